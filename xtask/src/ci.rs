@@ -47,12 +47,12 @@ impl Steps {
 
     fn summary(&self) -> String {
         let total = self.0.iter().map(|step| step.took).sum();
-        let mut text = format!("\nwhere the time went ({} in all)\n", minutes(total));
-        for step in &self.0 {
+        let lines = self.0.iter().map(|step| {
             let verdict = if step.error.is_some() { "FAILED" } else { "ok" };
-            text += &format!("  {:>9}  {verdict:6}  {}\n", minutes(step.took), step.name);
-        }
-        text
+            format!("  {:>12}  {verdict:6}  {}\n", minutes(step.took), step.name)
+        });
+        let title = format!("\nwhere the time went ({} in all)\n", minutes(total));
+        std::iter::once(title).chain(lines).collect()
     }
 
     fn failed(&self) -> Vec<&'static str> {

@@ -23,6 +23,8 @@ pub fn run() -> Result<()> {
             .arg("cargo-deny");
         workspace::run(&mut cargo)?;
     }
+    // The check reads the sources of every platform's packages, not only of those built here.
+    workspace::run(&mut workspace::cargo(["fetch", "--locked", "--quiet"]))?;
     let mut check = std::process::Command::new(program);
     check.current_dir(workspace::root());
     check.args([
