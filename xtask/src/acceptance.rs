@@ -25,10 +25,7 @@ struct Table {
 /// Compares the table in `markdown` with what ran. Where skips are not allowed they are problems.
 pub fn check(markdown: &str, report: &Report, skips_allowed: bool) -> Findings {
     let table = parse(markdown);
-    let mut findings = Findings {
-        problems: table.problems,
-        skips: Vec::new(),
-    };
+    let mut findings = Findings { problems: table.problems, skips: Vec::new() };
     for number in ROWS {
         let id = format!("P{number:02}");
         match table.rows.get(&id).map(Vec::as_slice) {
@@ -52,16 +49,9 @@ impl Findings {
             Some(Verdict::Ignored) => self.problems.push(format!("{id}: {test} is ignored")),
             Some(Verdict::Skipped(reason)) => {
                 let line = format!("{id}: {test} skipped: {reason}");
-                if skips_allowed {
-                    &mut self.skips
-                } else {
-                    &mut self.problems
-                }
-                .push(line);
+                if skips_allowed { &mut self.skips } else { &mut self.problems }.push(line);
             }
-            None => self
-                .problems
-                .push(format!("{id}: {test} did not run: no such test")),
+            None => self.problems.push(format!("{id}: {test} did not run: no such test")),
         }
     }
 }
@@ -70,11 +60,7 @@ impl Findings {
 fn parse(markdown: &str) -> Table {
     let mut table = Table::default();
     for line in markdown.lines() {
-        let Some(cells) = line
-            .trim()
-            .strip_prefix('|')
-            .and_then(|rest| rest.strip_suffix('|'))
-        else {
+        let Some(cells) = line.trim().strip_prefix('|').and_then(|rest| rest.strip_suffix('|')) else {
             continue;
         };
         let cells: Vec<&str> = cells.split('|').map(str::trim).collect();
@@ -82,9 +68,7 @@ fn parse(markdown: &str) -> Table {
             continue;
         };
         let &[_, _, tests] = cells.as_slice() else {
-            table
-                .problems
-                .push(format!("{id}: {} cells instead of 3", cells.len()));
+            table.problems.push(format!("{id}: {} cells instead of 3", cells.len()));
             continue;
         };
         let names = tests
@@ -125,10 +109,7 @@ mod tests {
                 ("plan::good".to_owned(), Verdict::Passed),
                 ("plan::bad".to_owned(), Verdict::Failed),
                 ("plan::lazy".to_owned(), Verdict::Ignored),
-                (
-                    "node::away".to_owned(),
-                    Verdict::Skipped("needs root".to_owned()),
-                ),
+                ("node::away".to_owned(), Verdict::Skipped("needs root".to_owned())),
             ]
             .into(),
             broken: Vec::new(),
@@ -145,12 +126,7 @@ mod tests {
 
     #[test]
     fn a_missing_row_is_found() {
-        check_rows(
-            &[(7, "-"), (53, "-")],
-            true,
-            &["P07: no row", "P53: no row"],
-            &[],
-        );
+        check_rows(&[(7, "-"), (53, "-")], true, &["P07: no row", "P53: no row"], &[]);
     }
 
     #[test]
@@ -185,14 +161,8 @@ mod tests {
     fn a_row_given_twice_or_with_a_missing_cell_is_found() {
         let mut text = table(&[]);
         text += "| P09 | again | plan::good |\n| P10 | short |\n";
-        let report = Report {
-            tests: [("plan::good".to_owned(), Verdict::Passed)].into(),
-            broken: vec![],
-        };
+        let report = Report { tests: [("plan::good".to_owned(), Verdict::Passed)].into(), broken: vec![] };
         let findings = check(&text, &report, true);
-        assert_eq!(
-            findings.problems,
-            ["P09: more than one row", "P10: 2 cells instead of 3"]
-        );
+        assert_eq!(findings.problems, ["P09: more than one row", "P10: 2 cells instead of 3"]);
     }
 }

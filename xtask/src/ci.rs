@@ -56,20 +56,14 @@ impl Steps {
     }
 
     fn failed(&self) -> Vec<&'static str> {
-        self.0
-            .iter()
-            .filter(|step| step.error.is_some())
-            .map(|step| step.name)
-            .collect()
+        self.0.iter().filter(|step| step.error.is_some()).map(|step| step.name).collect()
     }
 }
 
 /// Runs all steps, prints where the time went and the counts, and fails if any step did.
 pub fn run() -> Result<()> {
     let mut steps = Steps::default();
-    steps.run("formatting", || {
-        workspace::run(&mut cargo(["fmt", "--all", "--check"]))
-    });
+    steps.run("formatting", || workspace::run(&mut cargo(["fmt", "--all", "--check"])));
     steps.run("clippy", || {
         let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--locked"]);
         workspace::run(clippy.args(["--", "-D", "warnings"]))
@@ -118,11 +112,7 @@ fn run_tests() -> Result<Report> {
     test.args(["--", "--test-threads", TEST_THREADS]);
     let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
     let writers = (Stdio::from(writer.try_clone()?), Stdio::from(writer));
-    let mut child = test
-        .stdout(writers.0)
-        .stderr(writers.1)
-        .spawn()
-        .context("cannot start cargo")?;
+    let mut child = test.stdout(writers.0).stderr(writers.1).spawn().context("cannot start cargo")?;
     drop(test); // holds the pipe's writing ends, and so its end back
 
     let mut file = File::create(report_file()).context("cannot create the test report")?;
@@ -166,8 +156,8 @@ fn judge(report: &Report) -> Result<()> {
 
 fn check_acceptance(report: &Report) -> Result<()> {
     let path = workspace::root().join("docs/acceptance.md");
-    let markdown = std::fs::read_to_string(&path)
-        .with_context(|| format!("cannot read {}", path.display()))?;
+    let markdown =
+        std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let findings = table::check(&markdown, report, !in_ci());
     for line in findings.skips.iter().chain(&findings.problems) {
         eprintln!("    {line}");

@@ -17,32 +17,19 @@ pub fn run() -> Result<()> {
         eprintln!("installing cargo-deny {VERSION}, once");
         // A debug build: the check itself takes a second either way, the build half the time.
         let mut cargo = workspace::cargo(["install", "--locked", "--debug", "--quiet"]);
-        cargo
-            .args(["--version", VERSION, "--root"])
-            .arg(&root)
-            .arg("cargo-deny");
+        cargo.args(["--version", VERSION, "--root"]).arg(&root).arg("cargo-deny");
         workspace::run(&mut cargo)?;
     }
     // The check reads the sources of every platform's packages, not only of those built here.
     workspace::run(&mut workspace::cargo(["fetch", "--locked", "--quiet"]))?;
     let mut check = std::process::Command::new(program);
     check.current_dir(workspace::root());
-    check.args([
-        "--offline",
-        "--locked",
-        "check",
-        "bans",
-        "licenses",
-        "sources",
-    ]);
+    check.args(["--offline", "--locked", "check", "bans", "licenses", "sources"]);
     workspace::run(&mut check)
 }
 
 fn cache() -> Result<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    Ok(cache
-        .or_else(home)
-        .context("neither XDG_CACHE_HOME nor HOME is set")?
-        .join("strata"))
+    Ok(cache.or_else(home).context("neither XDG_CACHE_HOME nor HOME is set")?.join("strata"))
 }

@@ -66,8 +66,7 @@ fn run(task: Task) -> Result<()> {
         Task::Tidy => tidy::run(),
         Task::Acceptance => ci::acceptance(),
         Task::Bench { layer, arguments } => {
-            let mut cargo =
-                workspace::cargo(["bench", "--package", "strata", "--bench", &layer, "--"]);
+            let mut cargo = workspace::cargo(["bench", "--package", "strata", "--bench", &layer, "--"]);
             workspace::run(cargo.args(arguments))
         }
     }

@@ -103,10 +103,7 @@ pub fn parse(output: &str, executables: &Executables) -> Report {
 
 impl Report {
     pub fn count(&self, wanted: impl Fn(&Verdict) -> bool) -> usize {
-        self.tests
-            .values()
-            .filter(|verdict| wanted(verdict))
-            .count()
+        self.tests.values().filter(|verdict| wanted(verdict)).count()
     }
 
     /// The closing line: `3 passed, 0 failed, 1 skipped`. A broken binary counts as one failure.
@@ -125,8 +122,7 @@ impl Report {
             self.broken.push(section.prefix.clone());
         }
         for (path, verdict) in section.tests {
-            self.tests
-                .insert(format!("{}::{path}", section.prefix), verdict);
+            self.tests.insert(format!("{}::{path}", section.prefix), verdict);
         }
     }
 }
@@ -142,18 +138,12 @@ struct Section {
 
 impl Section {
     fn new(prefix: String) -> Self {
-        Self {
-            prefix,
-            tests: BTreeMap::new(),
-            lines: 0,
-            summary: None,
-        }
+        Self { prefix, tests: BTreeMap::new(), lines: 0, summary: None }
     }
 
     fn read(&mut self, line: &str) {
         if let Some((path, reason)) = skip_line(line) {
-            self.tests
-                .insert(path.to_owned(), Verdict::Skipped(reason.to_owned()));
+            self.tests.insert(path.to_owned(), Verdict::Skipped(reason.to_owned()));
         } else if let Some((path, verdict)) = result_line(line) {
             self.lines += 1;
             let skipped = matches!(self.tests.get(path), Some(Verdict::Skipped(_)));
@@ -176,12 +166,7 @@ fn section_start(line: &str, executables: &Executables) -> Option<String> {
     }
     let (_, path) = line.strip_prefix("Running ")?.rsplit_once(" (")?;
     let file = file_name(path.strip_suffix(')')?);
-    Some(
-        executables
-            .get(file)
-            .cloned()
-            .unwrap_or_else(|| file.to_owned()),
-    )
+    Some(executables.get(file).cloned().unwrap_or_else(|| file.to_owned()))
 }
 
 /// `test a::b ... ok`, `test a::b - should panic ... FAILED`, `test a::b ... ignored, reason`.
@@ -193,10 +178,7 @@ fn result_line(line: &str) -> Option<(&str, Verdict)> {
         "ignored" => Verdict::Ignored,
         _ => return None,
     };
-    Some((
-        name.strip_suffix(" - should panic").unwrap_or(name),
-        verdict,
-    ))
+    Some((name.strip_suffix(" - should panic").unwrap_or(name), verdict))
 }
 
 /// `SKIPPED a::b: reason`, written by the test itself past libtest's capture.
@@ -231,20 +213,14 @@ mod tests {
 
     fn check(output: &str, tests: &[(&str, Verdict)], broken: &[&str]) {
         let report = parse(output, &executables(MESSAGES));
-        let expected = tests
-            .iter()
-            .map(|(name, verdict)| ((*name).to_owned(), verdict.clone()));
+        let expected = tests.iter().map(|(name, verdict)| ((*name).to_owned(), verdict.clone()));
         assert_eq!(report.tests, expected.collect());
         assert_eq!(report.broken, broken);
     }
 
     #[test]
     fn executables_are_named_for_package_and_binary() {
-        let expected = [
-            ("it-0bbb", "performers::it"),
-            ("it-0ccc", "some_name::it"),
-            ("plan-0aaa", "plan"),
-        ];
+        let expected = [("it-0bbb", "performers::it"), ("it-0ccc", "some_name::it"), ("plan-0aaa", "plan")];
         let expected = expected.map(|(file, prefix)| (file.to_owned(), prefix.to_owned()));
         assert_eq!(executables(MESSAGES), expected.into());
     }
@@ -283,15 +259,9 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
             &[
                 ("plan::pod::p09_one_container", Verdict::Passed),
                 ("plan::pod::breaks", Verdict::Passed),
-                (
-                    "performers::it::repair::p17_pod_comes_back",
-                    Verdict::Failed,
-                ),
+                ("performers::it::repair::p17_pod_comes_back", Verdict::Failed),
                 ("performers::it::slow", Verdict::Ignored),
-                (
-                    "plan::doc::crates/plan/src/lib.rs - Budget (line 3)",
-                    Verdict::Passed,
-                ),
+                ("plan::doc::crates/plan/src/lib.rs - Budget (line 3)", Verdict::Passed),
             ],
             &[],
         );
@@ -367,11 +337,7 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
 
     #[test]
     fn lines_before_the_first_binary_count_for_nothing() {
-        check(
-            "test a ... ok\ntest result: ok. 1 passed; 0 failed\n",
-            &[],
-            &[],
-        );
+        check("test a ... ok\ntest result: ok. 1 passed; 0 failed\n", &[], &[]);
     }
 
     #[test]

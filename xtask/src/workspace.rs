@@ -9,26 +9,19 @@ use anyhow::{Context, Result, bail};
 /// The repository's root: the folder above this crate.
 pub fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent()
-        .expect("xtask lies in the repository")
-        .to_owned()
+    here.parent().expect("xtask lies in the repository").to_owned()
 }
 
 /// The Cargo that started us, with its arguments, at the repository's root.
 pub fn cargo<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command
-        .args(arguments)
-        .current_dir(root())
-        .stdin(Stdio::null());
+    command.args(arguments).current_dir(root()).stdin(Stdio::null());
     command
 }
 
 /// Runs to the end with our own output; a failure names the command.
 pub fn run(command: &mut Command) -> Result<()> {
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start {}", shown(command)))?;
+    let status = command.status().with_context(|| format!("cannot start {}", shown(command)))?;
     if !status.success() {
         bail!("{} ended with {status}", shown(command));
     }
@@ -55,13 +48,7 @@ pub fn metadata(root: &Path) -> Result<String> {
 
 fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());
-    let program = program
-        .file_name()
-        .unwrap_or(program.as_os_str())
-        .to_string_lossy();
+    let program = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy();
     let arguments = command.get_args().map(OsStr::to_string_lossy);
-    std::iter::once(program)
-        .chain(arguments)
-        .collect::<Vec<_>>()
-        .join(" ")
+    std::iter::once(program).chain(arguments).collect::<Vec<_>>().join(" ")
 }

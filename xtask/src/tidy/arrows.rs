@@ -11,17 +11,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("runtime", &["api", "plan"]),
     ("performers", &["api", "plan", "runtime"]),
     ("testbed", &["api"]),
-    (
-        "strata",
-        &["api", "plan", "runtime", "performers", "testbed"],
-    ),
+    ("strata", &["api", "plan", "runtime", "performers", "testbed"]),
     ("xtask", &["api", "performers", "strata", "testbed"]),
 ];
 
 /// Packages that would let a pure crate reach the outside.
-const IMPURE: &[&str] = &[
-    "tokio", "futures", "hyper", "axum", "tonic", "reqwest", "rustix", "tracing",
-];
+const IMPURE: &[&str] = &["tokio", "futures", "hyper", "axum", "tonic", "reqwest", "rustix", "tracing"];
 
 /// Crates that decide and describe, and never act.
 const PURE: &[&str] = &["api", "plan"];
@@ -57,10 +52,7 @@ pub fn check(metadata: &str) -> Result<Vec<String>> {
             ));
             continue;
         };
-        let broken = package
-            .dependencies
-            .iter()
-            .filter_map(|to| breach(package, to, allowed));
+        let broken = package.dependencies.iter().filter_map(|to| breach(package, to, allowed));
         problems.extend(broken.map(|why| format!("{}: {why}", package.name)));
     }
     Ok(problems)
@@ -88,56 +80,33 @@ mod tests {
     use super::*;
 
     fn check_one(from: &str, dependency: &str, problems: &[&str]) {
-        let metadata =
-            format!(r#"{{"packages":[{{"name":"{from}","dependencies":[{dependency}]}}]}}"#);
+        let metadata = format!(r#"{{"packages":[{{"name":"{from}","dependencies":[{dependency}]}}]}}"#);
         assert_eq!(check(&metadata).unwrap(), problems);
     }
 
     #[test]
     fn arrows_point_one_way() {
-        let on = |name: &str| {
-            format!(r#"{{"name":"{name}","kind":null,"optional":false,"path":"/x/{name}"}}"#)
-        };
+        let on =
+            |name: &str| format!(r#"{{"name":"{name}","kind":null,"optional":false,"path":"/x/{name}"}}"#);
         check_one("plan", &on("api"), &[]);
         check_one("api", &on("plan"), &["api: may not depend on plan"]);
-        check_one(
-            "runtime",
-            &on("performers"),
-            &["runtime: may not depend on performers"],
-        );
-        check_one(
-            "performers",
-            &on("testbed"),
-            &["performers: may not depend on testbed"],
-        );
-        check_one(
-            "strata",
-            &on("testbed"),
-            &["strata: testbed must stay optional (feature `dev`)"],
-        );
+        check_one("runtime", &on("performers"), &["runtime: may not depend on performers"]);
+        check_one("performers", &on("testbed"), &["performers: may not depend on testbed"]);
+        check_one("strata", &on("testbed"), &["strata: testbed must stay optional (feature `dev`)"]);
     }
 
     #[test]
     fn testbed_is_a_dev_dependency_anywhere() {
-        let dev = |name: &str| {
-            format!(r#"{{"name":"{name}","kind":"dev","optional":false,"path":"/x/{name}"}}"#)
-        };
+        let dev =
+            |name: &str| format!(r#"{{"name":"{name}","kind":"dev","optional":false,"path":"/x/{name}"}}"#);
         check_one("plan", &dev("testbed"), &[]);
-        check_one(
-            "plan",
-            &dev("runtime"),
-            &["plan: may not test with runtime"],
-        );
+        check_one("plan", &dev("runtime"), &["plan: may not test with runtime"]);
     }
 
     #[test]
     fn pure_crates_cannot_reach_out() {
         let tokio = r#"{"name":"tokio","kind":null,"optional":false,"path":null}"#;
-        check_one(
-            "plan",
-            tokio,
-            &["plan: is pure and may not depend on tokio"],
-        );
+        check_one("plan", tokio, &["plan: is pure and may not depend on tokio"]);
         check_one("runtime", tokio, &[]);
     }
 

@@ -8,11 +8,7 @@ pub fn blank(source: &str) -> String {
     while at < chars.len() {
         let end = literal_end(&chars, at);
         if end > at {
-            out.extend(
-                chars[at..end]
-                    .iter()
-                    .map(|c| if *c == '\n' { '\n' } else { ' ' }),
-            );
+            out.extend(chars[at..end].iter().map(|c| if *c == '\n' { '\n' } else { ' ' }));
             at = end;
         } else {
             out.push(chars[at]);
@@ -26,15 +22,12 @@ pub fn blank(source: &str) -> String {
 fn literal_end(chars: &[char], at: usize) -> usize {
     let next = chars.get(at + 1).copied();
     match chars[at] {
-        '/' if next == Some('/') => chars[at..]
-            .iter()
-            .position(|c| *c == '\n')
-            .map_or(chars.len(), |length| at + length),
+        '/' if next == Some('/') => {
+            chars[at..].iter().position(|c| *c == '\n').map_or(chars.len(), |length| at + length)
+        }
         '/' if next == Some('*') => block_comment_end(chars, at),
         '"' => quoted_end(chars, at),
-        'r' if matches!(next, Some('"' | '#')) && !follows_word(chars, at) => {
-            raw_string_end(chars, at)
-        }
+        'r' if matches!(next, Some('"' | '#')) && !follows_word(chars, at) => raw_string_end(chars, at),
         // A quote opens a character when it closes again at once, else it names a lifetime.
         '\'' if next == Some('\\') => quoted_end(chars, at),
         '\'' if chars.get(at + 2) == Some(&'\'') => at + 3,
@@ -86,9 +79,7 @@ fn raw_string_end(chars: &[char], at: usize) -> usize {
     if chars.get(open) != Some(&'"') {
         return at; // a raw identifier: r#type
     }
-    let closing: Vec<char> = std::iter::once('"')
-        .chain(std::iter::repeat_n('#', hashes))
-        .collect();
+    let closing: Vec<char> = std::iter::once('"').chain(std::iter::repeat_n('#', hashes)).collect();
     chars[open + 1..]
         .windows(closing.len())
         .position(|window| window == closing)
@@ -101,11 +92,7 @@ mod tests {
 
     fn check(source: &str, code: &str) {
         let blanked = blank(source);
-        assert_eq!(
-            blanked.chars().count(),
-            source.chars().count(),
-            "keeps its length"
-        );
+        assert_eq!(blanked.chars().count(), source.chars().count(), "keeps its length");
         let words: Vec<&str> = blanked.split_whitespace().collect();
         assert_eq!(words.join(" "), code);
     }
@@ -118,10 +105,7 @@ mod tests {
         check("a(r#\"b \" c\"#) d", "a( ) d");
         check("a(br\"b\") d", "a(b ) d");
         check("r#type r\"x\"", "r#type");
-        check(
-            "fn f<'a>(x: &'a str) { '\"'; '\\''; y }",
-            "fn f<'a>(x: &'a str) { ; ; y }",
-        );
+        check("fn f<'a>(x: &'a str) { '\"'; '\\''; y }", "fn f<'a>(x: &'a str) { ; ; y }");
         check("\"never closed", "");
     }
 

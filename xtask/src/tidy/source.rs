@@ -8,9 +8,8 @@ use super::blank::blank;
 const MOST_LINES: usize = 500;
 
 /// Names that say nothing about content and so collect everything.
-const BANNED_NAMES: &[&str] = &[
-    "common", "util", "utils", "helper", "helpers", "misc", "shared", "core", "base", "manager",
-];
+const BANNED_NAMES: &[&str] =
+    &["common", "util", "utils", "helper", "helpers", "misc", "shared", "core", "base", "manager"];
 
 struct Ban {
     code: &'static str,
@@ -28,18 +27,8 @@ const BANS: &[Ban] = &[
         within: &[],
         except: &[],
     },
-    Ban {
-        code: "todo!",
-        why: "unfinished code stays on its branch",
-        within: &[],
-        except: &[],
-    },
-    Ban {
-        code: "unimplemented!",
-        why: "unfinished code stays on its branch",
-        within: &[],
-        except: &[],
-    },
+    Ban { code: "todo!", why: "unfinished code stays on its branch", within: &[], except: &[] },
+    Ban { code: "unimplemented!", why: "unfinished code stays on its branch", within: &[], except: &[] },
     Ban {
         code: "store_shared",
         why: "kube's shared streams drop deletions and can stall for ever",
@@ -100,31 +89,18 @@ const BANS: &[Ban] = &[
 pub fn check(path: &Path, text: &str) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(name) = banned_name(path) {
-        problems.push(format!(
-            "{}: name a module for its content, not {name}",
-            path.display()
-        ));
+        problems.push(format!("{}: name a module for its content, not {name}", path.display()));
     }
     let code = blank(text);
     let lines = lines_without_tests(path, &code);
     if lines > MOST_LINES {
         let path = path.display();
-        problems.push(format!(
-            "{path}: {lines} lines without tests, at most {MOST_LINES}"
-        ));
+        problems.push(format!("{path}: {lines} lines without tests, at most {MOST_LINES}"));
     }
     for (index, line) in flat_uses(&code).lines().enumerate() {
-        for ban in BANS
-            .iter()
-            .filter(|ban| ban.holds_in(path) && line.contains(ban.code))
-        {
+        for ban in BANS.iter().filter(|ban| ban.holds_in(path) && line.contains(ban.code)) {
             let line = index + 1;
-            problems.push(format!(
-                "{}:{line}: {}: {}",
-                path.display(),
-                ban.code,
-                ban.why
-            ));
+            problems.push(format!("{}:{line}: {}: {}", path.display(), ban.code, ban.why));
         }
     }
     problems
@@ -146,15 +122,10 @@ fn banned_name(path: &Path) -> Option<&str> {
 
 /// Lines up to the test module; a file under `tests/` has none.
 fn lines_without_tests(path: &Path, code: &str) -> usize {
-    if path
-        .iter()
-        .any(|part| part == "tests" || part == "tests.rs")
-    {
+    if path.iter().any(|part| part == "tests" || part == "tests.rs") {
         return 0;
     }
-    code.lines()
-        .take_while(|line| *line != "#[cfg(test)]")
-        .count()
+    code.lines().take_while(|line| *line != "#[cfg(test)]").count()
 }
 
 /// Writes grouped imports of kube out (`use kube::{Client, runtime::watcher}` becomes
@@ -255,16 +226,8 @@ mod tests {
         let text = "use kube::{\n    Client,\n    api::{Api, Patch},\n    runtime::watcher,\n};\nuse kube::runtime::reflector;\n";
         let path = "crates/performers/src/gather.rs";
         let why = "kube::runtime: only the crate runtime builds on kube's runtime";
-        check_file(
-            path,
-            text,
-            &[&format!("{path}:4: {why}"), &format!("{path}:6: {why}")],
-        );
+        check_file(path, text, &[&format!("{path}:4: {why}"), &format!("{path}:6: {why}")]);
         check_file("crates/runtime/src/watch.rs", text, &[]);
-        check_file(
-            "crates/api/src/performer.rs",
-            "use kube::{CustomResource, Resource};\n",
-            &[],
-        );
+        check_file("crates/api/src/performer.rs", "use kube::{CustomResource, Resource};\n", &[]);
     }
 }
