@@ -1,0 +1,1 @@
+//! What is wrong with a pod, as one reason.
