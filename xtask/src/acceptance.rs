@@ -84,8 +84,7 @@ fn parse(markdown: &str) -> Table {
 }
 
 fn is_row_id(cell: &str) -> bool {
-    cell.strip_prefix('P')
-        .is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_digit()))
+    cell.strip_prefix('P').is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 #[cfg(test)]

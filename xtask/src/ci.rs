@@ -156,8 +156,7 @@ fn judge(report: &Report) -> Result<()> {
 
 fn check_acceptance(report: &Report) -> Result<()> {
     let path = workspace::root().join("docs/acceptance.md");
-    let markdown =
-        std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let markdown = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let findings = table::check(&markdown, report, !in_ci());
     for line in findings.skips.iter().chain(&findings.problems) {
         eprintln!("    {line}");

@@ -275,10 +275,7 @@ SKIPPED node::p30_real_pull: needs root: run as root
 test node::p30_real_pull ... ok
 test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s
 ",
-            &[(
-                "performers::it::node::p30_real_pull",
-                Verdict::Skipped("needs root: run as root".to_owned()),
-            )],
+            &[("performers::it::node::p30_real_pull", Verdict::Skipped("needs root: run as root".to_owned()))],
             &[],
         );
     }

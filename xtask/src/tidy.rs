@@ -26,8 +26,7 @@ fn problems(root: &Path) -> Result<Vec<String>> {
     let mut problems = arrows::check(&workspace::metadata(root)?)?;
     let files = rust_files(root)?;
     for file in &files {
-        let text =
-            std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let path = file.strip_prefix(root).unwrap_or(file);
         problems.extend(source::check(path, &text));
     }
@@ -39,8 +38,7 @@ fn rust_files(root: &Path) -> Result<Vec<PathBuf>> {
     let mut folders = vec![root.join("crates"), root.join("xtask")];
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
-        let entries =
-            std::fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+        let entries = std::fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
         for entry in entries {
             let path = entry?.path();
             if path.is_dir() {

@@ -30,10 +30,8 @@ pub fn run(command: &mut Command) -> Result<()> {
 
 /// Runs to the end and returns standard output; standard error is passed on.
 pub fn output(command: &mut Command) -> Result<String> {
-    let output = command
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("cannot start {}", shown(command)))?;
+    let output =
+        command.stderr(Stdio::inherit()).output().with_context(|| format!("cannot start {}", shown(command)))?;
     if !output.status.success() {
         bail!("{} ended with {}", shown(command), output.status);
     }

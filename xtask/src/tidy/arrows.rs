@@ -46,10 +46,7 @@ pub fn check(metadata: &str) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for package in &metadata.packages {
         let Some((_, allowed)) = ARROWS.iter().find(|(name, _)| *name == package.name) else {
-            problems.push(format!(
-                "{}: not in the table of arrows; add it there and to ARCHITECTURE.md",
-                package.name
-            ));
+            problems.push(format!("{}: not in the table of arrows; add it there and to ARCHITECTURE.md", package.name));
             continue;
         };
         let broken = package.dependencies.iter().filter_map(|to| breach(package, to, allowed));
@@ -86,8 +83,7 @@ mod tests {
 
     #[test]
     fn arrows_point_one_way() {
-        let on =
-            |name: &str| format!(r#"{{"name":"{name}","kind":null,"optional":false,"path":"/x/{name}"}}"#);
+        let on = |name: &str| format!(r#"{{"name":"{name}","kind":null,"optional":false,"path":"/x/{name}"}}"#);
         check_one("plan", &on("api"), &[]);
         check_one("api", &on("plan"), &["api: may not depend on plan"]);
         check_one("runtime", &on("performers"), &["runtime: may not depend on performers"]);
@@ -97,8 +93,7 @@ mod tests {
 
     #[test]
     fn testbed_is_a_dev_dependency_anywhere() {
-        let dev =
-            |name: &str| format!(r#"{{"name":"{name}","kind":"dev","optional":false,"path":"/x/{name}"}}"#);
+        let dev = |name: &str| format!(r#"{{"name":"{name}","kind":"dev","optional":false,"path":"/x/{name}"}}"#);
         check_one("plan", &dev("testbed"), &[]);
         check_one("plan", &dev("runtime"), &["plan: may not test with runtime"]);
     }
@@ -112,10 +107,6 @@ mod tests {
 
     #[test]
     fn a_new_crate_must_be_placed() {
-        check_one(
-            "machines",
-            "",
-            &["machines: not in the table of arrows; add it there and to ARCHITECTURE.md"],
-        );
+        check_one("machines", "", &["machines: not in the table of arrows; add it there and to ARCHITECTURE.md"]);
     }
 }

@@ -21,12 +21,7 @@ struct Ban {
 }
 
 const BANS: &[Ban] = &[
-    Ban {
-        code: "#[ignore",
-        why: "a test that does not run shows nothing: fix or delete it",
-        within: &[],
-        except: &[],
-    },
+    Ban { code: "#[ignore", why: "a test that does not run shows nothing: fix or delete it", within: &[], except: &[] },
     Ban { code: "todo!", why: "unfinished code stays on its branch", within: &[], except: &[] },
     Ban { code: "unimplemented!", why: "unfinished code stays on its branch", within: &[], except: &[] },
     Ban {
@@ -71,12 +66,7 @@ const BANS: &[Ban] = &[
         within: &["crates/api", "crates/plan"],
         except: &[],
     },
-    Ban {
-        code: "kube::Api",
-        why: "api and plan know no client",
-        within: &["crates/api", "crates/plan"],
-        except: &[],
-    },
+    Ban { code: "kube::Api", why: "api and plan know no client", within: &["crates/api", "crates/plan"], except: &[] },
     Ban {
         code: "kube::Config",
         why: "api and plan know no client",
