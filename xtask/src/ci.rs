@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::report::{self, Executables, Report, Verdict};
 use crate::workspace::{self, cargo};
-use crate::{acceptance as table, deny, tidy};
+use crate::{acceptance as table, codegen, deny, tidy, tools};
 
 /// Tests wait for control planes more than they compute, so twice the cores of the smallest
 /// supported machine keeps it busy; more would only make every wait longer.
@@ -70,6 +70,8 @@ pub fn run() -> Result<()> {
     });
     steps.run("tidy", tidy::run);
     let built = steps.run("build of the tests", build_tests);
+    steps.run("real programs", tools::build_all);
+    steps.run("generated files", || codegen::run(true));
     let report = built.and_then(|()| steps.run("tests", run_tests));
     if let Some(report) = &report {
         steps.run("verdict of the tests", || judge(report));
@@ -100,7 +102,7 @@ fn build_tests() -> Result<()> {
     let mut build = cargo(["test", "--workspace", "--locked", "--no-run"]);
     build.arg("--message-format=json-render-diagnostics");
     let messages = workspace::output(&mut build)?;
-    write(&executables_file(), messages.as_bytes())
+    workspace::write(&executables_file(), messages.as_bytes())
 }
 
 /// Runs all tests in one `cargo test`, shows the output and keeps it.
@@ -187,13 +189,6 @@ fn report_file() -> PathBuf {
 
 fn executables_file() -> PathBuf {
     workspace::root().join("target/test-executables.jsonl")
-}
-
-fn write(path: &std::path::Path, bytes: &[u8]) -> Result<()> {
-    let folder = path.parent().expect("a file lies in a folder");
-    std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(path, bytes))
-        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn minutes(time: Duration) -> String {

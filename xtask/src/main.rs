@@ -2,9 +2,11 @@
 
 mod acceptance;
 mod ci;
+mod codegen;
 mod deny;
 mod report;
 mod tidy;
+mod tools;
 mod workspace;
 
 use std::process::ExitCode;
@@ -32,6 +34,17 @@ enum Task {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+    /// Build every missing program that dev and tests run, or print the path of one
+    Tools {
+        #[command(subcommand)]
+        query: Option<ToolQuery>,
+    },
+    /// Write CRDs, roles, install.yaml and reference pages from the code
+    Codegen {
+        /// Write nothing; fail and name what is stale
+        #[arg(long)]
+        check: bool,
+    },
     /// Check crate arrows, file sizes and banned names
     Tidy,
     /// Compare docs/acceptance.md with the report of the last whole test run
@@ -43,6 +56,15 @@ enum Task {
         /// Passed on to the benchmark, such as --count 5000 --json
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
+    },
+}
+
+#[derive(Subcommand)]
+enum ToolQuery {
+    /// Print the path of one program, building it first where it is missing
+    Path {
+        /// kubectl, helm, etcd, …
+        name: String,
     },
 }
 
@@ -63,6 +85,12 @@ fn run(task: Task) -> Result<()> {
             let mut cargo = workspace::cargo(["test", "--workspace", "--", &name]);
             workspace::run(cargo.args(arguments))
         }
+        Task::Tools { query: None } => tools::build_all(),
+        Task::Tools { query: Some(ToolQuery::Path { name }) } => {
+            println!("{}", tools::path(&name)?.display());
+            Ok(())
+        }
+        Task::Codegen { check } => codegen::run(check),
         Task::Tidy => tidy::run(),
         Task::Acceptance => ci::acceptance(),
         Task::Bench { layer, arguments } => {

@@ -50,3 +50,11 @@ fn shown(command: &Command) -> String {
     let arguments = command.get_args().map(OsStr::to_string_lossy);
     std::iter::once(program).chain(arguments).collect::<Vec<_>>().join(" ")
 }
+
+/// Writes a file and the folders above it.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let folder = path.parent().expect("a file lies in a folder");
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(path, bytes))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
