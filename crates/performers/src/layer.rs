@@ -129,11 +129,10 @@ impl Layer for Performers {
         let before = observed.performer.value.status.as_ref();
         let after = self.status(observed, plan, outcomes);
         let phase = after.phase.map_or("", Phase::as_str);
-        let is_released = plan
-            .actions
-            .iter()
-            .zip(outcomes)
-            .any(|(action, outcome)| matches!(action, Action::ReleaseFinalizer { .. }) && *outcome == Outcome::Done);
+        let is_released =
+            plan.actions.iter().zip(outcomes).any(|(action, outcome)| {
+                matches!(action, Action::ReleaseFinalizer { .. }) && *outcome == Outcome::Done
+            });
         let written = if is_released || before == Some(&after) {
             Ok(())
         } else {
@@ -141,7 +140,11 @@ impl Layer for Performers {
         };
         // A transition is told when it is stored; what was done is told in any case.
         let told = if written.is_ok() { Some(&after) } else { before };
-        self.tell(key, observed, performer::events(before, told.unwrap_or(&PerformerStatus::default()), plan, outcomes));
+        self.tell(
+            key,
+            observed,
+            performer::events(before, told.unwrap_or(&PerformerStatus::default()), plan, outcomes),
+        );
         tracing::info!(phase, ready = after.ready, actions = plan.actions.len(), "reconciled");
         written
     }
@@ -161,7 +164,11 @@ impl Performers {
             outcomes,
             policy: &self.policy,
         };
-        performer::status(&round, now, Capabilities { phase_unknown: !self.lacks_phase_unknown.load(Ordering::Relaxed) })
+        performer::status(
+            &round,
+            now,
+            Capabilities { phase_unknown: !self.lacks_phase_unknown.load(Ordering::Relaxed) },
+        )
     }
 
     async fn write_status(
@@ -177,7 +184,9 @@ impl Performers {
             Err(error)
                 if after.phase == Some(Phase::Unknown) && error.status().is_some_and(|status| status.code == 422) =>
             {
-                tracing::warn!("the installed Performer CRD refuses phase Unknown; writing Failed instead. Update the CRD: strata crd | kubectl apply -f -");
+                tracing::warn!(
+                    "the installed Performer CRD refuses phase Unknown; writing Failed instead. Update the CRD: strata crd | kubectl apply -f -"
+                );
                 self.lacks_phase_unknown.store(true, Ordering::Relaxed);
                 let again = self.status(observed, plan, outcomes);
                 self.patch_status(key, observed, &again).await
@@ -274,9 +283,6 @@ mod tests {
     fn what_vanished_from_the_status_becomes_null() {
         let before = PerformerStatus { ready: true, ready_time: Some(Timestamp::UNIX_EPOCH), ..Default::default() };
         let after = PerformerStatus { phase: Some(Phase::Pending), ..Default::default() };
-        assert_eq!(
-            difference(Some(&before), &after),
-            json!({"phase": "Pending", "ready": null, "readyTime": null})
-        );
+        assert_eq!(difference(Some(&before), &after), json!({"phase": "Pending", "ready": null, "readyTime": null}));
     }
 }

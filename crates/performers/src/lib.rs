@@ -2,6 +2,7 @@
 
 mod layer;
 mod metrics;
+pub mod rights;
 mod view;
 
 use std::{collections::HashMap, sync::Mutex, time::Duration};

@@ -45,8 +45,12 @@ impl Collector for PerformerMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let mut counts = Counts::default();
         self.0.store().for_each(|key, performer| counts.add(&key.namespace, performer));
-        let mut performers =
-            encoder.encode_descriptor("strata_performers", "Performers by namespace and phase", None, MetricType::Gauge)?;
+        let mut performers = encoder.encode_descriptor(
+            "strata_performers",
+            "Performers by namespace and phase",
+            None,
+            MetricType::Gauge,
+        )?;
         for ((namespace, phase), count) in &counts.by_phase {
             let labels = [("namespace", namespace.as_str()), ("phase", phase)];
             ConstGauge::new(*count).encode(performers.encode_family(&labels)?)?;

@@ -196,9 +196,10 @@ impl PodView {
             is_ready: ready.is_some_and(|condition| condition.status == "True"),
             ready_changed_at: ready.and_then(|condition| time(condition.last_transition_time.as_ref())),
             scheduled: scheduled(&self.status.conditions),
-            waiting: container.state.waiting.map(|waiting| {
-                Box::new(Waiting { reason: waiting.reason.into(), message: waiting.message.into() })
-            }),
+            waiting: container
+                .state
+                .waiting
+                .map(|waiting| Box::new(Waiting { reason: waiting.reason.into(), message: waiting.message.into() })),
             exit: container.state.terminated.or(container.last_state.terminated).map(|end| {
                 let finished_at = time(end.finished_at.as_ref());
                 Box::new(Exit { code: end.exit_code, reason: end.reason.into(), finished_at })
@@ -223,9 +224,7 @@ fn scheduled(conditions: &[ConditionView]) -> Scheduled {
     };
     match (condition.status.as_str(), condition.reason.as_deref()) {
         ("True", _) => Scheduled::Yes(time(condition.last_transition_time.as_ref())),
-        (_, Some("Unschedulable")) => {
-            Scheduled::Unschedulable(condition.message.as_deref().unwrap_or_default().into())
-        }
+        (_, Some("Unschedulable")) => Scheduled::Unschedulable(condition.message.as_deref().unwrap_or_default().into()),
         _ => Scheduled::NotYet,
     }
 }

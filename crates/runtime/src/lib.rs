@@ -15,6 +15,7 @@ mod lease;
 mod metrics;
 mod operator;
 mod queue;
+pub mod rights;
 mod store;
 mod telemetry;
 mod watch;

@@ -92,8 +92,10 @@ impl File {
         if text.trim().is_empty() {
             return Ok(Self::default());
         }
-        serde_saphyr::from_str(&text)
-            .map_err(|error| Failure::new(format!("configuration file {shown}: {error}")).hint("keys are the long flags in camel case, for example leaseDuration: 6s"))
+        serde_saphyr::from_str(&text).map_err(|error| {
+            Failure::new(format!("configuration file {shown}: {error}"))
+                .hint("keys are the long flags in camel case, for example leaseDuration: 6s")
+        })
     }
 }
 

@@ -7,12 +7,7 @@ use super::{Action, Observed, Policy};
 use crate::Plan;
 
 /// The next actions for one Performer.
-pub fn plan(
-    performer: &Performer,
-    observed: &Observed,
-    now: Timestamp,
-    policy: &Policy,
-) -> Plan<Action> {
+pub fn plan(performer: &Performer, observed: &Observed, now: Timestamp, policy: &Policy) -> Plan<Action> {
     let _ = (performer, observed, now, policy);
     Plan::default()
 }

@@ -138,11 +138,7 @@ pub enum ServiceType {
 impl ServiceType {
     /// Reads `spec.type`; absent means `ClusterIP`.
     pub fn read(text: Option<&str>) -> Self {
-        if matches!(text, None | Some("ClusterIP")) {
-            Self::ClusterIp
-        } else {
-            Self::Other
-        }
+        if matches!(text, None | Some("ClusterIP")) { Self::ClusterIp } else { Self::Other }
     }
 }
 

@@ -39,9 +39,7 @@ impl Slot<PodFacts> {
         match found {
             None => Self::Absent,
             Some(pod) if pod.owner_uid.as_deref() == Some(performer_uid) => Self::Ours(pod),
-            Some(pod) => Self::Foreign {
-                owner_uid: pod.owner_uid,
-            },
+            Some(pod) => Self::Foreign { owner_uid: pod.owner_uid },
         }
     }
 }
@@ -51,12 +49,8 @@ impl Slot<ServiceFacts> {
     pub fn of_service(found: Option<ServiceFacts>, performer_uid: &str) -> Self {
         match found {
             None => Self::Absent,
-            Some(service) if service.owner_uid.as_deref() == Some(performer_uid) => {
-                Self::Ours(service)
-            }
-            Some(service) => Self::Foreign {
-                owner_uid: service.owner_uid,
-            },
+            Some(service) if service.owner_uid.as_deref() == Some(performer_uid) => Self::Ours(service),
+            Some(service) => Self::Foreign { owner_uid: service.owner_uid },
         }
     }
 }
@@ -76,12 +70,7 @@ impl Observed {
     /// The world as a round's outcomes left it; status is computed from this, so that a round that
     /// creates a pod also reports it.
     #[must_use]
-    pub fn after(
-        &self,
-        plan: &crate::Plan<super::Action>,
-        outcomes: &[super::Outcome],
-        now: jiff::Timestamp,
-    ) -> Self {
+    pub fn after(&self, plan: &crate::Plan<super::Action>, outcomes: &[super::Outcome], now: jiff::Timestamp) -> Self {
         let _ = (plan, outcomes, now);
         self.clone()
     }
