@@ -44,6 +44,8 @@ pub enum Reason {
     InvalidSpec,
     /// The API server refused the pod (quota, admission, validation).
     PodRejected,
+    /// The API server refused the Service (quota, admission).
+    ServiceRejected,
     /// The image cannot be had: not found, no access, an impossible name.
     ImagePullFailed,
     /// The container cannot be made, usually because a Secret or ConfigMap key is missing.
@@ -84,6 +86,7 @@ impl Reason {
             Self::InvalidName => "InvalidName",
             Self::InvalidSpec => "InvalidSpec",
             Self::PodRejected => "PodRejected",
+            Self::ServiceRejected => "ServiceRejected",
             Self::ImagePullFailed => "ImagePullFailed",
             Self::ContainerConfigError => "ContainerConfigError",
             Self::CrashLoop => "CrashLoop",
@@ -135,7 +138,10 @@ pub struct Condition {
 /// type there, and an object that the API server stored must always decode.
 pub fn known_conditions<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Condition>, D::Error> {
     let all = Option::<Vec<serde_json::Value>>::deserialize(d)?.unwrap_or_default();
-    Ok(all.into_iter().filter_map(|c| serde_json::from_value(c).ok()).collect())
+    Ok(all
+        .into_iter()
+        .filter_map(|c| serde_json::from_value(c).ok())
+        .collect())
 }
 
 // By hand, because the schema must accept what any writer may put there, not only our enums.

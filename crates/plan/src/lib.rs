@@ -21,7 +21,11 @@ pub struct Plan<A> {
 
 impl<A> Default for Plan<A> {
     fn default() -> Self {
-        Self { actions: Vec::new(), blocked: Vec::new(), next_look: None }
+        Self {
+            actions: Vec::new(),
+            blocked: Vec::new(),
+            next_look: None,
+        }
     }
 }
 
@@ -32,7 +36,10 @@ impl<A> Plan<A> {
     }
 
     fn block(&mut self, reason: Reason, message: impl Into<String>) {
-        self.blocked.push(Blocked { reason, message: message.into() });
+        self.blocked.push(Blocked {
+            reason,
+            message: message.into(),
+        });
     }
 }
 
