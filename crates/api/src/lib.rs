@@ -1,1 +1,5 @@
+//! The kinds strata serves, as Rust types: what users write, what we report, and the names both
+//! sides rely on. No behaviour beyond decoding and schema.
 
+pub mod condition;
+pub mod performer;

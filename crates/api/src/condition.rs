@@ -1,0 +1,196 @@
+//! Conditions as every layer reports them: type and reason are enums, the message is for people.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// What a condition speaks about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ConditionType {
+    /// Something is being created, replaced or removed.
+    Progressing,
+    /// Something is wrong that does not mend by waiting alone.
+    Degraded,
+    /// The object does its work.
+    Available,
+}
+
+impl ConditionType {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Progressing => "Progressing",
+            Self::Degraded => "Degraded",
+            Self::Available => "Available",
+        }
+    }
+}
+
+impl fmt::Display for ConditionType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why a condition has its status. Users and alerts match on these words, so none is ever renamed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Reason {
+    /// A pod or Service of the needed name exists and belongs to someone else.
+    NameTaken,
+    /// The object's name cannot become a Service name.
+    InvalidName,
+    /// The spec lacks what a pod needs.
+    InvalidSpec,
+    /// The API server refused the pod (quota, admission, validation).
+    PodRejected,
+    /// The API server refused the Service (quota, admission).
+    ServiceRejected,
+    /// The image cannot be had: not found, no access, an impossible name.
+    ImagePullFailed,
+    /// The container cannot be made, usually because a Secret or ConfigMap key is missing.
+    ContainerConfigError,
+    /// The container starts and ends again and again.
+    CrashLoop,
+    /// The pod ended in failure, for example evicted.
+    PodFailed,
+    /// The pod ended by itself although it should run for ever.
+    PodSucceeded,
+    /// No node offers the GPU or TEE that was asked for.
+    HardwareUnavailable,
+    /// No node takes the pod.
+    SchedulingFailed,
+    /// The object is being deleted.
+    Terminating,
+    /// A new image or version is being rolled out.
+    UpgradeInProgress,
+    /// The pod is created and on its way to ready.
+    Scheduled,
+    /// The pod was ready and is not at the moment.
+    PodNotReady,
+    /// A pod takes the place of another.
+    PodReplaced,
+    /// The Service exists as it should.
+    ServiceReady,
+    /// All is well.
+    PodReady,
+    /// A word this version does not know; only ever read, never written.
+    #[serde(other)]
+    Unrecognised,
+}
+
+impl Reason {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NameTaken => "NameTaken",
+            Self::InvalidName => "InvalidName",
+            Self::InvalidSpec => "InvalidSpec",
+            Self::PodRejected => "PodRejected",
+            Self::ServiceRejected => "ServiceRejected",
+            Self::ImagePullFailed => "ImagePullFailed",
+            Self::ContainerConfigError => "ContainerConfigError",
+            Self::CrashLoop => "CrashLoop",
+            Self::PodFailed => "PodFailed",
+            Self::PodSucceeded => "PodSucceeded",
+            Self::HardwareUnavailable => "HardwareUnavailable",
+            Self::SchedulingFailed => "SchedulingFailed",
+            Self::Terminating => "Terminating",
+            Self::UpgradeInProgress => "UpgradeInProgress",
+            Self::Scheduled => "Scheduled",
+            Self::PodNotReady => "PodNotReady",
+            Self::PodReplaced => "PodReplaced",
+            Self::ServiceReady => "ServiceReady",
+            Self::PodReady => "PodReady",
+            Self::Unrecognised => "Unrecognised",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// `True`, `False` or `Unknown`, as Kubernetes spells them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ConditionStatus {
+    True,
+    False,
+    Unknown,
+}
+
+/// One fact about an object, in the shape of `metav1.Condition`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Condition {
+    #[serde(rename = "type")]
+    pub kind: ConditionType,
+    pub status: ConditionStatus,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    pub last_transition_time: Timestamp,
+    pub reason: Reason,
+    pub message: String,
+}
+
+/// Reads a condition list, passing over entries that are not ours: anyone may write any condition
+/// type there, and an object that the API server stored must always decode.
+pub fn known_conditions<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Condition>, D::Error> {
+    let all = Option::<Vec<serde_json::Value>>::deserialize(d)?.unwrap_or_default();
+    Ok(all
+        .into_iter()
+        .filter_map(|c| serde_json::from_value(c).ok())
+        .collect())
+}
+
+// By hand, because the schema must accept what any writer may put there, not only our enums.
+impl JsonSchema for Condition {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Condition".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "object",
+            "description": "One fact about the object.",
+            "required": ["lastTransitionTime", "message", "reason", "status", "type"],
+            "properties": {
+                "type": {
+                    "type": "string",
+                    "description": "What the condition speaks about: Progressing, Degraded or Available.",
+                    "maxLength": 316,
+                    "pattern": r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
+                },
+                "status": {
+                    "type": "string",
+                    "description": "Whether it holds: True, False or Unknown.",
+                    "enum": ["True", "False", "Unknown"],
+                },
+                "observedGeneration": {
+                    "type": "integer",
+                    "format": "int64",
+                    "minimum": 0,
+                    "description": "The metadata.generation this condition was computed from.",
+                },
+                "lastTransitionTime": {
+                    "type": "string",
+                    "format": "date-time",
+                    "description": "When the status last changed from one value to another.",
+                },
+                "reason": {
+                    "type": "string",
+                    "description": "One word that says why, for programs.",
+                    "minLength": 1,
+                    "maxLength": 1024,
+                    "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+                },
+                "message": {
+                    "type": "string",
+                    "description": "A sentence that says why and what to do, for people.",
+                    "maxLength": 32768,
+                },
+            },
+        })
+    }
+}

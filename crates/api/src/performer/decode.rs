@@ -1,0 +1,62 @@
+//! Lenient reading: whatever the API server stored under either published schema decodes.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// Absent and `null` both mean the default.
+pub fn or_default<'de, D, T>(d: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::deserialize(d)?.unwrap_or_default())
+}
+
+/// An integer of any size or spelling, held to the range of `i32`: a schema's `format` is advice,
+/// and a number out of range must be reported by validation, not lost by failing to decode.
+pub fn saturating<'de, D: Deserializer<'de>>(d: D) -> Result<Option<i32>, D::Error> {
+    Ok(Option::<Saturated>::deserialize(d)?.map(|s| s.0))
+}
+
+/// A time, or nothing if it is written in a way we cannot read.
+pub fn readable_time<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Timestamp>, D::Error> {
+    let text = Option::<String>::deserialize(d)?;
+    Ok(text.and_then(|t| t.parse().ok()))
+}
+
+struct Saturated(i32);
+
+impl<'de> Deserialize<'de> for Saturated {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        d.deserialize_any(SaturatedVisitor)
+    }
+}
+
+struct SaturatedVisitor;
+
+impl Visitor<'_> for SaturatedVisitor {
+    type Value = Saturated;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an integer")
+    }
+
+    fn visit_i64<E: Error>(self, v: i64) -> Result<Saturated, E> {
+        let held = v.clamp(i64::from(i32::MIN), i64::from(i32::MAX));
+        Ok(Saturated(
+            i32::try_from(held).expect("clamped to the range of i32"),
+        ))
+    }
+
+    fn visit_u64<E: Error>(self, v: u64) -> Result<Saturated, E> {
+        Ok(Saturated(i32::try_from(v).unwrap_or(i32::MAX)))
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // `as` on floats saturates, which is what we want
+    fn visit_f64<E: Error>(self, v: f64) -> Result<Saturated, E> {
+        Ok(Saturated(v as i32))
+    }
+}

@@ -1,0 +1,34 @@
+//! Performers: one pod and one Service per object.
+//!
+//! ```text
+//! validate(&Performer) → Desired          what to build from, normalised
+//! plan(&Performer, &Observed, now)        → Plan<Action>
+//!   … the executor runs the actions and gives one Outcome each …
+//! Observed::after(&Plan, &[Outcome])      the world as those outcomes left it
+//! status(&Round, now, &Capabilities)      → PerformerStatus, whole
+//! events(before, after, &Plan, &[Outcome])→ what to tell the user
+//! ```
+
+mod action;
+mod build;
+mod decide;
+mod desired;
+mod event;
+mod facts;
+mod observed;
+mod policy;
+mod report;
+mod trouble;
+
+pub use action::{Action, Cause, Outcome};
+pub use build::{pod, service};
+pub use decide::plan;
+pub use desired::{Desired, Identity, Invalid, avs_label, validate};
+pub use event::{Event, EventKind, events};
+pub use facts::{
+    Deletion, Exit, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType,
+    TargetPort, Waiting,
+};
+pub use observed::{Observed, Slot};
+pub use policy::Policy;
+pub use report::{Capabilities, Round, status};

@@ -1,0 +1,77 @@
+//! What a round may do, and what came of it.
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use serde_json::Value;
+
+/// One effect on the cluster. Idempotent; names its object by uid wherever it takes something away.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Store this list as the Performer's `metadata.finalizers` (it holds ours), provided the
+    /// Performer still has this resource version.
+    AddFinalizer {
+        resource_version: String,
+        finalizers: Vec<String>,
+    },
+    /// Delete the pod, provided it still is this one in this version. `replacements` is the count
+    /// the next pod carries: keep it for [`super::Observed::replacements`] until that pod exists.
+    DeletePod {
+        uid: Box<str>,
+        resource_version: Box<str>,
+        cause: Cause,
+        replacements: u32,
+    },
+    /// Create the pod. Should the name exist, look whose it is: ours is [`Outcome::Done`] (an
+    /// answer got lost), anything else [`Outcome::NameTaken`].
+    CreatePod(Box<Pod>),
+    /// Create the Service; an existing name is treated as for [`Action::CreatePod`].
+    CreateService(Box<Service>),
+    /// Send this JSON merge patch, which carries uid and resource version. Not server-side apply:
+    /// the port list is keyed by number and protocol, so a port that someone renumbered would stay
+    /// beside ours under the same name, and the server would refuse both.
+    RepairService { patch: Value },
+    /// Delete the Service, provided it still is this one.
+    DeleteService {
+        uid: Box<str>,
+        resource_version: Box<str>,
+    },
+    /// Store this list as the Performer's `metadata.finalizers` (ours taken out), provided the
+    /// Performer still has this resource version.
+    ReleaseFinalizer {
+        resource_version: String,
+        finalizers: Vec<String>,
+    },
+}
+
+/// Why a pod is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Another image or version is asked for.
+    Upgrade,
+    /// Another input changed.
+    SpecChanged,
+    /// The pod ended.
+    Ended,
+    /// Scheduled, and still pending after the limit.
+    PendingTooLong,
+    /// Someone edited the running pod: its image, or the label its Service finds it by.
+    Edited,
+    /// The Performer is being deleted.
+    Deletion,
+}
+
+/// What came of one action. A round has as many outcomes as it has actions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done, or found done already (a missing object on delete is done).
+    Done,
+    /// The API server refuses the object as it is: quota, admission, validation (403, 422).
+    Rejected { message: String },
+    /// The name exists and is not ours.
+    NameTaken,
+    /// The namespace is going away; nothing can be created there.
+    NamespaceTerminating,
+    /// Anything that may pass: conflict, time-out, server error. The round is tried again.
+    Failed,
+    /// Not tried, because an action before it did not succeed.
+    Skipped,
+}

@@ -1,0 +1,194 @@
+//! What the cache keeps of a pod and of a Service: the few fields decisions depend on, small,
+//! because thousands of them stay in memory.
+
+use std::collections::BTreeMap;
+
+use api::performer::{INPUT_HASH_ANNOTATION, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, Serialize};
+
+/// A pod as decisions see it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PodFacts {
+    pub uid: Box<str>,
+    pub resource_version: Box<str>,
+    /// Uid of the owner reference with `controller: true`.
+    pub owner_uid: Option<Box<str>>,
+    pub created_at: Option<Timestamp>,
+    /// `metadata.generation`: 1 until someone changes the spec; 0 where the server does not count.
+    pub generation: i64,
+    pub deletion: Option<Deletion>,
+    /// Whether finalizers keep the pod after its deletion.
+    pub has_finalizers: bool,
+    pub phase: PodPhase,
+    /// Status of the Ready condition.
+    pub is_ready: bool,
+    /// Transition time of the Ready condition, whatever its status.
+    pub ready_changed_at: Option<Timestamp>,
+    pub scheduled: Scheduled,
+    /// Container 0, while it waits.
+    pub waiting: Option<Box<Waiting>>,
+    /// Latest end of container 0 (`state.terminated`, else `lastState.terminated`).
+    pub exit: Option<Box<Exit>>,
+    /// Restarts of container 0.
+    pub restarts: u32,
+    /// `status.reason` and `status.message`, for example of an eviction.
+    pub ended: Option<Box<str>>,
+    /// Image of container 0.
+    pub image: Box<str>,
+    /// [`api::performer::IMAGE_ANNOTATION`], kept only where it differs from `image`.
+    pub asked_image: Option<Box<str>>,
+    /// [`api::performer::INPUT_HASH_ANNOTATION`]; absent on pods of the original operator.
+    pub input_hash: Option<Box<str>>,
+    /// [`api::performer::VERSION_ANNOTATION`].
+    pub version: Option<Box<str>>,
+    /// [`api::performer::REPLACEMENTS_ANNOTATION`].
+    pub replacements: u32,
+    /// Whether [`api::performer::LABEL_PERFORMER`] holds the Performer's name, so that the Service
+    /// finds the pod.
+    pub is_selected: bool,
+}
+
+impl PodFacts {
+    /// A pod the API server just took. Its uid and version come with the next watch event.
+    pub(super) fn of_new(pod: &Pod, now: Timestamp) -> Self {
+        let annotation = |name| {
+            pod.metadata
+                .annotations
+                .as_ref()
+                .and_then(|all| all.get(name))
+        };
+        let image = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.containers.first()?.image.as_deref());
+        Self {
+            created_at: Some(now),
+            generation: 1,
+            image: image.unwrap_or_default().into(),
+            input_hash: annotation(INPUT_HASH_ANNOTATION).map(|hash| hash.as_str().into()),
+            version: annotation(VERSION_ANNOTATION).map(|version| version.as_str().into()),
+            replacements: annotation(REPLACEMENTS_ANNOTATION)
+                .and_then(|n| n.parse().ok())
+                .unwrap_or(0),
+            is_selected: true,
+            ..Self::default()
+        }
+    }
+}
+
+/// A deletion under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deletion {
+    /// `metadata.deletionTimestamp`: for pods the end of the grace period, not its beginning.
+    pub at: Timestamp,
+}
+
+/// `status.phase` of a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PodPhase {
+    #[default]
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+    /// Also for words Kubernetes may add.
+    #[serde(other)]
+    Unknown,
+}
+
+impl PodPhase {
+    /// Reads `status.phase`; a pod whose status was never written is pending.
+    pub fn read(text: Option<&str>) -> Self {
+        match text {
+            None | Some("" | "Pending") => Self::Pending,
+            Some("Running") => Self::Running,
+            Some("Succeeded") => Self::Succeeded,
+            Some("Failed") => Self::Failed,
+            Some(_) => Self::Unknown,
+        }
+    }
+
+    pub(super) fn has_ended(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+/// The PodScheduled condition.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub enum Scheduled {
+    /// Nobody looked yet.
+    #[default]
+    NotYet,
+    /// `True`, since then.
+    Yes(Option<Timestamp>),
+    /// `False` with reason `Unschedulable`, and the scheduler's message.
+    Unschedulable(Box<str>),
+}
+
+/// A container that does not run yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// Kubelet's word, for example `ImagePullBackOff`.
+    pub reason: Box<str>,
+    pub message: Box<str>,
+}
+
+/// How a container ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exit {
+    pub code: i32,
+    /// For example `OOMKilled` or `Error`.
+    pub reason: Box<str>,
+    pub finished_at: Option<Timestamp>,
+}
+
+/// A Service as decisions see it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ServiceFacts {
+    pub uid: Box<str>,
+    pub resource_version: Box<str>,
+    /// Uid of the owner reference with `controller: true`.
+    pub owner_uid: Option<Box<str>>,
+    pub deletion: Option<Deletion>,
+    pub service_type: ServiceType,
+    pub selector: BTreeMap<Box<str>, Box<str>>,
+    pub ports: Box<[PortFacts]>,
+}
+
+/// `spec.type` of a Service; only one of them is right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ServiceType {
+    #[default]
+    ClusterIp,
+    Other,
+}
+
+impl ServiceType {
+    /// Reads `spec.type`; absent means `ClusterIP`.
+    pub fn read(text: Option<&str>) -> Self {
+        if matches!(text, None | Some("ClusterIP")) {
+            Self::ClusterIp
+        } else {
+            Self::Other
+        }
+    }
+}
+
+/// One port of a Service, as far as we own it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortFacts {
+    pub name: Box<str>,
+    pub port: i32,
+    pub target: TargetPort,
+    /// Whether the protocol is TCP.
+    pub is_tcp: bool,
+}
+
+/// `targetPort` of a Service port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TargetPort {
+    Number(i32),
+    Name(Box<str>),
+}

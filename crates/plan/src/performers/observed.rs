@@ -1,0 +1,115 @@
+//! The two places a Performer fills, and who is in them.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::decide::goes_at_once;
+use super::{Action, Deletion, Outcome, PodFacts, ServiceFacts};
+use crate::Plan;
+
+/// A name in the Performer's namespace and what is known of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub enum Slot<T> {
+    /// Not read, or read too long ago. Never a ground to create or delete.
+    #[default]
+    Unknown,
+    Absent,
+    /// Controlled by this very Performer: the owner's uid is ours.
+    Ours(T),
+    /// Someone else's, also when its owner is a former Performer of the same name.
+    Foreign {
+        /// Uid of its controller, if it has one.
+        owner_uid: Option<Box<str>>,
+    },
+}
+
+impl<T> Slot<T> {
+    pub fn ours(&self) -> Option<&T> {
+        match self {
+            Self::Ours(facts) => Some(facts),
+            Self::Unknown | Self::Absent | Self::Foreign { .. } => None,
+        }
+    }
+}
+
+impl Slot<PodFacts> {
+    /// Sorts a pod read from a synced cache by its owner.
+    pub fn of_pod(found: Option<PodFacts>, performer_uid: &str) -> Self {
+        match found {
+            None => Self::Absent,
+            Some(pod) if pod.owner_uid.as_deref() == Some(performer_uid) => Self::Ours(pod),
+            Some(pod) => Self::Foreign {
+                owner_uid: pod.owner_uid,
+            },
+        }
+    }
+}
+
+impl Slot<ServiceFacts> {
+    /// Sorts a Service read from a synced cache by its owner.
+    pub fn of_service(found: Option<ServiceFacts>, performer_uid: &str) -> Self {
+        match found {
+            None => Self::Absent,
+            Some(service) if service.owner_uid.as_deref() == Some(performer_uid) => {
+                Self::Ours(service)
+            }
+            Some(service) => Self::Foreign {
+                owner_uid: service.owner_uid,
+            },
+        }
+    }
+}
+
+/// Everything known about one Performer's surroundings.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Observed {
+    pub pod: Slot<PodFacts>,
+    pub service: Slot<ServiceFacts>,
+    /// The count of the last executed `DeletePod` of this Performer, 0 if there was none since its
+    /// last `CreatePod`. A pod that takes its time to go leaves no other trace of the count; losing
+    /// it (a restart) only makes the next delay shorter.
+    pub replacements: u32,
+}
+
+impl Observed {
+    /// The world as a round's outcomes left it; status is computed from this, so that a round that
+    /// creates a pod also reports it.
+    #[must_use]
+    pub fn after(&self, plan: &Plan<Action>, outcomes: &[Outcome], now: Timestamp) -> Self {
+        let mut after = self.clone();
+        for (action, outcome) in plan.actions.iter().zip(outcomes) {
+            after.take(action, outcome, now);
+        }
+        after
+    }
+
+    fn take(&mut self, action: &Action, outcome: &Outcome, now: Timestamp) {
+        match (action, outcome) {
+            (Action::CreatePod(pod), Outcome::Done) => {
+                self.pod = Slot::Ours(PodFacts::of_new(pod, now));
+                self.replacements = 0;
+            }
+            (Action::CreatePod(_), Outcome::NameTaken) => {
+                self.pod = Slot::Foreign { owner_uid: None }
+            }
+            (Action::DeletePod { replacements, .. }, Outcome::Done) => {
+                self.replacements = *replacements;
+                if let Slot::Ours(pod) = &mut self.pod {
+                    if goes_at_once(pod) {
+                        self.pod = Slot::Absent;
+                    } else {
+                        pod.deletion.get_or_insert(Deletion { at: now });
+                    }
+                }
+            }
+            (Action::CreateService(_), Outcome::Done) => {
+                self.service = Slot::Ours(ServiceFacts::default())
+            }
+            (Action::CreateService(_), Outcome::NameTaken) => {
+                self.service = Slot::Foreign { owner_uid: None }
+            }
+            (Action::DeleteService { .. }, Outcome::Done) => self.service = Slot::Absent,
+            _ => {}
+        }
+    }
+}
