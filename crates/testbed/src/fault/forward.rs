@@ -26,11 +26,7 @@ impl Shared {
     /// `Err` breaks the connection (in HTTP/2 the stream) without an answer.
     pub(super) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Cut> {
         let (mut parts, body) = request.into_parts();
-        let body = Limited::new(body, LONGEST_REQUEST)
-            .collect()
-            .await
-            .map_err(|_| Cut)?
-            .to_bytes();
+        let body = Limited::new(body, LONGEST_REQUEST).collect().await.map_err(|_| Cut)?.to_bytes();
         for hop in [HOST, CONNECTION, TRANSFER_ENCODING] {
             parts.headers.remove(hop);
         }
@@ -40,12 +36,8 @@ impl Shared {
             return Ok(passed_on(self.forward(parts, body).await?));
         };
         let rule = self.rule_for(&request);
-        let seen = self
-            .log
-            .arrived(&request, rule.as_ref().map(|rule| rule.fault));
-        let answer = self
-            .answer_call(parts, body, &request, rule.as_deref())
-            .await;
+        let seen = self.log.arrived(&request, rule.as_ref().map(|rule| rule.fault));
+        let answer = self.answer_call(parts, body, &request, rule.as_deref()).await;
         if let Ok(answer) = &answer {
             self.log.answered(seen, answer.status());
         }
@@ -79,27 +71,16 @@ impl Shared {
 
     /// A server that cannot be reached looks to the client as it would without the proxy: no answer.
     async fn forward(&self, parts: request::Parts, body: Bytes) -> Result<Response<Body>, Cut> {
-        self.upstream
-            .send(Request::from_parts(parts, Body::from(body)))
-            .await
-            .map_err(|error| {
-                tracing::debug!(%error, "the API server gave no answer");
-                Cut
-            })
+        self.upstream.send(Request::from_parts(parts, Body::from(body))).await.map_err(|error| {
+            tracing::debug!(%error, "the API server gave no answer");
+            Cut
+        })
     }
 
-    fn watched(
-        &self,
-        answer: Response<Body>,
-        request: &ApiRequest,
-        view: View,
-        fault: Option<Fault>,
-    ) -> Answer {
+    fn watched(&self, answer: Response<Body>, request: &ApiRequest, view: View, fault: Option<Fault>) -> Answer {
         let (parts, body) = answer.into_parts();
-        let by_line = parts
-            .headers
-            .get(CONTENT_TYPE)
-            .is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+        let by_line =
+            parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
         let mut relay = self.watches.relay(request.clone(), view, body, by_line);
         match fault {
             Some(Fault::WatchExpired) => relay.expire(),
@@ -123,9 +104,7 @@ async fn before_commit(rule: &Rule, request: &ApiRequest) -> Result<Option<Answe
             rule.hit(request);
             Ok(Some(refusal(code, None)))
         }
-        Fault::TooManyRequests {
-            retry_after_seconds,
-        } => {
+        Fault::TooManyRequests { retry_after_seconds } => {
             rule.hit(request);
             Ok(Some(refusal(429, Some(retry_after_seconds))))
         }
@@ -134,10 +113,7 @@ async fn before_commit(rule: &Rule, request: &ApiRequest) -> Result<Option<Answe
             Err(Cut)
         }
         Fault::HoldBeforeCommit => held(rule, request).await.map(|()| None),
-        Fault::CutAfterCommit
-        | Fault::HoldAfterCommit
-        | Fault::WatchExpired
-        | Fault::WatchCutAfter(_) => Ok(None),
+        Fault::CutAfterCommit | Fault::HoldAfterCommit | Fault::WatchExpired | Fault::WatchCutAfter(_) => Ok(None),
     }
 }
 
@@ -166,10 +142,7 @@ async fn held(rule: &Rule, request: &ApiRequest) -> Result<(), Cut> {
 
 fn passed_on(answer: Response<Body>) -> Answer {
     let (parts, body) = answer.into_parts();
-    Response::from_parts(
-        without_hops(parts),
-        BodyExt::boxed_unsync(body.map_err(|_| Cut)),
-    )
+    Response::from_parts(without_hops(parts), BodyExt::boxed_unsync(body.map_err(|_| Cut)))
 }
 
 fn without_hops(mut parts: http::response::Parts) -> http::response::Parts {
@@ -223,17 +196,9 @@ fn view(parts: &request::Parts) -> View {
         .map(str::to_owned)
         .collect();
     selectors.sort();
-    View {
-        path: parts.uri.path().to_owned(),
-        selectors,
-        accept: accept(&parts.headers),
-    }
+    View { path: parts.uri.path().to_owned(), selectors, accept: accept(&parts.headers) }
 }
 
 fn accept(headers: &HeaderMap) -> String {
-    headers
-        .get(ACCEPT)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default()
-        .to_owned()
+    headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
 }

@@ -38,11 +38,7 @@ impl Log {
             log.entries.pop_front();
             log.dropped += 1;
         }
-        log.entries.push_back(Seen {
-            request: request.clone(),
-            fault,
-            code: None,
-        });
+        log.entries.push_back(Seen { request: request.clone(), fault, code: None });
         log.dropped + log.entries.len() - 1
     }
 

@@ -99,33 +99,18 @@ pub struct FaultProxy {
 impl FaultProxy {
     /// Starts a proxy in front of the server of `upstream`, acting as its user. All chances follow `seed`.
     pub async fn start(upstream: Kubeconfig, seed: u64) -> Result<Self, FaultError> {
-        let mut config =
-            Config::from_custom_kubeconfig(upstream, &KubeConfigOptions::default()).await?;
+        let mut config = Config::from_custom_kubeconfig(upstream, &KubeConfigOptions::default()).await?;
         // The client behind the proxy decides about retries; none may happen unseen here.
         config.default_retry = false;
-        let upstream =
-            Client::try_from(config).map_err(|error| FaultError::Client(Box::new(error)))?;
+        let upstream = Client::try_from(config).map_err(|error| FaultError::Client(Box::new(error)))?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared {
-            upstream,
-            rules: Mutex::default(),
-            watches: Watches::new(),
-            log: log::Log::default(),
-        });
+        let shared =
+            Arc::new(Shared { upstream, rules: Mutex::default(), watches: Watches::new(), log: log::Log::default() });
         let folder = tempfile::Builder::new().prefix("strata-fault-").tempdir()?;
         let server = AbortOnDropHandle::new(tokio::spawn(serve(listener, shared.clone())));
-        let proxy = Self {
-            shared,
-            address,
-            seed,
-            folder,
-            _server: server,
-        };
-        std::fs::write(
-            proxy.kubeconfig_path(),
-            proxy.kubeconfig_value().to_string(),
-        )?;
+        let proxy = Self { shared, address, seed, folder, _server: server };
+        std::fs::write(proxy.kubeconfig_path(), proxy.kubeconfig_value().to_string())?;
         Ok(proxy)
     }
 
@@ -155,9 +140,7 @@ impl FaultProxy {
 
     /// A client through the proxy that shows every fault: it does not retry by itself.
     pub async fn client(&self) -> Result<Client, FaultError> {
-        let mut config =
-            Config::from_custom_kubeconfig(self.kubeconfig(), &KubeConfigOptions::default())
-                .await?;
+        let mut config = Config::from_custom_kubeconfig(self.kubeconfig(), &KubeConfigOptions::default()).await?;
         config.default_retry = false;
         Client::try_from(config).map_err(|error| FaultError::Client(Box::new(error)))
     }
@@ -203,11 +186,7 @@ impl FaultProxy {
 
     /// Sends past events once more into the live watches of a resource: those for which `choose` says so, oldest first,
     /// each watch only what a watch of the same selectors has shown. Returns how many watches there were.
-    pub fn replay_events(
-        &self,
-        pattern: &str,
-        choose: impl Fn(&serde_json::Value) -> bool,
-    ) -> usize {
+    pub fn replay_events(&self, pattern: &str, choose: impl Fn(&serde_json::Value) -> bool) -> usize {
         let watches = &self.shared.watches;
         watches.command(pattern, |view| {
             let mut events = watches.past(view);

@@ -20,13 +20,7 @@ pub enum Verb {
 
 impl Verb {
     /// Every verb that changes something.
-    pub const WRITES: [Self; 5] = [
-        Self::Create,
-        Self::Update,
-        Self::Patch,
-        Self::Delete,
-        Self::DeleteCollection,
-    ];
+    pub const WRITES: [Self; 5] = [Self::Create, Self::Update, Self::Patch, Self::Delete, Self::DeleteCollection];
 }
 
 /// One request for a resource; discovery and health paths are none.
@@ -43,11 +37,7 @@ pub struct ApiRequest {
 impl ApiRequest {
     /// Reads a request. A create names its object only in the body.
     pub fn parse(method: &Method, uri: &Uri, body: &[u8]) -> Option<Self> {
-        let parts: Vec<&str> = uri
-            .path()
-            .split('/')
-            .filter(|part| !part.is_empty())
-            .collect();
+        let parts: Vec<&str> = uri.path().split('/').filter(|part| !part.is_empty()).collect();
         let (group, rest) = match parts.as_slice() {
             ["api", _version, rest @ ..] => ("", rest),
             ["apis", group, _version, rest @ ..] => (*group, rest),
@@ -66,9 +56,7 @@ impl ApiRequest {
             [] => return None,
         };
         let verb = verb(method, uri, name.is_some())?;
-        let name = name
-            .map(str::to_owned)
-            .or_else(|| (verb == Verb::Create).then(|| name_in(body))?);
+        let name = name.map(str::to_owned).or_else(|| (verb == Verb::Create).then(|| name_in(body))?);
         Some(Self {
             verb,
             group: group.to_owned(),
@@ -100,10 +88,7 @@ impl ApiRequest {
 impl fmt::Display for ApiRequest {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{:?} {}", self.verb, self.resource)?;
-        for part in [&self.subresource, &self.namespace, &self.name]
-            .into_iter()
-            .flatten()
-        {
+        for part in [&self.subresource, &self.namespace, &self.name].into_iter().flatten() {
             write!(formatter, "/{part}")?;
         }
         Ok(())
@@ -111,11 +96,9 @@ impl fmt::Display for ApiRequest {
 }
 
 fn verb(method: &Method, uri: &Uri, named: bool) -> Option<Verb> {
-    let watches = uri.query().is_some_and(|query| {
-        query
-            .split('&')
-            .any(|pair| matches!(pair, "watch=true" | "watch=1" | "watch"))
-    });
+    let watches = uri
+        .query()
+        .is_some_and(|query| query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1" | "watch")));
     Some(match *method {
         Method::POST => Verb::Create,
         Method::PUT => Verb::Update,
@@ -155,56 +138,16 @@ mod tests {
     fn requests_are_read_as_the_server_reads_them() {
         let named = r#"{"metadata":{"name":"a"}}"#;
         for (method, uri, body, expected) in [
-            (
-                Method::GET,
-                "/api/v1/namespaces/x/pods/a",
-                "",
-                "Get pods/x/a",
-            ),
+            (Method::GET, "/api/v1/namespaces/x/pods/a", "", "Get pods/x/a"),
             (Method::GET, "/api/v1/pods?limit=5", "", "List pods"),
-            (
-                Method::GET,
-                "/api/v1/namespaces/x/pods?watch=true",
-                "",
-                "Watch pods/x",
-            ),
+            (Method::GET, "/api/v1/namespaces/x/pods?watch=true", "", "Watch pods/x"),
             (Method::GET, "/api/v1/namespaces/x", "", "Get namespaces/x"),
-            (
-                Method::PUT,
-                "/api/v1/namespaces/x/finalize",
-                "",
-                "Update namespaces/finalize/x/x",
-            ),
-            (
-                Method::POST,
-                "/api/v1/namespaces/x/pods",
-                named,
-                "Create pods/x/a",
-            ),
-            (
-                Method::POST,
-                "/api/v1/namespaces/x/pods",
-                "{}",
-                "Create pods/x",
-            ),
-            (
-                Method::POST,
-                "/api/v1/namespaces/x/pods/a/eviction",
-                "{}",
-                "Create pods/eviction/x/a",
-            ),
-            (
-                Method::PATCH,
-                "/apis/apps/v1/namespaces/x/deployments/a/status",
-                "",
-                "Patch deployments/status/x/a",
-            ),
-            (
-                Method::DELETE,
-                "/apis/apps/v1/namespaces/x/deployments",
-                "",
-                "DeleteCollection deployments/x",
-            ),
+            (Method::PUT, "/api/v1/namespaces/x/finalize", "", "Update namespaces/finalize/x/x"),
+            (Method::POST, "/api/v1/namespaces/x/pods", named, "Create pods/x/a"),
+            (Method::POST, "/api/v1/namespaces/x/pods", "{}", "Create pods/x"),
+            (Method::POST, "/api/v1/namespaces/x/pods/a/eviction", "{}", "Create pods/eviction/x/a"),
+            (Method::PATCH, "/apis/apps/v1/namespaces/x/deployments/a/status", "", "Patch deployments/status/x/a"),
+            (Method::DELETE, "/apis/apps/v1/namespaces/x/deployments", "", "DeleteCollection deployments/x"),
             (Method::GET, "/apis/apps/v1", "", "none"),
             (Method::GET, "/readyz", "", "none"),
         ] {
@@ -214,9 +157,7 @@ mod tests {
 
     #[test]
     fn patterns_name_resource_group_and_subresource() {
-        let uri: Uri = "/apis/events.k8s.io/v1/namespaces/x/events/a/status"
-            .parse()
-            .unwrap();
+        let uri: Uri = "/apis/events.k8s.io/v1/namespaces/x/events/a/status".parse().unwrap();
         let request = ApiRequest::parse(&Method::PATCH, &uri, b"").unwrap();
         for (pattern, expected) in [
             ("*", true),

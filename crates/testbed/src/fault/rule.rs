@@ -63,10 +63,7 @@ impl Calls {
     }
 
     #[must_use]
-    pub fn only_if(
-        mut self,
-        condition: impl Fn(&ApiRequest) -> bool + Send + Sync + 'static,
-    ) -> Self {
+    pub fn only_if(mut self, condition: impl Fn(&ApiRequest) -> bool + Send + Sync + 'static) -> Self {
         self.conditions.push(Box::new(condition));
         self
     }
@@ -212,10 +209,7 @@ impl Rule {
         let takes = !counts.ended
             && counts.taken < self.calls.limit
             && self.calls.nth.is_none_or(|nth| nth == counts.seen)
-            && self
-                .calls
-                .chance
-                .is_none_or(|chance| draw(self.seed, counts.seen) < chance);
+            && self.calls.chance.is_none_or(|chance| draw(self.seed, counts.seen) < chance);
         counts.taken += u64::from(takes);
         takes
     }
@@ -244,11 +238,7 @@ impl Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seen = lock(&self.counts).seen;
-        write!(
-            formatter,
-            "{:?} on {:?} {} (such calls seen: {seen})",
-            self.fault, self.calls.verbs, self.calls.pattern
-        )
+        write!(formatter, "{:?} on {:?} {} (such calls seen: {seen})", self.fault, self.calls.verbs, self.calls.pattern)
     }
 }
 
@@ -287,10 +277,7 @@ mod tests {
         let pods = || Calls::of(Verb::Create, "pods");
         assert_eq!(taken(pods().nth(3), 1), [3]);
         assert_eq!(taken(pods().at_most(2), 1), [1, 2]);
-        assert_eq!(
-            taken(pods().in_namespace("x").named("a").at_most(1), 1),
-            [1]
-        );
+        assert_eq!(taken(pods().in_namespace("x").named("a").at_most(1), 1), [1]);
         assert!(taken(pods().in_namespace("y"), 1).is_empty());
         assert!(taken(Calls::of(Verb::Delete, "pods"), 1).is_empty());
         assert_eq!(taken(Calls::writes("*"), 1).len(), 100);

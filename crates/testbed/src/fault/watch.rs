@@ -89,10 +89,7 @@ impl Watches {
 
     pub(super) fn hold(self: &Arc<Self>, pattern: &str) -> HeldEvents {
         self.held.send_modify(|held| held.push(pattern.to_owned()));
-        HeldEvents {
-            watches: self.clone(),
-            pattern: pattern.to_owned(),
-        }
+        HeldEvents { watches: self.clone(), pattern: pattern.to_owned() }
     }
 
     pub(super) fn release_all(&self) {
@@ -109,27 +106,14 @@ impl Watches {
     }
 
     /// The body of a watch for the client, fed from the server's.
-    pub(super) fn relay(
-        self: &Arc<Self>,
-        request: ApiRequest,
-        view: View,
-        upstream: Body,
-        by_line: bool,
-    ) -> Relay {
+    pub(super) fn relay(self: &Arc<Self>, request: ApiRequest, view: View, upstream: Body, by_line: bool) -> Relay {
         let (commands, inbox) = mpsc::channel(COMMANDS);
         let id = {
             let mut next_id = lock(&self.next_id);
             *next_id += 1;
             *next_id
         };
-        lock(&self.live).insert(
-            id,
-            Live {
-                request: request.clone(),
-                view: view.clone(),
-                commands,
-            },
-        );
+        lock(&self.live).insert(id, Live { request: request.clone(), view: view.clone(), commands });
         Relay {
             held: self.held.subscribe(),
             watches: self.clone(),
@@ -193,8 +177,7 @@ impl Relay {
     }
 
     pub(super) fn expire(&mut self) {
-        self.injected
-            .push_back(Bytes::from_static(EXPIRED.as_bytes()));
+        self.injected.push_back(Bytes::from_static(EXPIRED.as_bytes()));
         self.ends = true;
     }
 
@@ -219,15 +202,10 @@ impl Relay {
                 return Some(Err(Cut));
             }
             let arrival = async {
-                let held_back =
-                    |held: &Vec<String>| held.iter().any(|pattern| self.request.is_for(pattern));
+                let held_back = |held: &Vec<String>| held.iter().any(|pattern| self.request.is_for(pattern));
                 // The sender lives in `watches`, so this fails never.
                 let _ = self.held.wait_for(|held| !held_back(held)).await;
-                if self.arrived.is_empty() {
-                    Some(self.upstream.frame().await)
-                } else {
-                    None
-                }
+                if self.arrived.is_empty() { Some(self.upstream.frame().await) } else { None }
             };
             tokio::select! {
                 biased;
@@ -270,8 +248,7 @@ impl Relay {
                 self.arrived.push_back(line);
             } else {
                 self.partial.extend_from_slice(&line);
-                self.arrived
-                    .push_back(std::mem::take(&mut self.partial).into());
+                self.arrived.push_back(std::mem::take(&mut self.partial).into());
             }
         }
         self.partial.extend_from_slice(&data);

@@ -24,11 +24,7 @@ pub(super) struct Image<'a> {
 
 impl<'a> Image<'a> {
     pub(super) fn new(name: &'a str, program: &'a Path) -> Self {
-        Self {
-            name,
-            program,
-            args: Vec::new(),
-        }
+        Self { name, program, args: Vec::new() }
     }
 
     /// Arguments that always come first; those of a pod follow.
@@ -57,29 +53,17 @@ impl<'a> Image<'a> {
         let index = json!({ "schemaVersion": 2, "manifests": [entry] }).to_string();
 
         let mut archive = BufWriter::new(archive);
-        append(
-            &mut archive,
-            "oci-layout",
-            0o644,
-            br#"{"imageLayoutVersion":"1.0.0"}"#,
-        )?;
+        append(&mut archive, "oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
         append(&mut archive, "index.json", 0o644, index.as_bytes())?;
         for blob in [&config, &manifest, &layer] {
-            append(
-                &mut archive,
-                &format!("blobs/sha256/{}", digest(blob)),
-                0o644,
-                blob,
-            )?;
+            append(&mut archive, &format!("blobs/sha256/{}", digest(blob)), 0o644, blob)?;
         }
         finish(&mut archive)?;
         archive.flush()
     }
 
     fn config(&self, layer: &[u8]) -> Value {
-        let entrypoint: Vec<&str> = std::iter::once("/program")
-            .chain(self.args.iter().copied())
-            .collect();
+        let entrypoint: Vec<&str> = std::iter::once("/program").chain(self.args.iter().copied()).collect();
         json!({
             "architecture": architecture(), "os": "linux",
             "config": { "Entrypoint": entrypoint },
@@ -102,17 +86,13 @@ fn descriptor(media_type: &str, blob: &[u8]) -> Value {
 }
 
 fn digest(blob: &[u8]) -> String {
-    Sha256::digest(blob)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    Sha256::digest(blob).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// One file in the ustar format: a header of one block, then the content in whole blocks.
 fn append(archive: &mut impl Write, name: &str, mode: u32, content: &[u8]) -> io::Result<()> {
     let mut header = [0_u8; BLOCK];
-    let mut put =
-        |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
+    let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
     put(0, name);
     put(100, &format!("{mode:07o}"));
     put(108, "0000000");
@@ -148,42 +128,23 @@ mod tests {
         let program = folder.path().join("some-program");
         std::fs::write(&program, "content of a program").unwrap();
         let archive = folder.path().join("image.tar");
-        Image::new("docker.io/local/x:1", &program)
-            .args(["a"])
-            .write(&File::create(&archive).unwrap())
-            .unwrap();
+        Image::new("docker.io/local/x:1", &program).args(["a"]).write(&File::create(&archive).unwrap()).unwrap();
         let unpack = |archive: &Path| {
-            assert!(
-                Command::new("tar")
-                    .arg("-xf")
-                    .arg(archive)
-                    .current_dir(&folder)
-                    .status()
-                    .unwrap()
-                    .success()
-            );
+            assert!(Command::new("tar").arg("-xf").arg(archive).current_dir(&folder).status().unwrap().success());
         };
         unpack(&archive);
         let blob = |descriptor: &Value| {
-            let digest = descriptor["digest"]
-                .as_str()
-                .unwrap()
-                .trim_start_matches("sha256:")
-                .to_owned();
+            let digest = descriptor["digest"].as_str().unwrap().trim_start_matches("sha256:").to_owned();
             let path = folder.path().join("blobs/sha256").join(&digest);
             assert_eq!(super::digest(&std::fs::read(&path).unwrap()), digest);
             path
         };
-        let read =
-            |path: &Path| serde_json::from_slice::<Value>(&std::fs::read(path).unwrap()).unwrap();
+        let read = |path: &Path| serde_json::from_slice::<Value>(&std::fs::read(path).unwrap()).unwrap();
         let index = read(&folder.path().join("index.json"));
         let manifest = read(&blob(&index["manifests"][0]));
         let config = read(&blob(&manifest["config"]));
         assert_eq!(config["config"]["Entrypoint"], json!(["/program", "a"]));
         unpack(&blob(&manifest["layers"][0]));
-        assert_eq!(
-            std::fs::read_to_string(folder.path().join("program")).unwrap(),
-            "content of a program"
-        );
+        assert_eq!(std::fs::read_to_string(folder.path().join("program")).unwrap(), "content of a program");
     }
 }

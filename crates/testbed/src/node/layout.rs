@@ -30,36 +30,18 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn write(
-        slot: &Slot,
-        control_plane: &ControlPlane,
-        shim: &Path,
-        cni: &Path,
-    ) -> Result<Self, NodeError> {
-        let layout = Self {
-            folder: slot.folder(),
-        };
+    pub(super) fn write(slot: &Slot, control_plane: &ControlPlane, shim: &Path, cni: &Path) -> Result<Self, NodeError> {
+        let layout = Self { folder: slot.folder() };
         let authority = control_plane.authority().certificate_file();
         let files = [
-            (
-                layout.containerd_configuration(),
-                layout.containerd(shim, cni),
-            ),
+            (layout.containerd_configuration(), layout.containerd(shim, cni)),
             (layout.folder.join("cni/strata.conflist"), network(slot)),
-            (
-                layout.folder.join("registries/_default/hosts.toml"),
-                NO_REGISTRY.to_owned(),
-            ),
-            (
-                layout.kubelet_configuration(),
-                layout.kubelet(slot, &authority),
-            ),
+            (layout.folder.join("registries/_default/hosts.toml"), NO_REGISTRY.to_owned()),
+            (layout.kubelet_configuration(), layout.kubelet(slot, &authority)),
         ];
         for (path, text) in files {
-            write(&path, &text).map_err(|source| NodeError::Io {
-                action: format!("write {}", path.display()),
-                source,
-            })?;
+            write(&path, &text)
+                .map_err(|source| NodeError::Io { action: format!("write {}", path.display()), source })?;
         }
         Ok(layout)
     }

@@ -86,9 +86,7 @@ impl RealNode {
     pub fn is_available() -> Result<bool, Missing> {
         match Self::prerequisites() {
             Ok(()) => Ok(true),
-            Err(missing) if std::env::var_os("CI").is_some_and(|value| value == "true") => {
-                Err(missing)
-            }
+            Err(missing) if std::env::var_os("CI").is_some_and(|value| value == "true") => Err(missing),
             Err(missing) => {
                 eprintln!("skipped: {missing}");
                 Ok(false)
@@ -101,13 +99,7 @@ impl RealNode {
     pub async fn start(control_plane: &ControlPlane) -> Result<Self, NodeError> {
         let cni = prerequisites::cni_folder()?;
         Self::prerequisites()?;
-        let names = [
-            "containerd",
-            "containerd-shim-runc-v2",
-            "ctr",
-            "kubelet",
-            "healthserver",
-        ];
+        let names = ["containerd", "containerd-shim-runc-v2", "ctr", "kubelet", "healthserver"];
         let programs = tools::ensure(&names, &tools::Plain::default()).await?;
         let [containerd, shim, ctr, kubelet, healthserver] = programs.as_slice() else {
             unreachable!("one path for each name");
@@ -160,10 +152,7 @@ impl RealNode {
         let ready = await_condition(nodes, &name, is_ready);
         match tokio::time::timeout(START_LIMIT, ready).await {
             Ok(Ok(_)) => Ok(()),
-            _ => Err(NodeError::NotReady {
-                what: "kubelet",
-                log: self.kubelet.log_tail(),
-            }),
+            _ => Err(NodeError::NotReady { what: "kubelet", log: self.kubelet.log_tail() }),
         }
     }
 
@@ -178,10 +167,7 @@ impl RealNode {
                 continue;
             };
             let pods: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
-            ignore_absent(
-                pods.delete(&pod, &DeleteParams::default().grace_period(0))
-                    .await,
-            )?;
+            ignore_absent(pods.delete(&pod, &DeleteParams::default().grace_period(0)).await)?;
         }
         let nodes: Api<Node> = Api::all(self.client.clone());
         ignore_absent(nodes.delete(&name, &DeleteParams::default()).await)?;
@@ -193,9 +179,7 @@ impl RealNode {
 fn is_ready(node: Option<&Node>) -> bool {
     let conditions = node.and_then(|node| node.status.as_ref()?.conditions.as_ref());
     conditions.is_some_and(|conditions| {
-        conditions
-            .iter()
-            .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+        conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
     })
 }
 
@@ -208,43 +192,18 @@ fn ignore_absent<T>(result: Result<T, kube::Error>) -> Result<(), kube::Error> {
 
 fn containerd_program(layout: &Layout, containerd: &Path) -> Program {
     Program::new("containerd", "unshare", layout.log("containerd"))
-        .args([
-            "--mount",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--propagation",
-            "private",
-            "sh",
-            "-c",
-        ])
+        .args(["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "sh", "-c"])
         .args([layout::ENTER, "strata-node"])
-        .args([
-            &layout.init_pid(),
-            containerd,
-            &layout.containerd_configuration(),
-        ])
+        .args([&layout.init_pid(), containerd, &layout.containerd_configuration()])
 }
 
-fn kubelet_program(
-    layout: &Layout,
-    kubelet: &Path,
-    init: &str,
-    slot: &Slot,
-    kubeconfig: &Path,
-) -> Program {
+fn kubelet_program(layout: &Layout, kubelet: &Path, init: &str, slot: &Slot, kubeconfig: &Path) -> Program {
     let flag = |name: &str, value: &Path| format!("--{name}={}", value.display());
     Program::new("kubelet", "nsenter", layout.log("kubelet"))
         .args(["--target", init, "--mount", "--pid"])
         .args([kubelet])
-        .args([
-            flag("config", &layout.kubelet_configuration()),
-            flag("kubeconfig", kubeconfig),
-        ])
-        .args([
-            format!("--hostname-override={}", slot.name()),
-            format!("--node-ip={}", slot.gateway()),
-        ])
+        .args([flag("config", &layout.kubelet_configuration()), flag("kubeconfig", kubeconfig)])
+        .args([format!("--hostname-override={}", slot.name()), format!("--node-ip={}", slot.gateway())])
 }
 
 /// Waits until containerd listens, and returns the process id of the namespaces' first process.
@@ -257,39 +216,25 @@ async fn listening(layout: &Layout, containerd: &Child) -> Result<String, NodeEr
         containerd.is_running()
     };
     if tokio::time::timeout(START_LIMIT, listens).await != Ok(true) {
-        return Err(NodeError::NotReady {
-            what: "containerd",
-            log: containerd.log_tail(),
-        });
+        return Err(NodeError::NotReady { what: "containerd", log: containerd.log_tail() });
     }
-    let init = std::fs::read_to_string(layout.init_pid()).map_err(|source| NodeError::Io {
-        action: "read containerd's process id".to_owned(),
-        source,
-    })?;
+    let init = std::fs::read_to_string(layout.init_pid())
+        .map_err(|source| NodeError::Io { action: "read containerd's process id".to_owned(), source })?;
     Ok(init.trim().to_owned())
 }
 
 async fn import(ctr: &Path, layout: &Layout, image: &Image<'_>) -> Result<(), NodeError> {
     let action = || format!("write the image {}", image.name());
-    let io = |source| NodeError::Io {
-        action: action(),
-        source,
-    };
+    let io = |source| NodeError::Io { action: action(), source };
     let archive = tempfile::NamedTempFile::new_in(layout.folder()).map_err(io)?;
     image.write(archive.as_file()).map_err(io)?;
     let mut command = tokio::process::Command::new(ctr);
     command.arg("--address").arg(layout.socket());
-    command
-        .args(["--namespace", "k8s.io", "images", "import"])
-        .arg(archive.path())
-        .kill_on_drop(true);
+    command.args(["--namespace", "k8s.io", "images", "import"]).arg(archive.path()).kill_on_drop(true);
     let output = command.output().await.map_err(io)?;
     if output.status.success() {
         return Ok(());
     }
     let output = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(NodeError::Command {
-        command: format!("ctr images import {}", image.name()),
-        output,
-    })
+    Err(NodeError::Command { command: format!("ctr images import {}", image.name()), output })
 }

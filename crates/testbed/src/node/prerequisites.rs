@@ -12,12 +12,7 @@ const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 /// The plugins that our network configuration names.
 const CNI_PLUGINS: [&str; 2] = ["bridge", "host-local"];
 
-const PACKAGES: [&str; 4] = [
-    "runc",
-    "containernetworking-plugins",
-    "iproute2",
-    "util-linux",
-];
+const PACKAGES: [&str; 4] = ["runc", "containernetworking-plugins", "iproute2", "util-linux"];
 
 /// All that is missing, with the remedy, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,10 +21,7 @@ pub struct Missing(Vec<&'static str>);
 impl fmt::Display for Missing {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (lacks, packages) = (self.0.join(", "), PACKAGES.join(" "));
-        write!(
-            formatter,
-            "a real node needs {lacks}; as root: apt-get install {packages}"
-        )
+        write!(formatter, "a real node needs {lacks}; as root: apt-get install {packages}")
     }
 }
 
@@ -49,49 +41,30 @@ pub(super) fn check() -> Result<(), Missing> {
     for program in ["runc", "ip", "unshare", "nsenter", "mount"] {
         need(on_path(program), program);
     }
-    need(
-        cni_folder().is_ok(),
-        "the CNI plugins bridge and host-local",
-    );
-    need(
-        has_memory_cgroup(),
-        "control groups with the memory controller at /sys/fs/cgroup",
-    );
+    need(cni_folder().is_ok(), "the CNI plugins bridge and host-local");
+    need(has_memory_cgroup(), "control groups with the memory controller at /sys/fs/cgroup");
     need(knows_overlay(), "the overlay file system");
-    if missing.is_empty() {
-        Ok(())
-    } else {
-        Err(Missing(missing))
-    }
+    if missing.is_empty() { Ok(()) } else { Err(Missing(missing)) }
 }
 
 pub(super) fn cni_folder() -> Result<&'static Path, Missing> {
     CNI_FOLDERS
         .into_iter()
         .map(Path::new)
-        .find(|folder| {
-            CNI_PLUGINS
-                .iter()
-                .all(|plugin| folder.join(plugin).is_file())
-        })
+        .find(|folder| CNI_PLUGINS.iter().all(|plugin| folder.join(plugin).is_file()))
         .ok_or_else(|| Missing(vec!["the CNI plugins bridge and host-local"]))
 }
 
 fn has_memory_cgroup() -> bool {
     let root = PathBuf::from("/sys/fs/cgroup");
     let unified = std::fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
-    unified
-        .split_whitespace()
-        .any(|controller| controller == "memory")
-        || root.join("memory/tasks").is_file()
+    unified.split_whitespace().any(|controller| controller == "memory") || root.join("memory/tasks").is_file()
 }
 
 fn knows_overlay() -> bool {
     let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
     // A module that is not loaded yet is loaded by the first mount.
-    known.contains("overlay")
-        || Path::new("/sys/module/overlay").exists()
-        || Path::new("/lib/modules").exists()
+    known.contains("overlay") || Path::new("/sys/module/overlay").exists() || Path::new("/lib/modules").exists()
 }
 
 /// Installs the packages where that can be done: as root, on a machine with apt-get. Does nothing where all is there.
@@ -102,9 +75,7 @@ pub fn install() -> io::Result<()> {
     let mut update = Command::new("apt-get");
     update.arg("update");
     let mut install = Command::new("apt-get");
-    install
-        .args(["install", "--yes", "--no-install-recommends"])
-        .args(PACKAGES);
+    install.args(["install", "--yes", "--no-install-recommends"]).args(PACKAGES);
     for mut command in [update, install] {
         let status = command.env("DEBIAN_FRONTEND", "noninteractive").status()?;
         if !status.success() {

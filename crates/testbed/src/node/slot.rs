@@ -39,10 +39,7 @@ impl Claim {
     fn of(number: u8) -> Option<Self> {
         let address = SocketAddr::from_abstract_name(format!("strata-node-{number}")).ok()?;
         let owner = UnixListener::bind_addr(&address).ok()?;
-        Some(Self {
-            number,
-            _owner: owner,
-        })
+        Some(Self { number, _owner: owner })
     }
 }
 
@@ -91,24 +88,13 @@ impl Slot {
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&folder)
-            .map_err(|source| NodeError::Io {
-                action: format!("create {}", folder.display()),
-                source,
-            })?;
+            .map_err(|source| NodeError::Io { action: format!("create {}", folder.display()), source })?;
         for group in self.groups() {
-            fs::create_dir_all(&group).map_err(|source| NodeError::Io {
-                action: format!("create {}", group.display()),
-                source,
-            })?;
+            fs::create_dir_all(&group)
+                .map_err(|source| NodeError::Io { action: format!("create {}", group.display()), source })?;
         }
         ip(&["link", "add", &name, "type", "bridge"])?;
-        ip(&[
-            "address",
-            "add",
-            &format!("{}/24", self.gateway()),
-            "dev",
-            &name,
-        ])?;
+        ip(&["address", "add", &format!("{}/24", self.gateway()), "dev", &name])?;
         ip(&["link", "set", &name, "up"])
     }
 
@@ -139,9 +125,7 @@ impl Slot {
                 failed.push(format!("{}: {error}", group.display()));
             }
         }
-        if let Err(error) = patiently(deadline, || {
-            absent_is_fine(fs::remove_dir_all(self.folder()))
-        }) {
+        if let Err(error) = patiently(deadline, || absent_is_fine(fs::remove_dir_all(self.folder()))) {
             failed.push(format!("{}: {error}", self.folder().display()));
         }
         if !failed.is_empty() {
@@ -187,14 +171,8 @@ fn patiently(deadline: Instant, mut attempt: impl FnMut() -> io::Result<()>) -> 
 }
 
 fn ip(arguments: &[&str]) -> Result<(), NodeError> {
-    let failed = |output| NodeError::Command {
-        command: format!("ip {}", arguments.join(" ")),
-        output,
-    };
-    let output = Command::new("ip")
-        .args(arguments)
-        .output()
-        .map_err(|error| failed(error.to_string()))?;
+    let failed = |output| NodeError::Command { command: format!("ip {}", arguments.join(" ")), output };
+    let output = Command::new("ip").args(arguments).output().map_err(|error| failed(error.to_string()))?;
     if output.status.success() {
         return Ok(());
     }

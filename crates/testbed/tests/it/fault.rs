@@ -6,14 +6,21 @@ use futures::{Stream, StreamExt};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper_util::{client::legacy, rt::TokioExecutor};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::{
+    authentication::v1::SelfSubjectReview,
+    core::v1::{ConfigMap, Namespace},
+};
 use kube::{
     Api, Client, Config, Error, ResourceExt,
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{AuthInfo, KubeConfigOptions, Kubeconfig},
     runtime::watcher,
 };
-use testbed::fault::{ApiRequest, Calls, Fault, FaultProxy, Verb};
+use testbed::{
+    ControlPlane, User,
+    fault::{ApiRequest, Calls, Fault, FaultProxy, Verb},
+    tools,
+};
 
 /// No single step of these tests takes longer on a busy machine.
 const STEP: Duration = Duration::from_secs(30);
@@ -26,35 +33,21 @@ struct Scene {
     namespace: String,
 }
 
-async fn upstream() -> Kubeconfig {
-    Kubeconfig::read_from(std::env::var("TRIAL").unwrap()).unwrap()
+async fn admin() -> Kubeconfig {
+    Kubeconfig::read_from(ControlPlane::shared().await.unwrap().kubeconfig()).unwrap()
 }
 
 async fn client(kubeconfig: Kubeconfig) -> Client {
     let options = KubeConfigOptions::default();
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &options)
-        .await
-        .unwrap();
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
     config.default_retry = false;
     Client::try_from(config).unwrap()
 }
 
 async fn scene() -> Scene {
-    let kubeconfig = upstream().await;
+    let kubeconfig = admin().await;
     let admin = client(kubeconfig.clone()).await;
-    let namespace = Namespace {
-        metadata: ObjectMeta {
-            generate_name: Some("fault-".to_owned()),
-            ..ObjectMeta::default()
-        },
-        ..Namespace::default()
-    };
-    let namespaces = Api::all(admin.clone());
-    let namespace = namespaces
-        .create(&PostParams::default(), &namespace)
-        .await
-        .unwrap()
-        .name_any();
+    let namespace = ControlPlane::shared().await.unwrap().namespace("fault").await.unwrap();
     let proxy = FaultProxy::start(kubeconfig, 42).await.unwrap();
     Scene {
         through: Api::namespaced(proxy.client().await.unwrap(), &namespace),
@@ -66,9 +59,7 @@ async fn scene() -> Scene {
 
 impl Scene {
     async fn create(&self, name: &str) -> Result<ConfigMap, Error> {
-        self.through
-            .create(&PostParams::default(), &config_map(name, "1"))
-            .await
+        self.through.create(&PostParams::default(), &config_map(name, "1")).await
     }
 
     async fn exists(&self, name: &str) -> bool {
@@ -87,34 +78,19 @@ impl Scene {
 
     async fn change(&self, name: &str, value: &str) {
         let patch = Patch::Apply(config_map(name, value));
-        self.direct
-            .patch(name, &PatchParams::apply("test"), &patch)
-            .await
-            .unwrap();
+        self.direct.patch(name, &PatchParams::apply("test"), &patch).await.unwrap();
     }
 
     async fn watch(&self) -> impl Stream<Item = Result<WatchEvent<ConfigMap>, Error>> + Unpin {
-        let start = self
-            .direct
-            .list(&kube::api::ListParams::default())
-            .await
-            .unwrap();
+        let start = self.direct.list(&kube::api::ListParams::default()).await.unwrap();
         let version = start.metadata.resource_version.unwrap();
-        Box::pin(
-            self.through
-                .watch(&WatchParams::default().timeout(60), &version)
-                .await
-                .unwrap(),
-        )
+        Box::pin(self.through.watch(&WatchParams::default().timeout(60), &version).await.unwrap())
     }
 }
 
 fn config_map(name: &str, value: &str) -> ConfigMap {
     ConfigMap {
-        metadata: ObjectMeta {
-            name: Some(name.to_owned()),
-            ..ObjectMeta::default()
-        },
+        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
         data: Some(BTreeMap::from([("value".to_owned(), value.to_owned())])),
         ..ConfigMap::default()
     }
@@ -128,21 +104,12 @@ fn code(result: Result<ConfigMap, Error>) -> u16 {
 }
 
 /// The next event as `ADDED name=value`, or the error's code, or how the stream ended.
-async fn next_event(
-    events: &mut (impl Stream<Item = Result<WatchEvent<ConfigMap>, Error>> + Unpin),
-) -> String {
+async fn next_event(events: &mut (impl Stream<Item = Result<WatchEvent<ConfigMap>, Error>> + Unpin)) -> String {
     let text = |kind: &str, object: &ConfigMap| {
-        let value = object
-            .data
-            .as_ref()
-            .and_then(|data| data.get("value"))
-            .cloned();
+        let value = object.data.as_ref().and_then(|data| data.get("value")).cloned();
         format!("{kind} {}={}", object.name_any(), value.unwrap_or_default())
     };
-    match tokio::time::timeout(STEP, events.next())
-        .await
-        .expect("an event in time")
-    {
+    match tokio::time::timeout(STEP, events.next()).await.expect("an event in time") {
         Some(Ok(WatchEvent::Added(object))) => text("added", &object),
         Some(Ok(WatchEvent::Modified(object))) => text("modified", &object),
         Some(Ok(WatchEvent::Deleted(object))) => text("deleted", &object),
@@ -157,56 +124,30 @@ async fn next_event(
 async fn injected_answers_never_reach_the_server() {
     let scene = scene().await;
     for wanted in [409, 500, 503] {
-        let fault = scene
-            .proxy
-            .inject(scene.creates().at_most(1), Fault::Status(wanted));
+        let fault = scene.proxy.inject(scene.creates().at_most(1), Fault::Status(wanted));
         assert_eq!(code(scene.create("refused").await), wanted);
         assert_eq!(fault.hits(), 1);
     }
     assert!(!scene.exists("refused").await);
-    scene
-        .create("refused")
-        .await
-        .expect("all faults are used up");
+    scene.create("refused").await.expect("all faults are used up");
 }
 
 #[tokio::test]
 async fn too_many_requests_carries_retry_after() {
     let scene = scene().await;
     let calls = Calls::of(Verb::Get, "configmaps").named("any");
-    scene.proxy.inject(
-        calls,
-        Fault::TooManyRequests {
-            retry_after_seconds: 7,
-        },
-    );
+    scene.proxy.inject(calls, Fault::TooManyRequests { retry_after_seconds: 7 });
     let path = format!("/api/v1/namespaces/{}/configmaps/any", scene.namespace);
-    let request = http::Request::get(path)
-        .body(kube::client::Body::empty())
-        .unwrap();
-    let answer = scene
-        .proxy
-        .client()
-        .await
-        .unwrap()
-        .send(request)
-        .await
-        .unwrap();
-    assert_eq!(
-        (answer.status().as_u16(), &answer.headers()["retry-after"]),
-        (429, &"7".parse().unwrap())
-    );
+    let request = http::Request::get(path).body(kube::client::Body::empty()).unwrap();
+    let answer = scene.proxy.client().await.unwrap().send(request).await.unwrap();
+    assert_eq!((answer.status().as_u16(), &answer.headers()["retry-after"]), (429, &"7".parse().unwrap()));
 }
 
 #[tokio::test]
 async fn only_the_nth_call_of_its_subresource_is_hit() {
     let scene = scene().await;
-    let second = scene
-        .proxy
-        .inject(scene.creates().nth(2), Fault::Status(500));
-    let never = scene
-        .proxy
-        .inject(Calls::writes("configmaps/status"), Fault::Status(500));
+    let second = scene.proxy.inject(scene.creates().nth(2), Fault::Status(500));
+    let never = scene.proxy.inject(Calls::writes("configmaps/status"), Fault::Status(500));
     scene.create("a").await.unwrap();
     assert_eq!(code(scene.create("b").await), 500);
     scene.create("c").await.unwrap();
@@ -228,16 +169,11 @@ async fn latency_delays_and_then_forwards() {
 #[tokio::test]
 async fn cuts_before_and_after_the_commit_differ_only_on_the_server() {
     let scene = scene().await;
-    for (name, fault, committed) in [
-        ("before", Fault::CutBeforeCommit, false),
-        ("after", Fault::CutAfterCommit, true),
-    ] {
+    for (name, fault, committed) in [("before", Fault::CutBeforeCommit, false), ("after", Fault::CutAfterCommit, true)]
+    {
         scene.proxy.inject(scene.creates().named(name), fault);
         let result = scene.create(name).await;
-        assert!(
-            !matches!(result, Ok(_) | Err(Error::Api(_))),
-            "no answer: {result:?}"
-        );
+        assert!(!matches!(result, Ok(_) | Err(Error::Api(_))), "no answer: {result:?}");
         assert_eq!(scene.exists(name).await, committed, "{name}");
     }
 }
@@ -245,12 +181,8 @@ async fn cuts_before_and_after_the_commit_differ_only_on_the_server() {
 #[tokio::test]
 async fn held_calls_stand_on_either_side_of_the_commit() {
     let scene = scene().await;
-    let before = scene
-        .proxy
-        .inject(scene.creates().named("before"), Fault::HoldBeforeCommit);
-    let after = scene
-        .proxy
-        .inject(scene.creates().named("after"), Fault::HoldAfterCommit);
+    let before = scene.proxy.inject(scene.creates().named("before"), Fault::HoldBeforeCommit);
+    let after = scene.proxy.inject(scene.creates().named("after"), Fault::HoldAfterCommit);
     let (first, second) = (scene.creating("before"), scene.creating("after"));
     before.reached().await.unwrap();
     after.reached().await.unwrap();
@@ -258,10 +190,7 @@ async fn held_calls_stand_on_either_side_of_the_commit() {
     assert!(!first.is_finished() && !second.is_finished());
     before.release();
     after.cut();
-    first
-        .await
-        .unwrap()
-        .expect("a released call is carried out");
+    first.await.unwrap().expect("a released call is carried out");
     second.await.unwrap().expect_err("a cut call has no answer");
     assert!(scene.exists("before").await);
 }
@@ -304,17 +233,11 @@ async fn past_events_are_replayed_into_a_live_watch() {
     let mut events = scene.watch().await;
     scene.change("a", "1").await;
     scene.change("a", "2").await;
-    scene
-        .direct
-        .delete("a", &DeleteParams::default())
-        .await
-        .unwrap();
+    scene.direct.delete("a", &DeleteParams::default()).await.unwrap();
     for expected in ["added a=1", "modified a=2", "deleted a=2"] {
         assert_eq!(next_event(&mut events).await, expected);
     }
-    let told = scene
-        .proxy
-        .replay_events("configmaps", |event| event["type"] == "MODIFIED");
+    let told = scene.proxy.replay_events("configmaps", |event| event["type"] == "MODIFIED");
     assert_eq!(told, 1);
     assert_eq!(next_event(&mut events).await, "modified a=2");
     scene.change("b", "1").await;
@@ -363,31 +286,19 @@ async fn a_streaming_list_passes_and_recovers_from_faults() {
     assert_eq!(scene.proxy.expire_watches("configmaps"), 1);
     wait_for_list(&mut events).await;
     let lists = scene.proxy.requests();
-    assert!(
-        lists.iter().all(|seen| seen.request.verb == Verb::Watch),
-        "{lists:?}"
-    );
+    assert!(lists.iter().all(|seen| seen.request.verb == Verb::Watch), "{lists:?}");
 }
 
 /// The end of an initial list is known by a bookmark.
-async fn wait_for_list(
-    events: &mut (impl Stream<Item = Result<watcher::Event<ConfigMap>, watcher::Error>> + Unpin),
-) {
-    let done =
-        events.filter(|event| std::future::ready(matches!(event, Ok(watcher::Event::InitDone))));
-    tokio::time::timeout(STEP, Box::pin(done).next())
-        .await
-        .expect("a list in time")
-        .unwrap()
-        .unwrap();
+async fn wait_for_list(events: &mut (impl Stream<Item = Result<watcher::Event<ConfigMap>, watcher::Error>> + Unpin)) {
+    let done = events.filter(|event| std::future::ready(matches!(event, Ok(watcher::Event::InitDone))));
+    tokio::time::timeout(STEP, Box::pin(done).next()).await.expect("a list in time").unwrap().unwrap();
 }
 
 #[tokio::test]
 async fn the_log_tells_what_happened() {
     let scene = scene().await;
-    scene
-        .proxy
-        .inject(scene.creates().nth(2), Fault::CutAfterCommit);
+    scene.proxy.inject(scene.creates().nth(2), Fault::CutAfterCommit);
     scene.create("a").await.unwrap();
     scene.create("b").await.unwrap_err();
     let request = |name: &str| ApiRequest {
@@ -398,86 +309,56 @@ async fn the_log_tells_what_happened() {
         namespace: Some(scene.namespace.clone()),
         name: Some(name.to_owned()),
     };
-    let seen: Vec<_> = scene
-        .proxy
-        .requests()
-        .into_iter()
-        .map(|seen| (seen.request, seen.fault, seen.code))
-        .collect();
-    assert_eq!(
-        seen,
-        [
-            (request("a"), None, Some(201)),
-            (request("b"), Some(Fault::CutAfterCommit), None),
-        ]
-    );
+    let seen: Vec<_> = scene.proxy.requests().into_iter().map(|seen| (seen.request, seen.fault, seen.code)).collect();
+    assert_eq!(seen, [(request("a"), None, Some(201)), (request("b"), Some(Fault::CutAfterCommit), None),]);
 }
 
 #[tokio::test]
 async fn http2_and_kubectl_pass() {
     let scene = scene().await;
-    let http2 = legacy::Client::builder(TokioExecutor::new())
-        .http2_only(true)
-        .build_http::<Empty<Bytes>>();
-    let url = format!(
-        "{}/api/v1/namespaces/{}",
-        scene.proxy.url(),
-        scene.namespace
-    );
+    let http2 = legacy::Client::builder(TokioExecutor::new()).http2_only(true).build_http::<Empty<Bytes>>();
+    let url = format!("{}/api/v1/namespaces/{}", scene.proxy.url(), scene.namespace);
     let answer = http2.get(url.parse().unwrap()).await.unwrap();
-    assert_eq!(
-        (answer.status().as_u16(), answer.version()),
-        (200, http::Version::HTTP_2)
-    );
+    assert_eq!((answer.status().as_u16(), answer.version()), (200, http::Version::HTTP_2));
     let body = answer.into_body().collect().await.unwrap().to_bytes();
-    assert_eq!(
-        serde_json::from_slice::<Namespace>(&body)
-            .unwrap()
-            .name_any(),
-        scene.namespace
-    );
+    assert_eq!(serde_json::from_slice::<Namespace>(&body).unwrap().name_any(), scene.namespace);
 
-    scene
-        .proxy
-        .inject(scene.creates().nth(1), Fault::Status(500));
+    scene.proxy.inject(scene.creates().nth(1), Fault::Status(500));
+    let kubectl = tools::path("kubectl").await.unwrap();
     let kubectl = |arguments: &'static str| {
-        let mut command = tokio::process::Command::new("/tmp/gobin/kubectl");
-        command
-            .arg("--kubeconfig")
-            .arg(scene.proxy.kubeconfig_path());
-        command
-            .args(["--namespace", &scene.namespace])
-            .args(arguments.split(' '));
+        let mut command = tokio::process::Command::new(&kubectl);
+        command.arg("--kubeconfig").arg(scene.proxy.kubeconfig_path());
+        command.args(["--namespace", &scene.namespace]).args(arguments.split(' '));
         async move { command.output().await.unwrap() }
     };
     let create = "create configmap by-kubectl --from-literal=value=1";
     let refused = kubectl(create).await;
     assert!(!refused.status.success());
-    assert!(
-        String::from_utf8_lossy(&refused.stderr).contains("injected fault"),
-        "{refused:?}"
-    );
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("injected fault"), "{refused:?}");
     assert!(kubectl(create).await.status.success());
     let got = kubectl("get configmap by-kubectl -o name").await;
-    assert_eq!(
-        String::from_utf8_lossy(&got.stdout),
-        "configmap/by-kubectl\n"
-    );
+    assert_eq!(String::from_utf8_lossy(&got.stdout), "configmap/by-kubectl\n");
 }
 
 #[tokio::test]
 async fn without_a_credential_of_its_own_the_clients_token_passes() {
-    let mut bare = upstream().await;
-    let user = bare.auth_infos[0]
-        .auth_info
-        .replace(kube::config::AuthInfo::default())
-        .unwrap();
+    let control_plane = ControlPlane::shared().await.unwrap();
+    let namespace = control_plane.namespace("fault").await.unwrap();
+    let mut bare = admin().await;
+    bare.auth_infos[0].auth_info = Some(AuthInfo::default());
     let proxy = FaultProxy::start(bare, 42).await.unwrap();
+    let account = User::service_account(&namespace, "default");
+    let account = Kubeconfig::read_from(control_plane.kubeconfig_as(&account).await.unwrap()).unwrap();
     let mut with_token = proxy.kubeconfig();
-    with_token.auth_infos[0].auth_info = Some(user);
-    let namespaces: Api<Namespace> = Api::all(client(with_token).await);
-    namespaces.get("default").await.unwrap();
-    let anonymous: Api<Namespace> = Api::all(proxy.client().await.unwrap());
-    let refused = anonymous.get("default").await;
+    with_token.auth_infos = account.auth_infos;
+    with_token.auth_infos[0].name.clone_from(&proxy.kubeconfig().auth_infos[0].name);
+
+    let me = SelfSubjectReview::default();
+    let reviews: Api<SelfSubjectReview> = Api::all(client(with_token).await);
+    let review = reviews.create(&PostParams::default(), &me).await.unwrap();
+    let name = review.status.unwrap().user_info.unwrap().username.unwrap();
+    assert_eq!(name, format!("system:serviceaccount:{namespace}:default"));
+    let anonymous: Api<SelfSubjectReview> = Api::all(proxy.client().await.unwrap());
+    let refused = anonymous.create(&PostParams::default(), &me).await;
     assert!(matches!(refused, Err(Error::Api(status)) if matches!(status.code, 401 | 403)));
 }

@@ -45,34 +45,18 @@ async fn until(pods: &Api<Pod>, what: &str, condition: impl Fn(&Pod) -> bool + S
     let wait = tokio::time::timeout(STEP, await_condition(pods.clone(), "health", wanted)).await;
     match wait {
         Ok(found) => found.unwrap().unwrap(),
-        Err(_) => panic!(
-            "not {what} in time: {:#?}",
-            pods.get("health").await.map(|pod| pod.status)
-        ),
+        Err(_) => panic!("not {what} in time: {:#?}", pods.get("health").await.map(|pod| pod.status)),
     }
 }
 
 fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_deref())
-        .unwrap_or_default();
-    conditions
-        .iter()
-        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn restarts(pod: &Pod) -> i32 {
-    let containers = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.container_statuses.as_deref());
-    containers
-        .unwrap_or_default()
-        .iter()
-        .map(|container| container.restart_count)
-        .sum()
+    let containers = pod.status.as_ref().and_then(|status| status.container_statuses.as_deref());
+    containers.unwrap_or_default().iter().map(|container| container.restart_count).sum()
 }
 
 fn address(pod: &Pod) -> String {
@@ -83,11 +67,7 @@ fn address(pod: &Pod) -> String {
 async fn serves(pod: &Pod) -> bool {
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}:9090", address(pod)));
     let mut client = HealthClient::new(endpoint.unwrap().connect().await.unwrap());
-    let answer = client
-        .check(HealthCheckRequest::default())
-        .await
-        .unwrap()
-        .into_inner();
+    let answer = client.check(HealthCheckRequest::default()).await.unwrap().into_inner();
     answer.status() == tonic_health::pb::health_check_response::ServingStatus::Serving
 }
 
@@ -96,10 +76,7 @@ async fn tell(pod: &Pod, what: &str) {
     let url = format!("http://{}:8080/{what}", address(pod));
     let request = http::Request::post(url).body(Empty::new()).unwrap();
     // A server that is told to exit gives no answer.
-    let answer = client
-        .request(request)
-        .await
-        .map(|answer| answer.status().is_success());
+    let answer = client.request(request).await.map(|answer| answer.status().is_success());
     assert!(what.starts_with("exit") || answer.unwrap(), "{what}");
 }
 
@@ -111,15 +88,11 @@ async fn a_pod_lives_by_its_real_probes() {
     let _alone = ONE_AT_A_TIME.lock().await;
     let control_plane = ControlPlane::start(Options::default()).await.unwrap();
     let node = RealNode::start(&control_plane).await.unwrap();
-    node.import_image(IMAGE, &RealNode::health_program().await.unwrap())
-        .await
-        .unwrap();
+    node.import_image(IMAGE, &RealNode::health_program().await.unwrap()).await.unwrap();
     let namespace = control_plane.namespace("node").await.unwrap();
     let client = control_plane.client().await.unwrap();
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-    pods.create(&PostParams::default(), &pod(&node.name()))
-        .await
-        .unwrap();
+    pods.create(&PostParams::default(), &pod(&node.name())).await.unwrap();
 
     let pod = until(&pods, "ready", is_ready).await;
     assert_eq!(pod.spec.as_ref().unwrap().node_name, Some(node.name()));
@@ -132,10 +105,7 @@ async fn a_pod_lives_by_its_real_probes() {
     let pod = until(&pods, "ready again", is_ready).await;
 
     tell(&pod, "exit/3").await;
-    let pod = until(&pods, "restarted", |pod| {
-        restarts(pod) == 1 && is_ready(pod)
-    })
-    .await;
+    let pod = until(&pods, "restarted", |pod| restarts(pod) == 1 && is_ready(pod)).await;
     assert!(serves(&pod).await);
 
     node.kubelet().restart().await.unwrap();
@@ -153,10 +123,7 @@ async fn a_pod_lives_by_its_real_probes() {
 /// What a node has on this machine: bridge, control groups, folder, processes.
 fn traces(name: &str) -> Vec<String> {
     let folder = std::env::temp_dir().join(name.replace("strata-n", "strata-node-"));
-    let mut paths = vec![
-        format!("/sys/class/net/{name}"),
-        folder.display().to_string(),
-    ];
+    let mut paths = vec![format!("/sys/class/net/{name}"), folder.display().to_string()];
     for hierarchy in std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
         paths.push(hierarchy.path().join(name).display().to_string());
     }
@@ -185,9 +152,7 @@ const VICTIM: &str = "node::victim_of_a_kill";
 async fn victim_of_a_kill() {
     let control_plane = ControlPlane::start(Options::bare()).await.unwrap();
     let node = RealNode::start(&control_plane).await.unwrap();
-    node.import_image(IMAGE, &RealNode::health_program().await.unwrap())
-        .await
-        .unwrap();
+    node.import_image(IMAGE, &RealNode::health_program().await.unwrap()).await.unwrap();
     let namespace = control_plane.namespace("victim").await.unwrap();
     let pods: Api<Pod> = Api::namespaced(control_plane.client().await.unwrap(), &namespace);
     let mut pod = pod(&node.name());
@@ -212,13 +177,10 @@ async fn a_killed_owner_leaves_nothing_that_the_next_start_does_not_remove() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(victim.stderr.take().unwrap())
-        .lines()
-        .map_while(Result::ok);
+    let lines = BufReader::new(victim.stderr.take().unwrap()).lines().map_while(Result::ok);
     let mut said = Vec::new();
-    let name = lines
-        .inspect(|line| said.push(line.clone()))
-        .find_map(|line| line.strip_prefix("runs ").map(str::to_owned));
+    let name =
+        lines.inspect(|line| said.push(line.clone())).find_map(|line| line.strip_prefix("runs ").map(str::to_owned));
     let name = name.unwrap_or_else(|| panic!("the victim did not start: {said:#?}"));
     victim.kill().unwrap();
     victim.wait().unwrap();
@@ -229,9 +191,7 @@ async fn a_killed_owner_leaves_nothing_that_the_next_start_does_not_remove() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(STEP, ended)
-        .await
-        .expect("all its processes end with it");
+    tokio::time::timeout(STEP, ended).await.expect("all its processes end with it");
     let left = folder.join("left");
     std::fs::write(&left, "").expect("the folder waits for the next start");
 
