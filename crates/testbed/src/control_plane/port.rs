@@ -1,0 +1,26 @@
+//! Free loopback ports.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    net::TcpListener,
+};
+
+/// Below the range from which Linux and others take the ports of outgoing connections, so that a program
+/// that is down for a moment finds its port free when it comes back.
+const FIRST: u16 = 12_000;
+const LAST: u16 = 32_000;
+
+/// A port that nobody listens on at this moment. Another process may take it before it is used: callers
+/// try again with another when that happens.
+pub fn free_port() -> u16 {
+    // `RandomState` is seeded by the operating system, so processes that start together differ.
+    let random = RandomState::new();
+    (0_u32..)
+        .map(|attempt| {
+            FIRST
+                + u16::try_from(random.hash_one(attempt) % u64::from(LAST - FIRST))
+                    .expect("below u16::MAX")
+        })
+        .find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok())
+        .expect("the sequence is endless")
+}

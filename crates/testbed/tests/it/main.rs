@@ -1,0 +1,3 @@
+//! The testbed's own tests, on the real programs.
+
+mod control_plane;
