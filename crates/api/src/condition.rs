@@ -44,6 +44,8 @@ pub enum Reason {
     InvalidSpec,
     /// The API server refused the pod (quota, admission, validation).
     PodRejected,
+    /// The API server refused the Service (quota, admission).
+    ServiceRejected,
     /// The image cannot be had: not found, no access, an impossible name.
     ImagePullFailed,
     /// The container cannot be made, usually because a Secret or ConfigMap key is missing.
@@ -84,6 +86,7 @@ impl Reason {
             Self::InvalidName => "InvalidName",
             Self::InvalidSpec => "InvalidSpec",
             Self::PodRejected => "PodRejected",
+            Self::ServiceRejected => "ServiceRejected",
             Self::ImagePullFailed => "ImagePullFailed",
             Self::ContainerConfigError => "ContainerConfigError",
             Self::CrashLoop => "CrashLoop",

@@ -36,6 +36,17 @@ impl Pulse {
         self.beat();
     }
 
+    /// Waits for `future`, beating meanwhile.
+    pub async fn while_waiting<T>(&self, future: impl Future<Output = T>) -> T {
+        let mut future = std::pin::pin!(future);
+        loop {
+            tokio::select! {
+                value = &mut future => return value,
+                () = self.tick() => {}
+            }
+        }
+    }
+
     fn is_stalled(&self) -> bool {
         let last = Duration::from_millis(self.last_millis.load(Ordering::Relaxed));
         self.clock.instant().saturating_duration_since(self.started + last) > STALLED

@@ -93,7 +93,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 
-    pub async fn create(&self, key: &Key, body: &impl Serialize) -> Result<(), Error> {
+    pub async fn create(&self, key: &Key, body: &impl Serialize) -> Result<u64, Error> {
         let params = PostParams { field_manager: Some(self.writer.manager.into()), ..PostParams::default() };
         let body = serde_json::to_vec(body).expect("our own objects serialise");
         let request = self.at(key).create(&params, body).expect("the path is made of valid names");
@@ -103,7 +103,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
 
     /// A JSON merge patch. The caller puts `metadata.uid` and `metadata.resourceVersion` in it, so that it changes
     /// exactly the object that was looked at.
-    pub async fn patch(&self, key: &Key, subresource: Option<&str>, patch: &impl Serialize) -> Result<(), Error> {
+    pub async fn patch(&self, key: &Key, subresource: Option<&str>, patch: &impl Serialize) -> Result<u64, Error> {
         let params = PatchParams { field_manager: Some(self.writer.manager.into()), ..PatchParams::default() };
         let patch = Patch::Merge(patch);
         let request = match subresource {
@@ -175,11 +175,13 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         }
     }
 
-    async fn absorb(&self, key: &Key, result: Result<W, Error>) -> Result<(), Error> {
+    /// The answer to a write enters the cache; its version is what the next write of this round builds on.
+    async fn absorb(&self, key: &Key, result: Result<W, Error>) -> Result<u64, Error> {
         match result {
             Ok(object) => {
+                let version = identity(object.meta()).map_or(0, |(_, version)| version);
                 self.take_in(object);
-                Ok(())
+                Ok(version)
             }
             Err(error) => Err(self.look_after(key, error).await),
         }

@@ -152,6 +152,7 @@ impl Operator {
         let mut tasks = Tasks::default();
         on_bound(self.serve(&mut tasks).await?);
         let (may_lead, filled) = signal::channel(false);
+        let caches = filled.clone();
         let drained = CancellationToken::new();
         let Self {
             client,
@@ -185,7 +186,16 @@ impl Operator {
         let mut draining = JoinSet::new();
         for (index, driver) in drivers.into_iter().enumerate() {
             let pulse = health.pulse(format!("driver {index}"));
-            draining.spawn(driver.run(stop.clone(), settings.grace, pulse));
+            let (stop, grace, mut caches) = (stop.clone(), settings.grace, caches.clone());
+            draining.spawn(async move {
+                let filled = async { caches.wait_for(|filled| *filled).await.is_ok() };
+                // Half a view looks like an outage: no round before every cache is full.
+                if pulse.while_waiting(stop.run_until_cancelled(filled)).await == Some(true) {
+                    driver.run(stop, grace, pulse).await;
+                } else {
+                    stop.cancelled().await;
+                }
+            });
         }
         let result = tokio::select! {
             () = stop.cancelled() => Ok(()),

@@ -1,9 +1,18 @@
 //! From a Performer and its surroundings to the next actions.
 
-use api::performer::Performer;
-use jiff::Timestamp;
+use std::time::Duration;
 
-use super::{Action, Observed, Policy};
+use api::condition::Reason;
+use api::performer::{
+    FINALIZER, GRPC_PORT_NAME, LABEL_PERFORMER, Performer, PerformerStatus, Phase,
+};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Action, Cause, Deletion, Desired, Identity, Observed, PodFacts, PodPhase, Policy, PortFacts,
+    Scheduled, ServiceFacts, ServiceType, Slot, TargetPort, build, validate,
+};
 use crate::Plan;
 
 /// The next actions for one Performer.
@@ -13,6 +22,381 @@ pub fn plan(
     now: Timestamp,
     policy: &Policy,
 ) -> Plan<Action> {
-    let _ = (performer, observed, now, policy);
-    Plan::default()
+    let mut plan = Plan::default();
+    if observed.pod == Slot::Unknown || observed.service == Slot::Unknown {
+        plan.block(
+            Reason::Scheduled,
+            "the pod or the Service could not be read yet",
+        );
+        return plan;
+    }
+    if performer.metadata.deletion_timestamp.is_some() {
+        clean_up(&mut plan, performer, observed, now, policy);
+        return plan;
+    }
+    match validate(performer) {
+        Ok(desired) => converge(&mut plan, performer, &desired, observed, now, policy),
+        Err(invalid) => plan.block(invalid.reason, invalid.message),
+    }
+    plan
+}
+
+fn converge(
+    plan: &mut Plan<Action>,
+    performer: &Performer,
+    desired: &Desired,
+    observed: &Observed,
+    now: Timestamp,
+    policy: &Policy,
+) {
+    let identity = Identity::of(performer);
+    if let Some(message) = name_taken(observed, &identity) {
+        // Without both names the performer cannot be reached, so none is filled.
+        plan.block(Reason::NameTaken, message);
+        return;
+    }
+    let mut finalizers = performer.metadata.finalizers.clone().unwrap_or_default();
+    if !finalizers.iter().any(|f| f == FINALIZER) {
+        finalizers.push(FINALIZER.to_owned());
+        let resource_version = resource_version(performer);
+        plan.actions.push(Action::AddFinalizer {
+            resource_version,
+            finalizers,
+        });
+    }
+    match &observed.pod {
+        Slot::Absent => plan
+            .actions
+            .push(create_pod(desired, &identity, observed.replacements)),
+        Slot::Ours(pod) if pod.deletion.is_some() => {
+            plan.block(
+                Reason::PodReplaced,
+                format!("pod {} is still going away", identity.owned_name()),
+            );
+        }
+        Slot::Ours(pod) => keep_or_replace(
+            plan,
+            performer.status.as_ref(),
+            pod,
+            desired,
+            &identity,
+            now,
+            policy,
+        ),
+        Slot::Unknown | Slot::Foreign { .. } => {}
+    }
+    match &observed.service {
+        Slot::Absent => {
+            plan.actions
+                .push(Action::CreateService(Box::new(build::service(
+                    desired, &identity,
+                ))));
+        }
+        Slot::Ours(service) if service.deletion.is_some() => {
+            plan.block(
+                Reason::ServiceReady,
+                format!("Service {} is still going away", identity.owned_name()),
+            );
+        }
+        Slot::Ours(service) => plan
+            .actions
+            .extend(repair_service(service, desired, &identity)),
+        Slot::Unknown | Slot::Foreign { .. } => {}
+    }
+}
+
+fn keep_or_replace(
+    plan: &mut Plan<Action>,
+    status: Option<&PerformerStatus>,
+    pod: &PodFacts,
+    desired: &Desired,
+    identity: &Identity,
+    now: Timestamp,
+    policy: &Policy,
+) {
+    let Some(replacement) = replacement(pod, desired, policy) else {
+        return;
+    };
+    let wait = replacement
+        .due
+        .map_or(Duration::ZERO, |due| until(due, now));
+    if !wait.is_zero() {
+        plan.look_within(wait);
+        return;
+    }
+    if replacement.cause == Cause::Upgrade && !is_announced(status, pod) {
+        // The status must say so first: should we stop between the deletion and the report, nothing
+        // left in the cluster would tell that this was an upgrade.
+        plan.block(
+            Reason::UpgradeInProgress,
+            "the upgrade is reported before the pod is deleted",
+        );
+        plan.look_within(Duration::ZERO);
+        return;
+    }
+    plan.actions.push(Action::DeletePod {
+        uid: pod.uid.clone(),
+        resource_version: pod.resource_version.clone(),
+        cause: replacement.cause,
+        replacements: replacement.count,
+    });
+    if goes_at_once(pod) {
+        plan.actions
+            .push(create_pod(desired, identity, replacement.count));
+    }
+}
+
+/// Why a pod has to go, when, and the count its successor carries.
+struct Replacement {
+    cause: Cause,
+    /// `None`: now.
+    due: Option<Timestamp>,
+    count: u32,
+}
+
+fn replacement(pod: &PodFacts, desired: &Desired, policy: &Policy) -> Option<Replacement> {
+    let now = |cause| {
+        Some(Replacement {
+            cause,
+            due: None,
+            count: 0,
+        })
+    };
+    if is_other_release(pod, desired) {
+        return now(Cause::Upgrade);
+    }
+    if pod
+        .input_hash
+        .as_deref()
+        .is_some_and(|hash| hash != desired.hash())
+    {
+        return now(Cause::SpecChanged);
+    }
+    if !pod.is_selected {
+        return now(Cause::Edited);
+    }
+    let created_at = pod.created_at.unwrap_or(Timestamp::MIN);
+    if pod.phase.has_ended() {
+        let ended_at = ended_at(pod).unwrap_or(created_at);
+        let count = if until(ended_at, created_at) > policy.failure_delay_cap {
+            0
+        } else {
+            pod.replacements
+        };
+        return Some(grown(
+            Cause::Ended,
+            ended_at,
+            policy.failure_delay_after(count),
+            count,
+        ));
+    }
+    if pod.phase == PodPhase::Pending
+        && let Scheduled::Yes(since) = pod.scheduled
+    {
+        // From the moment it had a node: the time it waited for capacity is not its fault.
+        let limit = policy.pending_limit_after(pod.replacements);
+        return Some(grown(
+            Cause::PendingTooLong,
+            since.unwrap_or(created_at),
+            limit,
+            pod.replacements,
+        ));
+    }
+    if has_edited_image(pod) {
+        let delay = policy.failure_delay_after(pod.replacements);
+        return Some(grown(Cause::Edited, created_at, delay, pod.replacements));
+    }
+    None
+}
+
+fn grown(cause: Cause, from: Timestamp, delay: Duration, count: u32) -> Replacement {
+    Replacement {
+        cause,
+        due: Some(later(from, delay)),
+        count: count.saturating_add(1),
+    }
+}
+
+/// Whether the pod was made for another image or version. A pod of the original operator carries
+/// no inputs and is compared by its image alone.
+pub(super) fn is_other_release(pod: &PodFacts, desired: &Desired) -> bool {
+    if pod.input_hash.is_none() {
+        return *pod.image != *desired.image;
+    }
+    let asked = pod.asked_image.as_deref().unwrap_or(&pod.image);
+    asked != desired.image || pod.version.as_deref().unwrap_or_default() != desired.version
+}
+
+/// Whether someone changed the image of the running pod. An image that differs from the first
+/// generation on was rewritten by admission (a registry mirror), and replacing would never end;
+/// the growing delay bounds the harm where another writer raises the generation of such a pod.
+fn has_edited_image(pod: &PodFacts) -> bool {
+    pod.asked_image.is_some() && pod.generation > 1
+}
+
+/// Whether the stored status already reports the upgrade that replaces this very pod.
+pub(super) fn is_announced(status: Option<&PerformerStatus>, pod: &PodFacts) -> bool {
+    status.is_some_and(|s| s.phase == Some(Phase::Upgrading) && s.last_upgrade >= pod.created_at)
+}
+
+/// Whether the API server drops the pod the moment it is deleted, which it does for ended pods.
+pub(super) fn goes_at_once(pod: &PodFacts) -> bool {
+    pod.phase.has_ended() && !pod.has_finalizers
+}
+
+/// When the pod ended. An evicted pod may have no container that says so; its Ready condition then
+/// turned when it ended.
+fn ended_at(pod: &PodFacts) -> Option<Timestamp> {
+    pod.exit
+        .as_ref()
+        .and_then(|exit| exit.finished_at)
+        .max(pod.ready_changed_at)
+}
+
+fn create_pod(desired: &Desired, identity: &Identity, replacements: u32) -> Action {
+    Action::CreatePod(Box::new(build::pod(desired, identity, replacements)))
+}
+
+/// A patch for exactly the fields we own, if one of them is off.
+fn repair_service(
+    service: &ServiceFacts,
+    desired: &Desired,
+    identity: &Identity,
+) -> Option<Action> {
+    let port = i32::from(desired.grpc_port);
+    let wanted = PortFacts {
+        name: GRPC_PORT_NAME.into(),
+        port,
+        target: TargetPort::Name(GRPC_PORT_NAME.into()),
+        is_tcp: true,
+    };
+    let selects_us = service.selector.len() == 1
+        && service
+            .selector
+            .get(LABEL_PERFORMER)
+            .is_some_and(|name| **name == *identity.name);
+    if service.service_type == ServiceType::ClusterIp && selects_us && *service.ports == [wanted] {
+        return None;
+    }
+    let mut selector: Map<String, Value> = service
+        .selector
+        .keys()
+        .map(|key| (key.to_string(), Value::Null))
+        .collect();
+    selector.insert(LABEL_PERFORMER.to_owned(), json!(identity.name));
+    Some(Action::RepairService {
+        patch: json!({
+            "metadata": { "uid": service.uid, "resourceVersion": service.resource_version },
+            "spec": {
+                "type": "ClusterIP",
+                "selector": selector,
+                "ports": [{ "name": GRPC_PORT_NAME, "port": port, "targetPort": GRPC_PORT_NAME, "protocol": "TCP" }],
+            },
+        }),
+    })
+}
+
+/// Removes what is ours, waits until it is gone, lets the Performer go.
+fn clean_up(
+    plan: &mut Plan<Action>,
+    performer: &Performer,
+    observed: &Observed,
+    now: Timestamp,
+    policy: &Policy,
+) {
+    let mut finalizers = performer.metadata.finalizers.clone().unwrap_or_default();
+    let before = finalizers.len();
+    finalizers.retain(|f| f != FINALIZER);
+    if finalizers.len() == before {
+        // Nothing was ever made, or someone cleared the finalizer: garbage collection does the rest.
+        return;
+    }
+    let mut is_clean = true;
+    if let Slot::Ours(pod) = &observed.pod {
+        if pod.deletion.is_none() {
+            plan.actions.push(Action::DeletePod {
+                uid: pod.uid.clone(),
+                resource_version: pod.resource_version.clone(),
+                cause: Cause::Deletion,
+                replacements: 0,
+            });
+        }
+        is_clean &= is_overdue(plan, pod.deletion, now, policy);
+    }
+    if let Slot::Ours(service) = &observed.service {
+        if service.deletion.is_none() {
+            plan.actions.push(Action::DeleteService {
+                uid: service.uid.clone(),
+                resource_version: service.resource_version.clone(),
+            });
+        }
+        is_clean &= is_overdue(plan, service.deletion, now, policy);
+    }
+    if is_clean {
+        plan.actions.push(Action::ReleaseFinalizer {
+            resource_version: resource_version(performer),
+            finalizers,
+        });
+    } else {
+        plan.block(
+            Reason::Terminating,
+            "waiting until the pod and the Service are gone",
+        );
+    }
+}
+
+/// Whether something being deleted has had its time and more, so that we stop waiting for it.
+fn is_overdue(
+    plan: &mut Plan<Action>,
+    deletion: Option<Deletion>,
+    now: Timestamp,
+    policy: &Policy,
+) -> bool {
+    let Some(deletion) = deletion else {
+        return false;
+    };
+    let wait = until(later(deletion.at, policy.deletion_margin), now);
+    if !wait.is_zero() {
+        plan.look_within(wait);
+    }
+    wait.is_zero()
+}
+
+/// What to say when a pod or Service under our name belongs to someone else.
+pub(super) fn name_taken(observed: &Observed, identity: &Identity) -> Option<String> {
+    let (kind, owner_uid) = match (&observed.pod, &observed.service) {
+        (Slot::Foreign { owner_uid }, _) => ("pod", owner_uid),
+        (_, Slot::Foreign { owner_uid }) => ("Service", owner_uid),
+        _ => return None,
+    };
+    let owner = owner_uid
+        .as_ref()
+        .map_or("no controller".to_owned(), |uid| {
+            format!("the controller with uid {uid}")
+        });
+    Some(format!(
+        "a {kind} named {} exists and belongs to {owner}; it is left alone: remove it, or recreate the \
+         Performer under another name",
+        identity.owned_name()
+    ))
+}
+
+fn resource_version(performer: &Performer) -> String {
+    performer
+        .metadata
+        .resource_version
+        .clone()
+        .unwrap_or_default()
+}
+
+fn later(from: Timestamp, by: Duration) -> Timestamp {
+    SignedDuration::try_from(by)
+        .ok()
+        .and_then(|by| from.checked_add(by).ok())
+        .unwrap_or(Timestamp::MAX)
+}
+
+/// Time from `now` to `due`, zero when it has passed.
+fn until(due: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(due.duration_since(now)).unwrap_or(Duration::ZERO)
 }

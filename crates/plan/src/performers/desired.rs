@@ -121,6 +121,9 @@ pub fn validate(performer: &Performer) -> Result<Desired, Invalid> {
     let grpc_port = effective_port(config)?;
     let scheduling = spec.scheduling.as_deref();
     let hardware = spec.hardware_requirements.as_deref();
+    let resources = resources(spec, hardware);
+    let needs_hardware =
+        asks_for_gpu(resources.as_ref()) || hardware.is_some_and(|h| h.tee_required == Some(true));
     Ok(Desired {
         avs_label: avs_label(&spec.avs_address),
         image: spec.image.clone(),
@@ -134,7 +137,7 @@ pub fn validate(performer: &Performer) -> Result<Desired, Invalid> {
         env: env(config),
         command: config.command.clone(),
         args: config.args.clone(),
-        resources: resources(spec, hardware),
+        resources,
         node_selector: node_selector(scheduling, hardware),
         tolerations: scheduling
             .map(|s| s.tolerations.clone())
@@ -150,7 +153,7 @@ pub fn validate(performer: &Performer) -> Result<Desired, Invalid> {
             .unwrap_or_default(),
         image_pull_secrets: spec.image_pull_secrets.clone(),
         service_account: config.service_account_name.clone().unwrap_or_default(),
-        needs_hardware: hardware.is_some_and(|h| gpu_count(h) > 0 || h.tee_required == Some(true)),
+        needs_hardware,
     })
 }
 
@@ -241,6 +244,16 @@ fn resources(
     resources.requests = resources.requests.filter(|m| !m.is_empty());
     resources.claims = resources.claims.filter(|c| !c.is_empty());
     (resources != ResourceRequirements::default()).then_some(resources)
+}
+
+fn asks_for_gpu(resources: Option<&ResourceRequirements>) -> bool {
+    let amounts = resources
+        .into_iter()
+        .flat_map(|r| [&r.limits, &r.requests])
+        .flatten();
+    amounts
+        .flat_map(BTreeMap::keys)
+        .any(|name| name.starts_with("nvidia.com/"))
 }
 
 /// Scheduling, then TEE, then custom labels; the later wins on the same key.

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use api::performer::{INPUT_HASH_ANNOTATION, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION};
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
 /// A pod as decisions see it.
@@ -46,6 +48,34 @@ pub struct PodFacts {
     /// Whether [`api::performer::LABEL_PERFORMER`] holds the Performer's name, so that the Service
     /// finds the pod.
     pub is_selected: bool,
+}
+
+impl PodFacts {
+    /// A pod the API server just took. Its uid and version come with the next watch event.
+    pub(super) fn of_new(pod: &Pod, now: Timestamp) -> Self {
+        let annotation = |name| {
+            pod.metadata
+                .annotations
+                .as_ref()
+                .and_then(|all| all.get(name))
+        };
+        let image = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.containers.first()?.image.as_deref());
+        Self {
+            created_at: Some(now),
+            generation: 1,
+            image: image.unwrap_or_default().into(),
+            input_hash: annotation(INPUT_HASH_ANNOTATION).map(|hash| hash.as_str().into()),
+            version: annotation(VERSION_ANNOTATION).map(|version| version.as_str().into()),
+            replacements: annotation(REPLACEMENTS_ANNOTATION)
+                .and_then(|n| n.parse().ok())
+                .unwrap_or(0),
+            is_selected: true,
+            ..Self::default()
+        }
+    }
 }
 
 /// A deletion under way.

@@ -1,8 +1,11 @@
 //! The two places a Performer fills, and who is in them.
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{PodFacts, ServiceFacts};
+use super::decide::goes_at_once;
+use super::{Action, Deletion, Outcome, PodFacts, ServiceFacts};
+use crate::Plan;
 
 /// A name in the Performer's namespace and what is known of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -26,10 +29,6 @@ impl<T> Slot<T> {
             Self::Ours(facts) => Some(facts),
             Self::Unknown | Self::Absent | Self::Foreign { .. } => None,
         }
-    }
-
-    pub(super) fn is_foreign(&self) -> bool {
-        matches!(self, Self::Foreign { .. })
     }
 }
 
@@ -76,13 +75,41 @@ impl Observed {
     /// The world as a round's outcomes left it; status is computed from this, so that a round that
     /// creates a pod also reports it.
     #[must_use]
-    pub fn after(
-        &self,
-        plan: &crate::Plan<super::Action>,
-        outcomes: &[super::Outcome],
-        now: jiff::Timestamp,
-    ) -> Self {
-        let _ = (plan, outcomes, now);
-        self.clone()
+    pub fn after(&self, plan: &Plan<Action>, outcomes: &[Outcome], now: Timestamp) -> Self {
+        let mut after = self.clone();
+        for (action, outcome) in plan.actions.iter().zip(outcomes) {
+            after.take(action, outcome, now);
+        }
+        after
+    }
+
+    fn take(&mut self, action: &Action, outcome: &Outcome, now: Timestamp) {
+        match (action, outcome) {
+            (Action::CreatePod(pod), Outcome::Done) => {
+                self.pod = Slot::Ours(PodFacts::of_new(pod, now));
+                self.replacements = 0;
+            }
+            (Action::CreatePod(_), Outcome::NameTaken) => {
+                self.pod = Slot::Foreign { owner_uid: None }
+            }
+            (Action::DeletePod { replacements, .. }, Outcome::Done) => {
+                self.replacements = *replacements;
+                if let Slot::Ours(pod) = &mut self.pod {
+                    if goes_at_once(pod) {
+                        self.pod = Slot::Absent;
+                    } else {
+                        pod.deletion.get_or_insert(Deletion { at: now });
+                    }
+                }
+            }
+            (Action::CreateService(_), Outcome::Done) => {
+                self.service = Slot::Ours(ServiceFacts::default())
+            }
+            (Action::CreateService(_), Outcome::NameTaken) => {
+                self.service = Slot::Foreign { owner_uid: None }
+            }
+            (Action::DeleteService { .. }, Outcome::Done) => self.service = Slot::Absent,
+            _ => {}
+        }
     }
 }

@@ -1,9 +1,17 @@
 //! The whole status of a Performer, computed from what is observed.
 
-use api::performer::{Performer, PerformerStatus};
+use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
+use api::performer::{
+    DEFAULT_GRPC_PORT, FINALIZER, Performer, PerformerStatus, Phase, grpc_endpoint,
+};
 use jiff::Timestamp;
 
-use super::{Action, Observed, Outcome, Policy};
+use super::decide::{is_announced, is_other_release};
+use super::trouble::{Trouble, trouble};
+use super::{
+    Action, Desired, Identity, Invalid, Observed, Outcome, PodFacts, PodPhase, Policy, Slot,
+    validate,
+};
 use crate::Plan;
 
 /// What the installed CRD allows.
@@ -24,8 +32,261 @@ pub struct Round<'a> {
     pub policy: &'a Policy,
 }
 
+impl Round<'_> {
+    fn is_deletion(&self) -> bool {
+        self.performer.metadata.deletion_timestamp.is_some()
+    }
+
+    fn did(&self, is_meant: impl Fn(&Action) -> bool) -> bool {
+        self.plan
+            .actions
+            .iter()
+            .zip(self.outcomes)
+            .any(|(a, o)| *o == Outcome::Done && is_meant(a))
+    }
+
+    /// Whether there is nothing to say, or nobody to say it to.
+    fn is_mute(&self) -> bool {
+        let is_unread =
+            self.observed.pod == Slot::Unknown || self.observed.service == Slot::Unknown;
+        let finalizers = self
+            .performer
+            .metadata
+            .finalizers
+            .as_deref()
+            .unwrap_or_default();
+        let is_released = !finalizers.iter().any(|f| f == FINALIZER)
+            || self.did(|a| matches!(a, Action::ReleaseFinalizer { .. }));
+        is_unread
+            || self.outcomes.contains(&Outcome::NamespaceTerminating)
+            || (self.is_deletion() && is_released)
+    }
+}
+
 /// The status to store; equal to the stored one when there is nothing to say.
 pub fn status(round: &Round<'_>, now: Timestamp, capabilities: Capabilities) -> PerformerStatus {
-    let _ = (now, capabilities);
-    round.performer.status.clone().unwrap_or_default()
+    let former = round.performer.status.clone().unwrap_or_default();
+    if round.is_mute() {
+        return former;
+    }
+    // Kubernetes times have whole seconds; a finer one would differ from itself once read back.
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    View::new(round, now).report(former, capabilities)
+}
+
+/// The round seen from the status: who is there and what is under way.
+struct View<'a> {
+    round: &'a Round<'a>,
+    now: Timestamp,
+    identity: Identity,
+    checked: Result<Desired, Invalid>,
+    /// Our pod, unless it is going.
+    pod: Option<&'a PodFacts>,
+    /// An image or version change is under way.
+    is_upgrading: bool,
+    /// … and this round found it first: the pod that it replaces.
+    outgoing: Option<&'a PodFacts>,
+    is_ready: bool,
+}
+
+impl<'a> View<'a> {
+    fn new(round: &'a Round<'a>, now: Timestamp) -> Self {
+        let checked = validate(round.performer);
+        let former = round.performer.status.as_ref();
+        let present = round.observed.pod.ours();
+        let pod = present.filter(|p| p.deletion.is_none());
+        let is_up = pod.is_some_and(|p| p.phase == PodPhase::Running && p.is_ready);
+        let outdated = present.filter(|p| {
+            checked
+                .as_ref()
+                .is_ok_and(|desired| is_other_release(p, desired))
+        });
+        // The one remembered fact: between the two pods nothing observable tells of the upgrade.
+        let is_unfinished = former.is_some_and(|s| s.phase == Some(Phase::Upgrading)) && !is_up;
+        let is_upgrading =
+            !round.is_deletion() && checked.is_ok() && (outdated.is_some() || is_unfinished);
+        Self {
+            round,
+            now,
+            identity: Identity::of(round.performer),
+            checked,
+            pod,
+            is_upgrading,
+            outgoing: outdated.filter(|p| is_upgrading && !is_announced(former, p)),
+            // The old pod's readiness must not pass for the new one's.
+            is_ready: is_up && !is_upgrading && !round.is_deletion(),
+        }
+    }
+
+    fn report(&self, former: PerformerStatus, capabilities: Capabilities) -> PerformerStatus {
+        let ready_time = self.ready_time(former.ready_time);
+        PerformerStatus {
+            phase: Some(self.phase(capabilities)),
+            ready: self.is_ready,
+            pod_name: self
+                .round
+                .observed
+                .pod
+                .ours()
+                .map(|_| self.identity.owned_name()),
+            service_name: self.is_nameable().then(|| self.identity.owned_name()),
+            grpc_endpoint: self.endpoint(former.grpc_endpoint),
+            last_upgrade: match self.outgoing {
+                // Never before the pod it replaces, whatever the clocks say: see `is_announced`.
+                Some(pod) => Some(self.now).max(pod.created_at),
+                None => former.last_upgrade,
+            },
+            ready_time,
+            conditions: self.conditions(&former.conditions, ready_time),
+        }
+    }
+
+    fn phase(&self, capabilities: Capabilities) -> Phase {
+        if self.round.is_deletion() {
+            return Phase::Terminating;
+        }
+        if self.is_upgrading {
+            return Phase::Upgrading;
+        }
+        match self.pod.map(|pod| pod.phase) {
+            Some(PodPhase::Running) if self.is_ready => Phase::Running,
+            None | Some(PodPhase::Pending | PodPhase::Running) => Phase::Pending,
+            Some(PodPhase::Succeeded | PodPhase::Unknown) if capabilities.phase_unknown => {
+                Phase::Unknown
+            }
+            Some(PodPhase::Failed | PodPhase::Succeeded | PodPhase::Unknown) => Phase::Failed,
+        }
+    }
+
+    /// When the present pod first was ready. A time from before it was created is its predecessor's.
+    fn ready_time(&self, former: Option<Timestamp>) -> Option<Timestamp> {
+        let pod = self
+            .pod
+            .filter(|_| !self.is_upgrading && !self.round.is_deletion())?;
+        let is_new = self.round.did(|a| matches!(a, Action::CreatePod(_)));
+        let kept = former.filter(|at| !is_new && Some(*at) >= pod.created_at);
+        kept.or_else(|| {
+            // Not before the pod's creation even if the node's clock is behind, or it would not be kept.
+            self.is_ready.then(|| {
+                pod.ready_changed_at
+                    .unwrap_or(self.now)
+                    .max(pod.created_at.unwrap_or(self.now))
+            })
+        })
+    }
+
+    fn is_nameable(&self) -> bool {
+        !matches!(&self.checked, Err(invalid) if invalid.reason == Reason::InvalidName)
+    }
+
+    fn endpoint(&self, former: Option<String>) -> Option<String> {
+        let at = |port| grpc_endpoint(&self.identity.name, &self.identity.namespace, port);
+        match &self.checked {
+            Ok(desired) => Some(at(desired.grpc_port)),
+            Err(_) if !self.is_nameable() => None,
+            Err(_) => former.or_else(|| Some(at(DEFAULT_GRPC_PORT))),
+        }
+    }
+
+    /// In this order, because the executor shows the message of the last one.
+    fn conditions(&self, former: &[Condition], ready_time: Option<Timestamp>) -> Vec<Condition> {
+        let course = self.course(ready_time);
+        let trouble = self.trouble();
+        let (is_progressing, progress) = match &trouble {
+            // These wait for a person.
+            Some(t)
+                if matches!(
+                    t.reason,
+                    Reason::NameTaken | Reason::InvalidName | Reason::InvalidSpec
+                ) =>
+            {
+                (false, t.clone())
+            }
+            _ => (
+                !matches!(course.reason, Reason::PodReady | Reason::PodNotReady),
+                course.clone(),
+            ),
+        };
+        let is_available = self.is_ready && trouble.is_none();
+        let blocking = trouble.clone().unwrap_or_else(|| course.clone());
+        let degraded = trouble.clone().unwrap_or(course);
+        vec![
+            self.condition(ConditionType::Progressing, is_progressing, progress, former),
+            self.condition(ConditionType::Degraded, trouble.is_some(), degraded, former),
+            self.condition(ConditionType::Available, is_available, blocking, former),
+        ]
+    }
+
+    fn trouble(&self) -> Option<Trouble> {
+        if self.round.is_deletion() {
+            return None;
+        }
+        let wanted = self.pod.filter(|p| {
+            self.checked
+                .as_ref()
+                .is_ok_and(|desired| !is_other_release(p, desired))
+        });
+        trouble(self.round, &self.checked, &self.identity, wanted, self.now)
+    }
+
+    /// What is going on, trouble aside. The words stay the same from the pod's creation to just
+    /// before it is ready, so that a normal start is reported twice and no more.
+    fn course(&self, ready_time: Option<Timestamp>) -> Trouble {
+        let name = self.identity.owned_name();
+        let (reason, message) = if self.round.is_deletion() {
+            (
+                Reason::Terminating,
+                format!("Pod and Service {name} are being removed"),
+            )
+        } else if self.is_upgrading {
+            (
+                Reason::UpgradeInProgress,
+                format!("Pod {name} is being replaced by one of the new image or version"),
+            )
+        } else if self.is_ready {
+            (
+                Reason::PodReady,
+                "Performer pod is ready and running".to_owned(),
+            )
+        } else if ready_time.is_some() {
+            (
+                Reason::PodNotReady,
+                format!("Pod {name} was ready and is not now: its readiness probe fails"),
+            )
+        } else {
+            (
+                Reason::Scheduled,
+                format!("Waiting for pod {name} to become ready"),
+            )
+        };
+        Trouble { reason, message }
+    }
+
+    fn condition(
+        &self,
+        kind: ConditionType,
+        holds: bool,
+        why: Trouble,
+        former: &[Condition],
+    ) -> Condition {
+        let status = if holds {
+            ConditionStatus::True
+        } else {
+            ConditionStatus::False
+        };
+        let observed_generation = self.round.performer.metadata.generation;
+        let before = former.iter().find(|c| c.kind == kind);
+        let same_status = before.filter(|c| c.status == status);
+        // The same refusal in other words (a quota's numbers, a back-off's seconds) is no news.
+        let same_news = same_status
+            .filter(|c| c.reason == why.reason && c.observed_generation == observed_generation);
+        Condition {
+            kind,
+            status,
+            observed_generation,
+            last_transition_time: same_status.map_or(self.now, |c| c.last_transition_time),
+            reason: why.reason,
+            message: same_news.map_or(why.message, |c| c.message.clone()),
+        }
+    }
 }
