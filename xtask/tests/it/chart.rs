@@ -5,12 +5,9 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use testbed::ControlPlane;
 
-use crate::program::Program;
+use crate::program::{Program, create_performer};
 
 const TEMPLATE: &str = "template strata charts/strata --namespace strata-system";
-
-/// Applied after each installation; it must outlive it.
-const PERFORMER: &str = "examples/minimal.yaml";
 
 async fn check_refused(settings: &str, complaint: &str) -> Result<()> {
     let helm = Program::offline("helm").await?;
@@ -67,7 +64,7 @@ async fn it_installs_and_uninstalling_leaves_the_performers() -> Result<()> {
 
     helm.run("install strata charts/strata --namespace strata-system --wait --timeout 60s")?;
     two_replicas_run_as_the_service_account(control_plane).await?;
-    kubectl.run(&format!("apply -f {PERFORMER}"))?;
+    create_performer(&kubectl)?;
     helm.run("upgrade strata charts/strata --namespace strata-system --set replicaCount=3 --wait --timeout 60s")?;
     helm.run("uninstall strata --namespace strata-system --wait")?;
     assert_ne!(kubectl.run("get performers --all-namespaces --output name")?, "");

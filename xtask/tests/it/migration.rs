@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Result;
 use testbed::{ControlPlane, control_plane::Options};
 
-use crate::program::{Program, root};
+use crate::program::{Program, create_performer, root};
 
 fn write_old_chart(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder.join("templates"))?;
@@ -30,12 +30,10 @@ async fn the_guide_keeps_every_performer() -> Result<()> {
 
     helm.run(&format!("install old {chart} --namespace hourglass-system --create-namespace"))?;
     kubectl.run("wait --for condition=established crd/performers.hourglass.eigenlayer.io --timeout 30s")?;
-    kubectl.run("apply -f examples/minimal.yaml")?;
+    create_performer(&kubectl)?;
 
     kubectl.run("annotate crd performers.hourglass.eigenlayer.io helm.sh/resource-policy=keep")?;
-    helm.run(&format!(
-        "upgrade old {chart} --namespace hourglass-system --reuse-values --set crd.install=false"
-    ))?;
+    helm.run(&format!("upgrade old {chart} --namespace hourglass-system --reuse-values --set crd.install=false"))?;
     kubectl.run("apply --server-side --force-conflicts -f charts/strata/crds/")?;
     helm.run("install strata charts/strata --namespace strata-system --create-namespace --skip-crds")?;
     helm.run("uninstall old --namespace hourglass-system")?;

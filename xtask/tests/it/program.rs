@@ -1,5 +1,6 @@
 //! helm and kubectl as a user runs them.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -54,4 +55,18 @@ impl Program {
 
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository")
+}
+
+/// A performer that must outlive whatever the test does next.
+pub fn create_performer(kubectl: &Program) -> Result<()> {
+    let mut manifest = tempfile::NamedTempFile::new()?;
+    manifest.write_all(
+        b"apiVersion: hourglass.eigenlayer.io/v1alpha1
+kind: Performer
+metadata: {name: stays, namespace: default}
+spec: {avsAddress: '0x1234567890abcdef1234567890abcdef12345678', image: 'registry.test/hello:1'}
+",
+    )?;
+    kubectl.run(&format!("apply -f {}", manifest.path().display()))?;
+    Ok(())
 }
