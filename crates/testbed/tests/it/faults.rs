@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Api, api::PostParams};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::{Api, api::PostParams, runtime::wait::conditions::is_pod_running};
 use serde_json::json;
 use testbed::{ControlPlane, Options};
+
+use crate::eventually;
 
 #[tokio::test]
 async fn a_restarted_api_server_and_etcd_keep_state_and_address() -> Result<()> {
@@ -40,6 +42,23 @@ async fn a_paused_api_server_hangs_and_answers_once_resumed() -> Result<()> {
     assert!(hung.is_err(), "{hung:?}");
     control_plane.apiserver().resume()?;
     answer.await?;
+    Ok(control_plane.stop().await?)
+}
+
+#[tokio::test]
+async fn pods_still_start_after_the_api_server_was_away() -> Result<()> {
+    let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
+    let namespace = control_plane.namespace("away").await?;
+    let pods = Api::<Pod>::namespaced(control_plane.client().await?, &namespace);
+    control_plane.apiserver().kill().await?;
+    control_plane.apiserver().restart().await?;
+    control_plane.ready().await?;
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": { "name": "late" },
+        "spec": { "containers": [{ "name": "main", "image": "registry.test/anything:1" }] },
+    }))?;
+    pods.create(&PostParams::default(), &pod).await?;
+    eventually(&pods, "late", is_pod_running()).await?;
     Ok(control_plane.stop().await?)
 }
 

@@ -5,7 +5,7 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::{ContainerStatus, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::{
     Api,
-    api::{DeleteParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 use testbed::{ControlPlane, kwok::Behaviour};
@@ -111,6 +111,30 @@ async fn deletion_is_quick_unless_it_is_held() -> Result<()> {
     assert!(pods.get("pod").await?.metadata.deletion_timestamp.is_some());
     Behaviour::Ready.set(&pods, "pod").await?;
     eventually(&pods, "pod", |pod: Option<&Pod>| pod.is_none()).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_foreign_finalizer_holds_a_deleted_pod_without_a_busy_loop() -> Result<()> {
+    let control_plane = ControlPlane::shared().await?;
+    let namespace = control_plane.namespace("finalizer").await?;
+    let pods = Api::<Pod>::namespaced(control_plane.client().await?, &namespace);
+    let mut held = pod("held", "registry.test/anything:1");
+    held.metadata.finalizers = Some(vec!["example.test/hold".to_owned()]);
+    pods.create(&PostParams::default(), &held).await?;
+    eventually(&pods, "held", is_ready(true)).await?;
+    pods.delete("held", &DeleteParams::default()).await?;
+    let is_without_grace =
+        |pod: Option<&Pod>| pod.and_then(|pod| pod.metadata.deletion_grace_period_seconds) == Some(0);
+    eventually(&pods, "held", is_without_grace).await?;
+
+    let release = json!({ "metadata": { "finalizers": null } });
+    pods.patch("held", &PatchParams::default(), &Patch::Merge(release)).await?;
+    eventually(&pods, "held", |pod: Option<&Pod>| pod.is_none()).await?;
+    let entries = control_plane.audit().entries()?;
+    let deletes = entries.iter().filter(|entry| entry.namespace == namespace && entry.verb == "delete");
+    // Ours, the node's, and at most one more that crossed with the release.
+    assert!((2..=3).contains(&deletes.count()), "{entries:#?}");
     Ok(())
 }
 
