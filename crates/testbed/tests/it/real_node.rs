@@ -183,7 +183,11 @@ async fn a_killed_owner_leaves_nothing_that_the_next_start_does_not_remove() {
     }
     let _alone = ONE_AT_A_TIME.lock().await;
     let mut victim = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "node::a_killed_owner_leaves_nothing_that_the_next_start_does_not_remove", "--nocapture"])
+        .args([
+            "--exact",
+            "real_node::a_killed_owner_leaves_nothing_that_the_next_start_does_not_remove",
+            "--nocapture",
+        ])
         .env(VICTIM, "1")
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
