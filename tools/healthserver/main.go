@@ -37,6 +37,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	log.Printf("health service on port %d", *port)
 	server := grpc.NewServer()
 	grpc_health_v1.RegisterHealthServer(server, status)
 	go func() {

@@ -144,6 +144,8 @@ fn apiserver_flags(
         ("client-ca-file", text(&authority.certificate_file())),
         ("kubelet-client-certificate", text(&kubelet_client.certificate)),
         ("kubelet-client-key", text(&kubelet_client.key)),
+        // Nobody resolves the names of our nodes.
+        ("kubelet-preferred-address-types", "InternalIP".to_owned()),
         ("service-account-issuer", "https://kubernetes.default.svc".to_owned()),
         ("service-account-key-file", text(&authority.service_account_public_key_file())),
         ("service-account-signing-key-file", text(&authority.service_account_key_file())),
