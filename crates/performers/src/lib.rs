@@ -1,1 +1,54 @@
+//! Performers: pods with stable gRPC endpoints, in every namespace.
 
+mod layer;
+mod metrics;
+pub mod rights;
+mod view;
+
+use std::{collections::HashMap, sync::Mutex, time::Duration};
+
+use plan::performers::Policy;
+use runtime::{Kind, Operator};
+
+/// Field manager of everything this layer writes.
+const MANAGER: &str = "strata-performers";
+
+/// How the layer works; every interval is here, so that tests shorten it instead of waiting.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Rounds that run at once.
+    pub concurrency: usize,
+    /// Period of the drift check.
+    pub resync: Duration,
+    pub policy: Policy,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { concurrency: 10, resync: Duration::from_mins(2), policy: Policy::default() }
+    }
+}
+
+/// Adds the layer to an operator.
+pub fn install(operator: &mut Operator, config: Config) {
+    let writer = operator.writer(MANAGER);
+    let performers = Kind::new("performers", writer.clone(), view::PerformerView::keep);
+    let pods = Kind::new("pods", writer.clone(), view::PodView::keep);
+    let services = Kind::new("services", writer, view::ServiceView::keep);
+    let queue = operator.queue(config.resync);
+    operator.watch(&performers, &queue, |key| Some(key.clone()));
+    operator.watch(&pods, &queue, view::performer_of);
+    operator.watch(&services, &queue, view::performer_of);
+    operator.metrics.collect(Box::new(metrics::PerformerMetrics(performers.clone())));
+    let layer = layer::Performers {
+        performers,
+        pods,
+        services,
+        policy: config.policy,
+        events: operator.events.clone(),
+        clock: operator.clock.clone(),
+        replacements: Mutex::new(HashMap::new()),
+        lacks_phase_unknown: false.into(),
+    };
+    operator.drive(layer, queue, config.concurrency);
+}

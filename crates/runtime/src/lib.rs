@@ -1,1 +1,36 @@
+//! How any controller of strata runs: watch → cache → queue → gather → plan → execute → status.
+//!
+//! A layer implements [`Layer`] and hands it to an [`Operator`] together with the kinds it watches; everything else,
+//! from leadership to metrics, is the same for all layers.
 
+mod admin;
+mod clock;
+mod driver;
+mod error;
+mod event;
+mod health;
+mod key;
+mod kind;
+mod lease;
+mod metrics;
+mod operator;
+mod queue;
+pub mod rights;
+mod store;
+mod telemetry;
+mod watch;
+
+pub use clock::Clock;
+pub use driver::{Executed, Layer};
+pub use error::{Class, Error};
+pub use event::{Occurrence, Recorder};
+pub use health::{Health, spawn_watchdog};
+pub use key::Key;
+pub use kind::{Deleted, Kind, View, Writer, lean_metadata};
+pub use lease::{Leadership, LeaseConfig};
+pub use metrics::Metrics;
+pub use operator::{Addresses, Fatal, Operator, Settings};
+pub use queue::{Depth, Queue};
+pub use store::{Store, Versioned};
+pub use telemetry::{LogFormat, init as init_logs};
+pub use watch::ListMode;

@@ -1,1 +1,75 @@
-fn main() {}
+//! The one binary: `strata operator`, `strata crd`, `strata rbac`, `strata dev`.
+
+mod config;
+mod manifest;
+mod operator;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Keeps a Kubernetes platform in its declared state.
+///
+/// Try it in one command: `strata dev up` starts a real control plane on this machine with the operator and examples.
+/// In a cluster, install the chart `charts/strata`, or `strata crd | kubectl apply -f -` and run `strata operator`.
+#[derive(Debug, Parser)]
+#[command(name = "strata", version, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the operator until SIGTERM or Ctrl-C
+    Operator(Box<operator::Flags>),
+    /// Print the CustomResourceDefinitions, ready for `kubectl apply -f -`
+    Crd,
+    /// Print the rights the operator needs: ServiceAccount, roles and bindings
+    Rbac(manifest::RbacFlags),
+    /// Print the version
+    Version,
+}
+
+fn main() -> ExitCode {
+    // Several crates could bring a crypto provider; this one is ours.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let result = match Cli::parse().command {
+        Command::Operator(flags) => operator::run(&flags),
+        Command::Crd => manifest::print_crds(),
+        Command::Rbac(flags) => manifest::print_rbac(&flags),
+        Command::Version => {
+            anstream::println!("strata {}", env!("CARGO_PKG_VERSION"));
+            Ok(())
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            anstream::eprintln!("error: {error}");
+            if let Some(hint) = error.hint {
+                anstream::eprintln!("hint: {hint}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What a command tells the user when it fails: what, why, and the next step.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+struct Failure {
+    message: String,
+    hint: Option<String>,
+}
+
+impl Failure {
+    fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: None }
+    }
+
+    fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}

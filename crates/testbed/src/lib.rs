@@ -1,1 +1,15 @@
+//! Real parts for tests and for `strata dev`: pinned programs, a control plane, simulated nodes, storage.
 
+pub mod audit;
+pub mod control_plane;
+pub mod fault;
+pub mod kwok;
+pub mod node;
+pub mod pki;
+pub mod process;
+mod storage;
+pub mod tools;
+mod users;
+
+pub use control_plane::{ControlPlane, Options, Workloads};
+pub use users::{User, install_crypto};

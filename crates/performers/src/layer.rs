@@ -1,0 +1,288 @@
+//! Gather, execute and report for Performers; every decision is in `plan::performers`.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use api::performer::{API_VERSION, KIND, Performer, PerformerStatus, Phase};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use plan::{
+    Plan,
+    performers::{
+        self as performer, Action, Capabilities, EventKind, Outcome, PodFacts, Policy, Round, ServiceFacts, Slot,
+    },
+};
+use runtime::{Clock, Error, Executed, Key, Kind, Layer, Occurrence, Recorder, Versioned};
+use serde_json::{Value, json};
+
+use crate::view::{PerformerView, PodView, ServiceView, owned_key};
+
+pub(crate) struct Performers {
+    pub performers: Arc<Kind<PerformerView, Performer>>,
+    pub pods: Arc<Kind<PodView, PodFacts>>,
+    pub services: Arc<Kind<ServiceView, ServiceFacts>>,
+    pub policy: Policy,
+    pub events: Recorder,
+    pub clock: Clock,
+    /// Replacement counts of pods that are on their way out; see `Observed::replacements`.
+    pub replacements: Mutex<HashMap<Key, u32>>,
+    /// Set once the server refused the phase `Unknown`: an old CRD is installed.
+    pub lacks_phase_unknown: AtomicBool,
+}
+
+/// One Performer and its surroundings, at the beginning of a round.
+pub(crate) struct Observed {
+    performer: Arc<Versioned<Performer>>,
+    surroundings: performer::Observed,
+    /// Version of the Performer after this round's own writes: what the next write must build on.
+    version: AtomicU64,
+}
+
+impl Layer for Performers {
+    const CONTROLLER: &'static str = "performer";
+    type Observed = Observed;
+    type Action = Action;
+    type Outcome = Outcome;
+
+    fn span(key: &Key) -> tracing::Span {
+        tracing::info_span!("round", performer = %key, namespace = %key.namespace)
+    }
+
+    async fn gather(&self, key: &Key) -> Result<Option<Observed>, Error> {
+        let Some(performer) = self.performers.get(key) else {
+            self.replacements().remove(key);
+            return Ok(None);
+        };
+        let uid = performer.value.metadata.uid.as_deref().unwrap_or_default();
+        let owned = owned_key(key);
+        let surroundings = performer::Observed {
+            pod: match self.pods.store().is_synced() {
+                true => Slot::of_pod(self.pods.get(&owned).map(|pod| pod.value.clone()), uid),
+                false => Slot::Unknown,
+            },
+            service: match self.services.store().is_synced() {
+                true => Slot::of_service(self.services.get(&owned).map(|service| service.value.clone()), uid),
+                false => Slot::Unknown,
+            },
+            replacements: self.replacements().get(key).copied().unwrap_or(0),
+        };
+        let version = AtomicU64::new(performer.version);
+        Ok(Some(Observed { performer, surroundings, version }))
+    }
+
+    fn plan(&self, observed: &Observed, now: Timestamp) -> Plan<Action> {
+        performer::plan(&observed.performer.value, &observed.surroundings, now, &self.policy)
+    }
+
+    async fn execute(&self, key: &Key, observed: &Observed, action: &Action) -> Executed<Outcome> {
+        let owned = owned_key(key);
+        let result = match action {
+            Action::AddFinalizer { finalizers, .. } | Action::ReleaseFinalizer { finalizers, .. } => {
+                self.patch_performer(key, observed, None, json!({ "metadata": { "finalizers": finalizers } })).await
+            }
+            Action::CreatePod(pod) => {
+                let image = pod.spec.as_ref().and_then(|spec| spec.containers[0].image.as_deref());
+                tracing::debug!(podName = %owned.name, image, "creating pod");
+                let created = self.pods.create(&owned, pod).await.map(drop);
+                if created.is_ok() {
+                    self.replacements().remove(key);
+                }
+                created
+            }
+            Action::DeletePod { uid, resource_version, cause, replacements } => {
+                tracing::debug!(podName = %owned.name, ?cause, "deleting pod");
+                let deleted = self.pods.delete(&owned, uid, Some(resource_version)).await.map(drop);
+                if deleted.is_ok() && *replacements > 0 {
+                    self.replacements().insert(key.clone(), *replacements);
+                }
+                deleted
+            }
+            Action::CreateService(service) => {
+                let port = service.spec.as_ref().and_then(|spec| spec.ports.as_ref()).map(|ports| ports[0].port);
+                tracing::debug!(serviceName = %owned.name, port, "creating service");
+                self.services.create(&owned, service).await.map(drop)
+            }
+            Action::RepairService { patch } => {
+                tracing::debug!(serviceName = %owned.name, "repairing service");
+                self.services.patch(&owned, None, patch).await.map(drop)
+            }
+            Action::DeleteService { uid, resource_version } => {
+                tracing::debug!(serviceName = %owned.name, "deleting service");
+                self.services.delete(&owned, uid, Some(resource_version)).await.map(drop)
+            }
+        };
+        executed(action, result)
+    }
+
+    async fn report(
+        &self,
+        key: &Key,
+        observed: &Observed,
+        plan: &Plan<Action>,
+        outcomes: &[Outcome],
+    ) -> Result<(), Error> {
+        let before = observed.performer.value.status.as_ref();
+        let after = self.status(observed, plan, outcomes);
+        let phase = after.phase.map_or("", Phase::as_str);
+        let is_released =
+            plan.actions.iter().zip(outcomes).any(|(action, outcome)| {
+                matches!(action, Action::ReleaseFinalizer { .. }) && *outcome == Outcome::Done
+            });
+        let written = if is_released || before == Some(&after) {
+            Ok(())
+        } else {
+            self.write_status(key, observed, plan, outcomes, &after).await
+        };
+        // A transition is told when it is stored; what was done is told in any case.
+        let told = if written.is_ok() { Some(&after) } else { before };
+        self.tell(
+            key,
+            observed,
+            performer::events(before, told.unwrap_or(&PerformerStatus::default()), plan, outcomes),
+        );
+        tracing::info!(phase, ready = after.ready, actions = plan.actions.len(), "reconciled");
+        written
+    }
+}
+
+impl Performers {
+    fn replacements(&self) -> std::sync::MutexGuard<'_, HashMap<Key, u32>> {
+        self.replacements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn status(&self, observed: &Observed, plan: &Plan<Action>, outcomes: &[Outcome]) -> PerformerStatus {
+        let now = self.clock.now();
+        let round = Round {
+            performer: &observed.performer.value,
+            observed: &observed.surroundings.after(plan, outcomes, now),
+            plan,
+            outcomes,
+            policy: &self.policy,
+        };
+        performer::status(
+            &round,
+            now,
+            Capabilities { phase_unknown: !self.lacks_phase_unknown.load(Ordering::Relaxed) },
+        )
+    }
+
+    async fn write_status(
+        &self,
+        key: &Key,
+        observed: &Observed,
+        plan: &Plan<Action>,
+        outcomes: &[Outcome],
+        after: &PerformerStatus,
+    ) -> Result<(), Error> {
+        let result = self.patch_status(key, observed, after).await;
+        match result {
+            Err(error)
+                if after.phase == Some(Phase::Unknown) && error.status().is_some_and(|status| status.code == 422) =>
+            {
+                tracing::warn!(
+                    "the installed Performer CRD refuses phase Unknown; writing Failed instead. Update the CRD: strata crd | kubectl apply -f -"
+                );
+                self.lacks_phase_unknown.store(true, Ordering::Relaxed);
+                let again = self.status(observed, plan, outcomes);
+                self.patch_status(key, observed, &again).await
+            }
+            // Deleted meanwhile: nobody is left to report to.
+            Err(error) if error.is_not_found() => Ok(()),
+            other => other,
+        }
+    }
+
+    async fn patch_status(&self, key: &Key, observed: &Observed, after: &PerformerStatus) -> Result<(), Error> {
+        let before = observed.performer.value.status.as_ref();
+        self.patch_performer(key, observed, Some("status"), json!({ "status": difference(before, after) })).await
+    }
+
+    /// Patches the Performer that was looked at, in the version this round left it in.
+    async fn patch_performer(
+        &self,
+        key: &Key,
+        observed: &Observed,
+        subresource: Option<&str>,
+        mut patch: Value,
+    ) -> Result<(), Error> {
+        patch["metadata"]["uid"] = json!(observed.performer.value.metadata.uid);
+        patch["metadata"]["resourceVersion"] = json!(observed.version.load(Ordering::Relaxed).to_string());
+        let version = self.performers.patch(key, subresource, &patch).await?;
+        observed.version.store(version, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn tell(&self, key: &Key, observed: &Observed, events: Vec<performer::Event>) {
+        let pod = self.pods.get(&owned_key(key)).map(|pod| pod.value.uid.clone()).unwrap_or_default();
+        for event in events {
+            self.events.record(Occurrence {
+                regarding: ObjectReference {
+                    api_version: Some(API_VERSION.into()),
+                    kind: Some(KIND.into()),
+                    name: Some(key.name.to_string()),
+                    namespace: Some(key.namespace.to_string()),
+                    uid: observed.performer.value.metadata.uid.clone(),
+                    ..ObjectReference::default()
+                },
+                is_warning: event.kind == EventKind::Warning,
+                reason: event.reason.to_owned(),
+                action: event.action.to_owned(),
+                note: event.note,
+                discriminator: format!("{pod}/{}", observed.version.load(Ordering::Relaxed)),
+            });
+        }
+    }
+}
+
+/// Sorts a result into what the report must know and what ends the round.
+fn executed(action: &Action, result: Result<(), Error>) -> Executed<Outcome> {
+    let error = match result {
+        Ok(()) => return Executed { outcome: Outcome::Done, error: None },
+        Err(error) => error,
+    };
+    // The Performer itself is gone; so there is nothing left to hold.
+    if matches!(action, Action::ReleaseFinalizer { .. }) && error.is_not_found() {
+        return Executed { outcome: Outcome::Done, error: None };
+    }
+    let creates = matches!(action, Action::CreatePod(_) | Action::CreateService(_));
+    let outcome = match error.status() {
+        Some(_) if error.is_namespace_terminating() => Outcome::NamespaceTerminating,
+        // Whose it is, the refreshed cache tells the next round.
+        Some(_) if error.is_already_exists() => Outcome::Failed,
+        Some(status) if creates && matches!(status.code, 400 | 403 | 422) => {
+            Outcome::Rejected { message: status.message.clone() }
+        }
+        _ => Outcome::Failed,
+    };
+    Executed { outcome, error: Some(error) }
+}
+
+/// The merge patch from one status to the other: what vanished becomes null.
+fn difference(before: Option<&PerformerStatus>, after: &PerformerStatus) -> Value {
+    let object = |status: &PerformerStatus| match serde_json::to_value(status) {
+        Ok(Value::Object(fields)) => fields,
+        _ => serde_json::Map::new(),
+    };
+    let mut patch = object(after);
+    for (field, _) in before.map(object).unwrap_or_default() {
+        patch.entry(field).or_insert(Value::Null);
+    }
+    Value::Object(patch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_vanished_from_the_status_becomes_null() {
+        let before = PerformerStatus { ready: true, ready_time: Some(Timestamp::UNIX_EPOCH), ..Default::default() };
+        let after = PerformerStatus { phase: Some(Phase::Pending), ..Default::default() };
+        assert_eq!(difference(Some(&before), &after), json!({"phase": "Pending", "ready": null, "readyTime": null}));
+    }
+}

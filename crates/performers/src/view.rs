@@ -1,0 +1,369 @@
+//! What is decoded of each kind, and what of that is kept.
+
+use api::performer::{
+    IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer, PerformerSpec, PerformerStatus,
+    REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION, owned_name,
+};
+use jiff::Timestamp;
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::core::v1::{Pod, Service},
+    apimachinery::pkg::{
+        apis::meta::v1::{ObjectMeta, Time},
+        util::intstr::IntOrString,
+    },
+};
+use plan::performers::{
+    Deletion, Exit, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, TargetPort, Waiting,
+};
+use runtime::{Key, lean_metadata};
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+
+/// Gives a view the identity of the Kubernetes type it is a part of.
+macro_rules! view_of {
+    ($view:ty, $object:ty) => {
+        impl k8s_openapi::Resource for $view {
+            const API_VERSION: &'static str = <$object as k8s_openapi::Resource>::API_VERSION;
+            const GROUP: &'static str = <$object as k8s_openapi::Resource>::GROUP;
+            const KIND: &'static str = <$object as k8s_openapi::Resource>::KIND;
+            const VERSION: &'static str = <$object as k8s_openapi::Resource>::VERSION;
+            const URL_PATH_SEGMENT: &'static str = <$object as k8s_openapi::Resource>::URL_PATH_SEGMENT;
+            type Scope = NamespaceResourceScope;
+        }
+
+        impl k8s_openapi::Metadata for $view {
+            type Ty = ObjectMeta;
+
+            fn metadata(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn metadata_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct PerformerView {
+    #[serde(deserialize_with = "lean_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default, deserialize_with = "readable")]
+    spec: Option<PerformerSpec>,
+    #[serde(default, deserialize_with = "readable")]
+    status: Option<PerformerStatus>,
+}
+
+view_of!(PerformerView, Performer);
+
+/// One object that cannot be read must not end the watch of all others: it counts as having no such part, which
+/// planning reports as invalid.
+fn readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    Ok(serde_json::from_value(value)
+        .inspect_err(|error| tracing::error!(%error, "a performer cannot be read; reported as invalid"))
+        .ok())
+}
+
+impl PerformerView {
+    /// Labels, annotations and owners are never looked at, and may be large.
+    #[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
+    pub fn keep(self) -> Option<Performer> {
+        let ObjectMeta { name, namespace, uid, resource_version, generation, deletion_timestamp, finalizers, .. } =
+            self.metadata;
+        let metadata = ObjectMeta {
+            name,
+            namespace,
+            uid,
+            resource_version,
+            generation,
+            deletion_timestamp,
+            finalizers,
+            ..ObjectMeta::default()
+        };
+        Some(Performer { metadata, spec: self.spec, status: self.status })
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct PodView {
+    #[serde(deserialize_with = "lean_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: PodSpecView,
+    #[serde(default)]
+    status: PodStatusView,
+}
+
+view_of!(PodView, Pod);
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct PodSpecView {
+    #[serde(default)]
+    containers: Vec<ContainerView>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct ContainerView {
+    #[serde(default)]
+    image: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodStatusView {
+    phase: Option<String>,
+    reason: Option<String>,
+    message: Option<String>,
+    #[serde(default)]
+    conditions: Vec<ConditionView>,
+    #[serde(default)]
+    container_statuses: Vec<ContainerStatusView>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ConditionView {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+    reason: Option<String>,
+    message: Option<String>,
+    last_transition_time: Option<Time>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContainerStatusView {
+    #[serde(default)]
+    restart_count: u32,
+    #[serde(default)]
+    state: ContainerStateView,
+    #[serde(default)]
+    last_state: ContainerStateView,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct ContainerStateView {
+    waiting: Option<WaitingView>,
+    terminated: Option<TerminatedView>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct WaitingView {
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    message: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TerminatedView {
+    #[serde(default)]
+    exit_code: i32,
+    #[serde(default)]
+    reason: String,
+    finished_at: Option<Time>,
+}
+
+fn time(time: Option<&Time>) -> Option<Timestamp> {
+    time.map(|time| time.0)
+}
+
+fn text(text: Option<String>) -> Option<Box<str>> {
+    text.map(Into::into)
+}
+
+impl PodView {
+    /// Only pods whose name a Performer could claim; strangers among them are kept, so that they are seen.
+    pub fn keep(self) -> Option<PodFacts> {
+        let meta = self.metadata;
+        let performer = performer_name(meta.name.as_deref()?)?;
+        let is_selected = label(&meta, LABEL_PERFORMER) == Some(performer);
+        let image: Box<str> = self.spec.containers.into_iter().next().map(|c| c.image).unwrap_or_default().into();
+        let annotation = |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).cloned();
+        let ready = self.status.conditions.iter().find(|condition| condition.kind == "Ready");
+        let container = self.status.container_statuses.into_iter().next().unwrap_or_default();
+        Some(PodFacts {
+            owner_uid: owner(&meta),
+            created_at: time(meta.creation_timestamp.as_ref()),
+            generation: meta.generation.unwrap_or(0),
+            deletion: deletion(&meta),
+            has_finalizers: meta.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty()),
+            phase: PodPhase::read(self.status.phase.as_deref()),
+            is_ready: ready.is_some_and(|condition| condition.status == "True"),
+            ready_changed_at: ready.and_then(|condition| time(condition.last_transition_time.as_ref())),
+            scheduled: scheduled(&self.status.conditions),
+            waiting: container
+                .state
+                .waiting
+                .map(|waiting| Box::new(Waiting { reason: waiting.reason.into(), message: waiting.message.into() })),
+            exit: container.state.terminated.or(container.last_state.terminated).map(|end| {
+                let finished_at = time(end.finished_at.as_ref());
+                Box::new(Exit { code: end.exit_code, reason: end.reason.into(), finished_at })
+            }),
+            restarts: container.restart_count,
+            ended: ended(self.status.reason, self.status.message),
+            asked_image: text(annotation(IMAGE_ANNOTATION)).filter(|asked| *asked != image),
+            image,
+            input_hash: text(annotation(INPUT_HASH_ANNOTATION)),
+            version: text(annotation(VERSION_ANNOTATION)),
+            replacements: annotation(REPLACEMENTS_ANNOTATION).and_then(|count| count.parse().ok()).unwrap_or(0),
+            is_selected,
+            uid: meta.uid.unwrap_or_default().into(),
+            resource_version: meta.resource_version.unwrap_or_default().into(),
+        })
+    }
+}
+
+fn scheduled(conditions: &[ConditionView]) -> Scheduled {
+    let Some(condition) = conditions.iter().find(|condition| condition.kind == "PodScheduled") else {
+        return Scheduled::NotYet;
+    };
+    match (condition.status.as_str(), condition.reason.as_deref()) {
+        ("True", _) => Scheduled::Yes(time(condition.last_transition_time.as_ref())),
+        (_, Some("Unschedulable")) => Scheduled::Unschedulable(condition.message.as_deref().unwrap_or_default().into()),
+        _ => Scheduled::NotYet,
+    }
+}
+
+fn ended(reason: Option<String>, message: Option<String>) -> Option<Box<str>> {
+    match (reason, message) {
+        (Some(reason), Some(message)) => Some(format!("{reason}: {message}").into()),
+        (Some(text), None) | (None, Some(text)) => Some(text.into()),
+        (None, None) => None,
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct ServiceView {
+    #[serde(deserialize_with = "lean_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: ServiceSpecView,
+}
+
+view_of!(ServiceView, Service);
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct ServiceSpecView {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    #[serde(default)]
+    selector: std::collections::BTreeMap<Box<str>, Box<str>>,
+    #[serde(default)]
+    ports: Vec<PortView>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PortView {
+    #[serde(default)]
+    name: String,
+    port: i32,
+    target_port: Option<IntOrString>,
+    protocol: Option<String>,
+}
+
+impl ServiceView {
+    /// As for pods.
+    pub fn keep(self) -> Option<ServiceFacts> {
+        let meta = self.metadata;
+        performer_name(meta.name.as_deref()?)?;
+        Some(ServiceFacts {
+            owner_uid: owner(&meta),
+            deletion: deletion(&meta),
+            service_type: ServiceType::read(self.spec.kind.as_deref()),
+            selector: self.spec.selector,
+            ports: self.spec.ports.into_iter().map(port).collect(),
+            uid: meta.uid.unwrap_or_default().into(),
+            resource_version: meta.resource_version.unwrap_or_default().into(),
+        })
+    }
+}
+
+fn port(view: PortView) -> PortFacts {
+    PortFacts {
+        name: view.name.into(),
+        port: view.port,
+        target: match view.target_port {
+            Some(IntOrString::String(name)) => TargetPort::Name(name.into()),
+            Some(IntOrString::Int(number)) => TargetPort::Number(number),
+            None => TargetPort::Number(view.port),
+        },
+        is_tcp: matches!(view.protocol.as_deref(), None | Some("TCP")),
+    }
+}
+
+fn label<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a str> {
+    meta.labels.as_ref()?.get(name).map(String::as_str)
+}
+
+fn owner(meta: &ObjectMeta) -> Option<Box<str>> {
+    let owners = meta.owner_references.as_deref().unwrap_or_default();
+    owners.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str().into())
+}
+
+fn deletion(meta: &ObjectMeta) -> Option<Deletion> {
+    time(meta.deletion_timestamp.as_ref()).map(|at| Deletion { at })
+}
+
+/// The Performer that a pod or Service name speaks of.
+fn performer_name(owned: &str) -> Option<&str> {
+    owned.strip_prefix(owned_name("").as_str()).filter(|name| !name.is_empty())
+}
+
+/// The Performer whose round must look when a pod or Service of this key changes.
+pub fn performer_of(key: &Key) -> Option<Key> {
+    performer_name(&key.name).map(|name| Key::new(key.namespace.clone(), name))
+}
+
+/// The pod and Service key of a Performer.
+pub fn owned_key(key: &Key) -> Key {
+    Key::new(key.namespace.clone(), owned_name(&key.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_names_that_a_performer_could_claim_are_kept() {
+        let pod = |name: &str| {
+            let view: PodView = serde_json::from_value(json!({"metadata": {"name": name, "namespace": "n"}})).unwrap();
+            view.keep().is_some()
+        };
+        assert!(pod("performer-a"));
+        assert!(!pod("performer-"));
+        assert!(!pod("coredns-1"));
+        assert_eq!(performer_of(&Key::new("n", "performer-performer-1")), Some(Key::new("n", "performer-1")));
+    }
+
+    #[test]
+    fn an_unreadable_spec_costs_that_object_only() {
+        let view: PerformerView = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": 7})).unwrap();
+        assert_eq!(view.keep().unwrap().spec, None);
+    }
+
+    #[test]
+    fn a_waiting_container_and_its_last_end_are_read() {
+        let view: PodView = serde_json::from_value(json!({
+            "metadata": {"name": "performer-a", "labels": {LABEL_PERFORMER: "a"}},
+            "spec": {"containers": [{"image": "x:1"}]},
+            "status": {"phase": "Running", "containerStatuses": [{
+                "restartCount": 3,
+                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+                "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:00:00Z"}}
+            }]}
+        }))
+        .unwrap();
+        let facts = view.keep().unwrap();
+        assert_eq!(&*facts.waiting.unwrap().reason, "CrashLoopBackOff");
+        assert_eq!(facts.exit.unwrap().code, 137);
+        assert_eq!((facts.restarts, &*facts.image, facts.is_selected), (3, "x:1", true));
+    }
+}

@@ -1,0 +1,210 @@
+//! The one way a controller runs: queue → gather → plan → execute → report.
+
+use std::{any::Any, fmt::Debug, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures::{FutureExt, future::BoxFuture};
+use jiff::Timestamp;
+use plan::Plan;
+use tokio::{sync::Semaphore, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
+use crate::{
+    clock::Clock,
+    error::{Class, Error},
+    health::Pulse,
+    key::Key,
+    lease::Leadership,
+    metrics::{Metrics, RoundResult, Running},
+    queue::{Next, Queue, Turn},
+    watch::Chain,
+};
+
+/// What executing one action gave: the facts for the report, and the error if the later actions must not follow.
+#[derive(Debug)]
+pub struct Executed<O> {
+    pub outcome: O,
+    pub error: Option<Error>,
+}
+
+/// One kind of object that strata keeps in its declared state.
+pub trait Layer: Send + Sync + 'static {
+    /// Name in metrics (`controller`) and logs.
+    const CONTROLLER: &'static str;
+    type Observed: Send + Sync;
+    type Action: Debug + Send + Sync;
+    type Outcome: Send + Sync;
+
+    /// The span that all lines of a round carry.
+    fn span(key: &Key) -> tracing::Span;
+    /// Facts about the object and what belongs to it, read-only. `None`: the object is gone.
+    fn gather(&self, key: &Key) -> impl Future<Output = Result<Option<Self::Observed>, Error>> + Send;
+    /// Pure.
+    fn plan(&self, observed: &Self::Observed, now: Timestamp) -> Plan<Self::Action>;
+    /// One idempotent effect.
+    fn execute(
+        &self,
+        key: &Key,
+        observed: &Self::Observed,
+        action: &Self::Action,
+    ) -> impl Future<Output = Executed<Self::Outcome>> + Send;
+    /// Computes the status from what was observed and done, and writes it if it changed.
+    fn report(
+        &self,
+        key: &Key,
+        observed: &Self::Observed,
+        plan: &Plan<Self::Action>,
+        outcomes: &[Self::Outcome],
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+async fn round<L: Layer>(layer: &L, key: &Key, now: Timestamp) -> Result<Next, Error> {
+    let Some(observed) = layer.gather(key).await? else { return Ok(Next::Forget) };
+    let plan = layer.plan(&observed, now);
+    let mut outcomes = Vec::with_capacity(plan.actions.len());
+    let mut failure = None;
+    for action in &plan.actions {
+        let executed = layer.execute(key, &observed, action).await;
+        outcomes.push(executed.outcome);
+        if executed.error.is_some() {
+            failure = executed.error;
+            break;
+        }
+    }
+    let reported = layer.report(key, &observed, &plan, &outcomes).await;
+    match (failure, reported) {
+        (Some(error), _) | (None, Err(error)) => Err(error),
+        (None, Ok(())) if !plan.actions.is_empty() => Ok(Next::Again),
+        (None, Ok(())) => Ok(plan.next_look.map_or(Next::Settled, Next::Look)),
+    }
+}
+
+/// A layer with its types erased, so that the loop below is compiled once.
+trait Rounds: Send + Sync + 'static {
+    fn controller(&self) -> &'static str;
+    fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Next, Error>>;
+}
+
+impl<L: Layer> Rounds for L {
+    fn controller(&self) -> &'static str {
+        L::CONTROLLER
+    }
+
+    fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Next, Error>> {
+        round(self, key, now).instrument(L::span(key)).boxed()
+    }
+}
+
+/// Runs rounds for the keys of one queue.
+pub(crate) struct Driver {
+    rounds: Arc<dyn Rounds>,
+    pub(crate) queue: Arc<Queue>,
+    clock: Clock,
+    leadership: Leadership,
+    metrics: Arc<Metrics>,
+    running: Arc<Running>,
+    concurrency: usize,
+}
+
+impl Driver {
+    pub(crate) fn new<L: Layer>(
+        layer: L,
+        queue: Arc<Queue>,
+        clock: Clock,
+        leadership: Leadership,
+        metrics: Arc<Metrics>,
+        concurrency: usize,
+    ) -> Self {
+        let running = Arc::<Running>::default();
+        metrics.concurrency(L::CONTROLLER, concurrency);
+        metrics.queue(L::CONTROLLER, queue.clone(), running.clone());
+        Self { rounds: Arc::new(layer), queue, clock, leadership, metrics, running, concurrency }
+    }
+
+    /// Runs until `stop`, then gives running rounds `grace` to finish. What is cut off then is safe to repeat.
+    pub(crate) async fn run(self, stop: CancellationToken, grace: Duration, pulse: Pulse) {
+        let driver = Arc::new(self);
+        let slots = Arc::new(Semaphore::new(driver.concurrency));
+        let mut rounds = JoinSet::new();
+        while !stop.is_cancelled() {
+            pulse.beat();
+            while rounds.try_join_next().is_some() {}
+            let turn = tokio::select! {
+                () = stop.cancelled() => break,
+                () = pulse.tick() => continue,
+                turn = driver.turn(&slots) => turn,
+            };
+            let (slot, turn) = turn;
+            let driver = driver.clone();
+            rounds.spawn(async move {
+                driver.run_one(turn).await;
+                drop(slot);
+            });
+        }
+        let finish = async { while rounds.join_next().await.is_some() {} };
+        if tokio::time::timeout(grace, finish).await.is_err() {
+            tracing::warn!(
+                abandoned = rounds.len(),
+                "rounds did not finish in the grace period; the next start repeats them"
+            );
+            rounds.shutdown().await;
+        }
+    }
+
+    /// A free slot and a key to use it for. A standby takes none: its queue just fills.
+    async fn turn(&self, slots: &Arc<Semaphore>) -> (tokio::sync::OwnedSemaphorePermit, Turn) {
+        self.leadership.acquired().await;
+        let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
+        (slot, self.queue.next().await)
+    }
+
+    async fn run_one(&self, turn: Turn) {
+        let controller = self.rounds.controller();
+        self.metrics.round_started(controller, turn.waited);
+        let started = self.clock.instant();
+        let round = AssertUnwindSafe(self.rounds.round(&turn.key, self.clock.now())).catch_unwind();
+        let result = round.await.unwrap_or_else(|panic| {
+            self.metrics.panicked(controller);
+            Err(Error::Panicked(panic_message(&*panic)))
+        });
+        let took = self.clock.instant().saturating_duration_since(started);
+        self.running.add(took);
+        let (next, result) = match result {
+            Ok(next) => {
+                (next, if matches!(next, Next::Look(_)) { RoundResult::RequeueAfter } else { RoundResult::Success })
+            }
+            Err(error) => {
+                let class = error.class();
+                log_failure(controller, &turn.key, &error, class);
+                (Next::Failed(class, error.retry_after()), RoundResult::Error(class))
+            }
+        };
+        self.metrics.round_ended(controller, &turn.key, took, result);
+        self.queue.done(&turn.key, next);
+    }
+}
+
+fn log_failure(controller: &'static str, key: &Key, error: &Error, class: Class) {
+    let recovery = match class {
+        Class::Transient => "retried with growing delay",
+        Class::Conflict => "retried with a fresh view",
+        Class::Invalid => "retried with growing delay; the cause is outside the operator",
+        Class::Terminal => "waits for a change or the next resync",
+    };
+    let object = key.to_string();
+    let namespace = &*key.namespace;
+    // A conflict is everyday life with several writers, not a fault.
+    if class == Class::Conflict {
+        tracing::debug!(controller, namespace, object, error = %Chain(error), class = class.label(), recovery, "round failed");
+    } else {
+        tracing::error!(controller, namespace, object, error = %Chain(error), class = class.label(), recovery, "round failed");
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "unknown".to_owned())
+}

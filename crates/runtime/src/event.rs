@@ -1,0 +1,164 @@
+//! Kubernetes Events: told once per transition, never in the way of a round.
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, PostParams},
+};
+use tokio::sync::mpsc;
+
+use crate::{clock::Clock, health::Pulse, lease::Leadership, metrics::Metrics};
+
+/// Enough for a burst of every object of a large cluster; beyond it events are dropped and counted, because a slow
+/// API server must not make the operator's memory grow.
+const WAITING_EVENTS: usize = 8192;
+/// An event is worth one attempt of this length, not more.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// The API server refuses longer notes.
+const LONGEST_NOTE: usize = 1024;
+
+/// What happened to which object.
+#[derive(Clone, Debug)]
+pub struct Occurrence {
+    pub regarding: ObjectReference,
+    pub is_warning: bool,
+    pub reason: String,
+    pub action: String,
+    pub note: String,
+    /// Tells this occurrence from others with the same words (a pod's uid, a generation). The same occurrence
+    /// reported again, by a restarted process too, gets the same name and so is stored once.
+    pub discriminator: String,
+}
+
+#[derive(Clone, Debug)]
+pub struct Recorder {
+    sender: mpsc::Sender<Occurrence>,
+    metrics: Arc<Metrics>,
+}
+
+pub(crate) struct Publisher {
+    waiting: mpsc::Receiver<Occurrence>,
+    client: Client,
+    clock: Clock,
+    leadership: Leadership,
+    instance: String,
+}
+
+impl Recorder {
+    pub(crate) fn new(
+        client: Client,
+        clock: Clock,
+        leadership: Leadership,
+        instance: String,
+        metrics: Arc<Metrics>,
+    ) -> (Self, Publisher) {
+        let (sender, waiting) = mpsc::channel(WAITING_EVENTS);
+        (Self { sender, metrics }, Publisher { waiting, client, clock, leadership, instance })
+    }
+
+    pub fn record(&self, occurrence: Occurrence) {
+        if self.sender.try_send(occurrence).is_err() {
+            self.metrics.event_dropped();
+        }
+    }
+}
+
+impl Publisher {
+    pub(crate) async fn run(mut self, pulse: Pulse) {
+        loop {
+            pulse.beat();
+            let occurrence = tokio::select! {
+                occurrence = self.waiting.recv() => occurrence,
+                () = pulse.tick() => continue,
+            };
+            let Some(occurrence) = occurrence else { return };
+            if self.leadership.is_leading() {
+                self.publish(occurrence).await;
+            }
+        }
+    }
+
+    async fn publish(&self, occurrence: Occurrence) {
+        let api: Api<Event> =
+            Api::namespaced(self.client.clone(), occurrence.regarding.namespace.as_deref().unwrap_or("default"));
+        let event = event(occurrence, &self.instance, self.clock.now());
+        match tokio::time::timeout(PUBLISH_TIMEOUT, api.create(&PostParams::default(), &event)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(kube::Error::Api(status))) if status.is_already_exists() => {}
+            Ok(Err(error)) => tracing::debug!(%error, reason = event.reason, "event not stored"),
+            Err(_) => tracing::debug!(reason = event.reason, "event not stored: no answer"),
+        }
+    }
+}
+
+fn event(occurrence: Occurrence, instance: &str, now: jiff::Timestamp) -> Event {
+    let Occurrence { regarding, is_warning, reason, action, mut note, discriminator } = occurrence;
+    if note.len() > LONGEST_NOTE {
+        let end = (0..=LONGEST_NOTE - '…'.len_utf8()).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
+        note.truncate(end);
+        note.push('…');
+    }
+    let mut hasher = DefaultHasher::new();
+    (&regarding.uid, &reason, &note, &discriminator).hash(&mut hasher);
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{}.{:016x}", regarding.name.as_deref().unwrap_or_default(), hasher.finish())),
+            namespace: regarding.namespace.clone(),
+            ..ObjectMeta::default()
+        },
+        type_: Some(if is_warning { "Warning" } else { "Normal" }.into()),
+        reason: Some(reason),
+        action: Some(action),
+        note: Some(note),
+        event_time: Some(MicroTime(now)),
+        reporting_controller: Some("strata.dev/operator".into()),
+        reporting_instance: Some(instance.to_owned()),
+        regarding: Some(regarding),
+        ..Event::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn occurrence(note: &str) -> Occurrence {
+        Occurrence {
+            regarding: ObjectReference {
+                name: Some("a".into()),
+                namespace: Some("n".into()),
+                uid: Some("u".into()),
+                ..Default::default()
+            },
+            is_warning: false,
+            reason: "PodCreated".into(),
+            action: "Create".into(),
+            note: note.into(),
+            discriminator: "pod-1".into(),
+        }
+    }
+
+    #[test]
+    fn the_same_occurrence_has_the_same_name_whoever_tells_it() {
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let name = |occurrence, instance| event(occurrence, instance, now).metadata.name;
+        assert_eq!(name(occurrence("x"), "one"), name(occurrence("x"), "two"));
+        let other = Occurrence { discriminator: "pod-2".into(), ..occurrence("x") };
+        assert_ne!(name(occurrence("x"), "one"), name(other, "one"));
+    }
+
+    #[test]
+    fn long_notes_are_cut_at_a_character() {
+        let note = event(occurrence(&"ä".repeat(900)), "i", jiff::Timestamp::UNIX_EPOCH).note.unwrap();
+        assert!(note.len() <= LONGEST_NOTE && note.ends_with('…'));
+    }
+}

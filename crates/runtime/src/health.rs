@@ -1,0 +1,150 @@
+//! Whether the process does its work: readiness with detail, and a watchdog that ends a process which no longer does.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::clock::Clock;
+
+/// How often a waiting task shows that it is still being run.
+const BEAT: Duration = Duration::from_secs(1);
+/// A task without a beat for this long is stuck: ten missed beats are no scheduling hiccup.
+const STALLED: Duration = Duration::from_secs(10);
+
+/// The heartbeat of one long-running task.
+#[derive(Clone, Debug)]
+pub struct Pulse {
+    last_millis: Arc<AtomicU64>,
+    started: tokio::time::Instant,
+    clock: Clock,
+}
+
+impl Pulse {
+    pub fn beat(&self) {
+        let elapsed = self.clock.instant().saturating_duration_since(self.started);
+        self.last_millis.store(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Waits one beat and notes it; to be raced against what the task really waits for.
+    pub async fn tick(&self) {
+        tokio::time::sleep(BEAT).await;
+        self.beat();
+    }
+
+    /// Waits for `future`, beating meanwhile.
+    pub async fn while_waiting<T>(&self, future: impl Future<Output = T>) -> T {
+        let mut future = std::pin::pin!(future);
+        loop {
+            tokio::select! {
+                value = &mut future => return value,
+                () = self.tick() => {}
+            }
+        }
+    }
+
+    fn is_stalled(&self) -> bool {
+        let last = Duration::from_millis(self.last_millis.load(Ordering::Relaxed));
+        self.clock.instant().saturating_duration_since(self.started + last) > STALLED
+    }
+}
+
+type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+#[derive(Default)]
+struct Inner {
+    pulses: BTreeMap<String, Pulse>,
+    checks: BTreeMap<String, Check>,
+}
+
+/// What `/readyz` and `/livez` answer from.
+#[derive(Clone, Default)]
+pub struct Health {
+    inner: Arc<Mutex<Inner>>,
+    clock: Clock,
+}
+
+impl Health {
+    pub fn new(clock: Clock) -> Self {
+        Self { inner: Arc::default(), clock }
+    }
+
+    pub fn pulse(&self, task: impl Into<String>) -> Pulse {
+        let pulse = Pulse { last_millis: Arc::default(), started: self.clock.instant(), clock: self.clock.clone() };
+        self.lock().pulses.insert(task.into(), pulse.clone());
+        pulse
+    }
+
+    /// Adds a condition of readiness; it answers with the reason when it does not hold.
+    pub fn require(&self, name: impl Into<String>, check: impl Fn() -> Result<(), String> + Send + Sync + 'static) {
+        self.lock().checks.insert(name.into(), Box::new(check));
+    }
+
+    /// Tasks that no longer make progress.
+    pub fn stalled(&self) -> Vec<String> {
+        self.lock().pulses.iter().filter(|(_, pulse)| pulse.is_stalled()).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Every readiness check with its verdict.
+    pub fn readiness(&self) -> BTreeMap<String, Result<(), String>> {
+        let inner = self.lock();
+        let tasks = inner.pulses.iter().map(|(name, pulse)| {
+            let verdict = if pulse.is_stalled() { Err(format!("no sign of life for {STALLED:?}")) } else { Ok(()) };
+            (format!("task {name}"), verdict)
+        });
+        tasks.chain(inner.checks.iter().map(|(name, check)| (name.clone(), check()))).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends the process when a task stalls. A thread of its own, because a blocked async runtime could not run it.
+pub fn spawn_watchdog(health: Health) -> std::io::Result<()> {
+    std::thread::Builder::new().name("watchdog".into()).spawn(move || {
+        loop {
+            std::thread::sleep(BEAT);
+            let stalled = health.stalled();
+            if !stalled.is_empty() {
+                tracing::error!(tasks = ?stalled, "stalled; ending the process so that it is restarted");
+                std::process::exit(70);
+            }
+        }
+    })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_without_beats_is_stalled_and_not_ready() {
+        let health = Health::default();
+        let pulse = health.pulse("watch pods");
+        tokio::time::advance(STALLED / 2).await;
+        assert_eq!(health.stalled(), [""; 0]);
+        pulse.beat();
+        tokio::time::advance(STALLED).await;
+        assert_eq!(health.stalled(), [""; 0]);
+        tokio::time::advance(BEAT).await;
+        assert_eq!(health.stalled(), ["watch pods"]);
+        assert!(health.readiness()["task watch pods"].is_err());
+        pulse.tick().await;
+        assert!(health.readiness()["task watch pods"].is_ok());
+    }
+
+    #[test]
+    fn readiness_names_what_is_missing() {
+        let health = Health::default();
+        health.require("cache pods", || Err("not filled".into()));
+        health.require("cache services", || Ok(()));
+        assert_eq!(health.readiness()["cache pods"], Err("not filled".to_owned()));
+        assert_eq!(health.readiness()["cache services"], Ok(()));
+    }
+}

@@ -1,0 +1,313 @@
+//! Puts the parts together: one process, its tasks, and their common end.
+
+use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
+
+use futures::{FutureExt, future::BoxFuture};
+use kube::Client;
+use tokio::{sync::watch as signal, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    admin,
+    clock::Clock,
+    driver::{Driver, Layer},
+    event::{Publisher, Recorder},
+    health::Health,
+    key::Key,
+    kind::{Kind, View, Writer},
+    lease::{Elector, Leadership, LeaseConfig},
+    metrics::Metrics,
+    queue::Queue,
+    watch::{Chain, ListMode, watch},
+};
+
+/// Everything about a process that is not about one layer.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `None`: no leader election, this process is alone.
+    pub lease: Option<LeaseConfig>,
+    pub health_address: Option<SocketAddr>,
+    pub metrics_address: Option<SocketAddr>,
+    /// How long running rounds may take to finish after a stop.
+    pub grace: Duration,
+    pub request_timeout: Duration,
+    /// `None`: streaming where the server can.
+    pub list_mode: Option<ListMode>,
+    /// Who reports events: the pod's name.
+    pub instance: String,
+}
+
+/// Why the operator ended other than by being asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum Fatal {
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: SocketAddr, source: std::io::Error },
+    #[error("task {0} ended")]
+    TaskEnded(String),
+}
+
+type Job = Box<dyn FnOnce(ListMode) -> BoxFuture<'static, ()> + Send>;
+
+pub struct Operator {
+    pub client: Client,
+    pub clock: Clock,
+    pub health: Health,
+    pub metrics: Arc<Metrics>,
+    pub events: Recorder,
+    settings: Settings,
+    leadership: Leadership,
+    elector: Option<Elector>,
+    publisher: Publisher,
+    watches: Vec<(String, Job)>,
+    drivers: Vec<Driver>,
+    synced: Vec<Box<dyn Fn() -> bool + Send + Sync>>,
+    stop: CancellationToken,
+}
+
+/// Where the operator listens, known once it runs; ports may have been chosen by the system.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Addresses {
+    pub health: Option<SocketAddr>,
+    pub metrics: Option<SocketAddr>,
+}
+
+impl Operator {
+    pub fn new(client: Client, settings: Settings, clock: Clock, stop: CancellationToken) -> Self {
+        let (elector, leadership) = match &settings.lease {
+            Some(config) => {
+                let (elector, leadership) = Elector::new(client.clone(), config.clone(), clock.clone());
+                (Some(elector), leadership)
+            }
+            None => (None, Leadership::always(clock.clone())),
+        };
+        let metrics = Arc::<Metrics>::default();
+        let (events, publisher) = Recorder::new(
+            client.clone(),
+            clock.clone(),
+            leadership.clone(),
+            settings.instance.clone(),
+            metrics.clone(),
+        );
+        Self {
+            health: Health::new(clock.clone()),
+            client,
+            clock,
+            metrics,
+            events,
+            settings,
+            leadership,
+            elector,
+            publisher,
+            watches: Vec::new(),
+            drivers: Vec::new(),
+            synced: Vec::new(),
+            stop,
+        }
+    }
+
+    /// Writes of one layer carry its field manager.
+    pub fn writer(&self, manager: &'static str) -> Writer {
+        Writer {
+            client: self.client.clone(),
+            leadership: self.leadership.clone(),
+            manager,
+            timeout: self.settings.request_timeout,
+        }
+    }
+
+    pub fn queue(&self, resync: Duration) -> Arc<Queue> {
+        Arc::new(Queue::new(self.clock.clone(), resync))
+    }
+
+    /// Keeps `kind` filled and puts the keys that its changes concern into `queue`.
+    pub fn watch<W: View, T: Send + Sync + 'static>(
+        &mut self,
+        kind: &Arc<Kind<W, T>>,
+        queue: &Arc<Queue>,
+        concerns: fn(&Key) -> Option<Key>,
+    ) {
+        let name = format!("watch {}", kind.resource);
+        let pulse = self.health.pulse(name.as_str());
+        let (watched, checked, counted) = (kind.clone(), kind.clone(), kind.clone());
+        self.health.require(format!("cache {}", kind.resource), move || checked.readiness());
+        self.synced.push(Box::new(move || counted.store().is_synced()));
+        let (client, queue, metrics) = (self.client.clone(), queue.clone(), self.metrics.clone());
+        let job = move |mode| watch(watched, client, mode, concerns, queue, metrics, pulse).boxed();
+        self.watches.push((name, Box::new(job)));
+    }
+
+    pub fn drive<L: Layer>(&mut self, layer: L, queue: Arc<Queue>, concurrency: usize) {
+        self.drivers.push(Driver::new(
+            layer,
+            queue,
+            self.clock.clone(),
+            self.leadership.clone(),
+            self.metrics.clone(),
+            concurrency,
+        ));
+    }
+
+    /// Runs until the stop token is cancelled or a part fails. `on_bound` learns the addresses.
+    pub async fn run(self, on_bound: impl FnOnce(Addresses) + Send) -> Result<(), Fatal> {
+        let mut tasks = Tasks::default();
+        on_bound(serve(self.settings.clone(), self.health.clone(), self.metrics.clone(), &mut tasks).await?);
+        let (may_lead, filled) = signal::channel(false);
+        let caches = filled.clone();
+        let drained = CancellationToken::new();
+        let Self {
+            client,
+            health,
+            settings,
+            leadership,
+            elector,
+            publisher,
+            watches,
+            drivers,
+            synced,
+            stop,
+            metrics,
+            events,
+            ..
+        } = self;
+        // Layers hold their own recorders; the publisher ends with the last of them.
+        drop(events);
+
+        tasks.spawn("events", publisher.run(health.pulse("events")));
+        let elector_done =
+            elector.map(|elector| tokio::spawn(elector.run(filled, drained.clone(), health.pulse("leader election"))));
+        let mode = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            mode = list_mode(&client, settings.list_mode) => mode,
+        };
+        for (name, job) in watches {
+            tasks.spawn(name, job(mode));
+        }
+        tasks.spawn("readiness", announce(synced, may_lead, leadership, metrics));
+        let mut draining = JoinSet::new();
+        for (index, driver) in drivers.into_iter().enumerate() {
+            let pulse = health.pulse(format!("driver {index}"));
+            let (stop, grace, mut caches) = (stop.clone(), settings.grace, caches.clone());
+            draining.spawn(async move {
+                let filled = async { caches.wait_for(|filled| *filled).await.is_ok() };
+                // Half a view looks like an outage: no round before every cache is full.
+                if pulse.while_waiting(stop.run_until_cancelled(filled)).await == Some(true) {
+                    driver.run(stop, grace, pulse).await;
+                } else {
+                    stop.cancelled().await;
+                }
+            });
+        }
+        let result = tokio::select! {
+            () = stop.cancelled() => Ok(()),
+            name = tasks.any_ended() => Err(Fatal::TaskEnded(name)),
+            Some(_) = draining.join_next(), if !stop.is_cancelled() => Err(Fatal::TaskEnded("driver".into())),
+        };
+        stop.cancel();
+        while draining.join_next().await.is_some() {}
+        // Only now may another replica take over: nothing of ours writes any more.
+        drained.cancel();
+        if let Some(elector) = elector_done {
+            let _ = elector.await;
+        }
+        result
+    }
+}
+
+/// Opens the admin ports.
+async fn serve(
+    settings: Settings,
+    health: Health,
+    metrics: Arc<Metrics>,
+    tasks: &mut Tasks,
+) -> Result<Addresses, Fatal> {
+    let mut addresses = Addresses::default();
+    if let Some(address) = settings.health_address {
+        addresses.health = Some(tasks.listen("health", address, admin::health_routes(health)).await?);
+    }
+    if let Some(address) = settings.metrics_address {
+        addresses.metrics = Some(tasks.listen("metrics", address, admin::metrics_routes(metrics)).await?);
+    }
+    Ok(addresses)
+}
+
+/// Tasks that must live as long as the process.
+#[derive(Default)]
+struct Tasks {
+    set: JoinSet<String>,
+}
+
+impl Tasks {
+    fn spawn(&mut self, name: impl Into<String>, task: impl Future<Output = ()> + Send + 'static) {
+        let name = name.into();
+        self.set.spawn(async move {
+            task.await;
+            name
+        });
+    }
+
+    async fn listen(
+        &mut self,
+        name: &'static str,
+        address: SocketAddr,
+        routes: axum::Router,
+    ) -> Result<SocketAddr, Fatal> {
+        let (listener, bound) = admin::bind(address).await.map_err(|source| Fatal::Listen { address, source })?;
+        self.spawn(name, async move {
+            if let Err(error) = axum::serve(listener, routes).await {
+                tracing::error!(%error, name, "server ended");
+            }
+        });
+        Ok(bound)
+    }
+
+    /// The name of the first task that ended or panicked.
+    async fn any_ended(&mut self) -> String {
+        match self.set.join_next().await {
+            Some(Ok(name)) => name,
+            Some(Err(error)) => error.to_string(),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Lets the elector campaign once every cache is full, and keeps the leader gauge.
+async fn announce(
+    synced: Vec<Box<dyn Fn() -> bool + Send + Sync>>,
+    may_lead: signal::Sender<bool>,
+    leadership: Leadership,
+    metrics: Arc<Metrics>,
+) {
+    // Short beside the seconds that filling takes, long beside the cost of asking.
+    const LOOK: Duration = Duration::from_millis(20);
+    while !synced.iter().all(|is_synced| is_synced()) {
+        tokio::time::sleep(LOOK).await;
+    }
+    tracing::info!("caches filled");
+    may_lead.send_replace(true);
+    loop {
+        metrics.leading.set(i64::from(leadership.is_leading()));
+        // The gauge is read every few seconds at most.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Streaming lists from Kubernetes 1.34 on. Asks until the server answers: without it there is nothing to do anyway.
+async fn list_mode(client: &Client, wanted: Option<ListMode>) -> ListMode {
+    const ASK_AGAIN: Duration = Duration::from_millis(500);
+    if let Some(mode) = wanted {
+        return mode;
+    }
+    loop {
+        match client.apiserver_version().await {
+            Ok(info) => {
+                let minor: String = info.minor.chars().take_while(char::is_ascii_digit).collect();
+                let can_stream = (info.major.as_str(), minor.parse::<u32>().unwrap_or(0)) >= ("1", 34);
+                return if can_stream { ListMode::Streaming } else { ListMode::Paged };
+            }
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), "API server not reachable; asking again");
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! The queue of one controller: which key runs next.
+//!
+//! A key is queued at most once and never runs twice at a time; a change that arrives while it runs makes it run once
+//! more. Changed keys go before resyncs, and within each of these two the namespaces take turns, so a namespace with
+//! a thousand keys waiting delays another by one round, not by a thousand. Memory is bounded by the number of keys.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque, hash_map::DefaultHasher},
+    hash::{Hash, Hasher},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use crate::{
+    clock::{Clock, jittered},
+    error::Class,
+    key::Key,
+};
+
+/// The first retry comes this soon: shorter would be a hot loop, longer would be felt by a user who waits.
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+
+/// A key may act this often in a row at full speed; any ordinary life (create, upgrade, repair, delete) fits well in.
+const BURST: u32 = 20;
+/// Beyond the burst a key acts once per this time: someone else undoes what we do, and neither side will yield.
+const COOL_DOWN: Duration = Duration::from_secs(1);
+
+/// How a round ended, as far as the queue must know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing more to do until a change or the next resync.
+    Settled,
+    /// Settled, but look again after this time at the latest.
+    Look(Duration),
+    /// Writes were made: look at once whether anything is left.
+    Again,
+    /// Failed: retry with growing delay, not sooner than the server asked.
+    Failed(Class, Option<Duration>),
+    /// The object is gone.
+    Forget,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Urgency {
+    Resync,
+    Changed,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    queued: Option<(Urgency, Instant)>,
+    is_running: bool,
+    /// A change arrived during the run.
+    run_again: bool,
+    failures: u32,
+    timer: Option<(Instant, u64)>,
+    /// When all acting so far would be paid for at one round per [`COOL_DOWN`].
+    paid_at: Option<Instant>,
+}
+
+impl Entry {
+    fn acted(&mut self, now: Instant) {
+        self.paid_at = Some(self.paid_at.map_or(now, |at| at.max(now)) + COOL_DOWN);
+    }
+
+    /// The earliest moment the key may run again, if that is in the future.
+    fn cools_until(&self, now: Instant) -> Option<Instant> {
+        self.paid_at.and_then(|at| at.checked_sub(COOL_DOWN * BURST)).filter(|at| *at > now)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Turns {
+    order: VecDeque<Arc<str>>,
+    waiting: HashMap<Arc<str>, VecDeque<Key>>,
+}
+
+impl Turns {
+    fn push(&mut self, key: Key) {
+        let namespace = key.namespace.clone();
+        let waiting = self.waiting.entry(namespace.clone()).or_default();
+        if waiting.is_empty() {
+            self.order.push_back(namespace);
+        }
+        waiting.push_back(key);
+    }
+
+    fn pop(&mut self) -> Option<Key> {
+        let namespace = self.order.pop_front()?;
+        let waiting = self.waiting.get_mut(&namespace)?;
+        let key = waiting.pop_front();
+        if waiting.is_empty() {
+            self.waiting.remove(&namespace);
+        } else {
+            self.order.push_back(namespace);
+        }
+        key
+    }
+
+    /// Rare (a resync that turns urgent), so a scan of one namespace is fine.
+    fn remove(&mut self, key: &Key) {
+        if let Some(waiting) = self.waiting.get_mut(&key.namespace) {
+            waiting.retain(|other| other != key);
+            if waiting.is_empty() {
+                self.waiting.remove(&key.namespace);
+                self.order.retain(|namespace| *namespace != key.namespace);
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    entries: HashMap<Key, Entry>,
+    changed: Turns,
+    resync: Turns,
+    timers: BTreeMap<(Instant, u64), Key>,
+    sequence: u64,
+    queued: usize,
+    adds: u64,
+    retries: u64,
+}
+
+/// Counts for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Depth {
+    pub queued: usize,
+    pub known: usize,
+    pub adds: u64,
+    pub retries: u64,
+}
+
+#[derive(Debug)]
+pub struct Queue {
+    inner: Mutex<Inner>,
+    wake: Notify,
+    clock: Clock,
+    resync: Duration,
+}
+
+/// A key handed out to run, and how long it waited.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Turn {
+    pub key: Key,
+    pub waited: Duration,
+}
+
+impl Queue {
+    /// `resync` is the period of the drift check; it also caps the delay between retries.
+    pub fn new(clock: Clock, resync: Duration) -> Self {
+        Self { inner: Mutex::default(), wake: Notify::new(), clock, resync }
+    }
+
+    /// Something about this key changed.
+    pub fn changed(&self, key: &Key) {
+        self.lock().enqueue(key, Urgency::Changed, self.clock.instant());
+        self.wake.notify_one();
+    }
+
+    /// The next key to run, as soon as there is one. The caller ends the run with [`Queue::done`].
+    pub async fn next(&self) -> Turn {
+        loop {
+            let woken = self.wake.notified();
+            let now = self.clock.instant();
+            let due = {
+                let mut inner = self.lock();
+                inner.fire_timers(now);
+                if let Some(turn) = inner.take(now) {
+                    return turn;
+                }
+                inner.timers.first_key_value().map(|((at, _), _)| *at)
+            };
+            match due {
+                Some(at) => tokio::select! {
+                    () = woken => {}
+                    () = tokio::time::sleep_until(at) => {}
+                },
+                None => woken.await,
+            }
+        }
+    }
+
+    pub fn done(&self, key: &Key, next: Next) {
+        let now = self.clock.instant();
+        let mut inner = self.lock();
+        let Some(entry) = inner.entries.get_mut(key) else { return };
+        entry.is_running = false;
+        let run_again = std::mem::take(&mut entry.run_again);
+        let delay = match next {
+            Next::Forget if !run_again => {
+                inner.entries.remove(key);
+                return;
+            }
+            Next::Again | Next::Forget => {
+                entry.failures = 0;
+                entry.acted(now);
+                Duration::ZERO
+            }
+            Next::Settled => {
+                entry.failures = 0;
+                self.resync_delay(key, inner.sequence)
+            }
+            Next::Look(after) => {
+                entry.failures = 0;
+                after.min(self.resync_delay(key, inner.sequence))
+            }
+            Next::Failed(class, asked) => {
+                entry.failures = entry.failures.saturating_add(1);
+                let failures = entry.failures;
+                inner.retries += 1;
+                self.retry_delay(key, class, failures).max(asked.unwrap_or_default())
+            }
+        };
+        if run_again || delay.is_zero() {
+            inner.enqueue(key, Urgency::Changed, now);
+        } else {
+            inner.set_timer(key, now + delay);
+        }
+        drop(inner);
+        // The loop in `next` may have to hand out this key or to wait for an earlier timer.
+        self.wake.notify_one();
+    }
+
+    pub fn depth(&self) -> Depth {
+        let inner = self.lock();
+        Depth { queued: inner.queued, known: inner.entries.len(), adds: inner.adds, retries: inner.retries }
+    }
+
+    fn resync_delay(&self, key: &Key, sequence: u64) -> Duration {
+        jittered(self.resync, seed(key, sequence))
+    }
+
+    fn retry_delay(&self, key: &Key, class: Class, failures: u32) -> Duration {
+        if class == Class::Terminal {
+            return self.resync_delay(key, failures.into());
+        }
+        let doubled = FIRST_RETRY.saturating_mul(1 << (failures - 1).min(20));
+        jittered(doubled.min(self.resync), seed(key, failures.into()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn seed(key: &Key, salt: u64) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (key, salt).hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Inner {
+    fn enqueue(&mut self, key: &Key, urgency: Urgency, now: Instant) {
+        self.adds += 1;
+        let entry = self.entries.entry(key.clone()).or_default();
+        if entry.is_running {
+            entry.run_again = true;
+            return;
+        }
+        if let (None, Some(at)) = (entry.queued, entry.cools_until(now)) {
+            self.set_timer(key, at);
+            return;
+        }
+        match entry.queued {
+            Some((Urgency::Resync, since)) if urgency == Urgency::Changed => {
+                entry.queued = Some((urgency, since));
+                self.resync.remove(key);
+                self.changed.push(key.clone());
+            }
+            Some(_) => {}
+            None => {
+                entry.queued = Some((urgency, now));
+                self.queued += 1;
+                match urgency {
+                    Urgency::Changed => self.changed.push(key.clone()),
+                    Urgency::Resync => self.resync.push(key.clone()),
+                }
+            }
+        }
+        if let Some(timer) = self.entries.get_mut(key).and_then(|entry| entry.timer.take()) {
+            self.timers.remove(&timer);
+        }
+    }
+
+    fn set_timer(&mut self, key: &Key, at: Instant) {
+        self.sequence += 1;
+        let timer = (at, self.sequence);
+        if let Some(entry) = self.entries.get_mut(key) {
+            if let Some(old) = entry.timer.replace(timer) {
+                self.timers.remove(&old);
+            }
+            self.timers.insert(timer, key.clone());
+        }
+    }
+
+    fn fire_timers(&mut self, now: Instant) {
+        while let Some(first) = self.timers.first_entry() {
+            if first.key().0 > now {
+                return;
+            }
+            let key = first.remove();
+            if let Some(entry) = self.entries.get_mut(&key) {
+                entry.timer = None;
+                // A retry is as urgent as the change it stems from.
+                let urgency = if entry.failures > 0 { Urgency::Changed } else { Urgency::Resync };
+                self.enqueue(&key, urgency, now);
+            }
+        }
+    }
+
+    fn take(&mut self, now: Instant) -> Option<Turn> {
+        let key = self.changed.pop().or_else(|| self.resync.pop())?;
+        let entry = self.entries.get_mut(&key)?;
+        let since = entry.queued.take().map_or(now, |(_, since)| since);
+        entry.is_running = true;
+        self.queued -= 1;
+        Some(Turn { key, waited: now.saturating_duration_since(since) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RESYNC: Duration = Duration::from_secs(120);
+
+    fn queue() -> Queue {
+        Queue::new(Clock::default(), RESYNC)
+    }
+
+    fn key(namespace: &str, name: &str) -> Key {
+        Key::new(namespace, name)
+    }
+
+    /// What is ready right now, in order, each taken as running.
+    async fn ready(queue: &Queue) -> Vec<String> {
+        let mut keys = Vec::new();
+        while let Ok(turn) = tokio::time::timeout(Duration::ZERO, queue.next()).await {
+            keys.push(turn.key.to_string());
+        }
+        keys
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_runs_once_at_a_time_and_once_more_after_a_change() {
+        let queue = queue();
+        let a = key("n", "a");
+        queue.changed(&a);
+        queue.changed(&a);
+        assert_eq!(ready(&queue).await, ["n/a"]);
+        queue.changed(&a);
+        queue.changed(&a);
+        assert_eq!(ready(&queue).await, [""; 0]);
+        queue.done(&a, Next::Settled);
+        assert_eq!(ready(&queue).await, ["n/a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn namespaces_take_turns() {
+        let queue = queue();
+        for name in ["1", "2", "3", "4"] {
+            queue.changed(&key("big", name));
+        }
+        queue.changed(&key("small", "x"));
+        assert_eq!(ready(&queue).await, ["big/1", "small/x", "big/2", "big/3", "big/4"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_go_before_resyncs_and_a_resync_can_turn_urgent() {
+        let queue = queue();
+        for name in ["1", "2", "3"] {
+            queue.changed(&key("n", name));
+        }
+        ready(&queue).await;
+        for name in ["1", "2", "3"] {
+            queue.done(&key("n", name), Next::Settled);
+        }
+        tokio::time::advance(RESYNC * 2).await;
+        queue.lock().fire_timers(Instant::now());
+        queue.changed(&key("n", "9"));
+        queue.changed(&key("n", "3"));
+        assert_eq!(ready(&queue).await[..2], ["n/9", "n/3"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn settled_keys_come_back_after_the_resync_period() {
+        let queue = queue();
+        let a = key("n", "a");
+        queue.changed(&a);
+        ready(&queue).await;
+        queue.done(&a, Next::Settled);
+        tokio::time::advance(RESYNC * 8 / 10).await;
+        assert_eq!(ready(&queue).await, [""; 0]);
+        tokio::time::advance(RESYNC * 4 / 10).await;
+        assert_eq!(ready(&queue).await, ["n/a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn retries_grow_up_to_the_resync_period_and_success_resets_them() {
+        let queue = queue();
+        let a = key("n", "a");
+        queue.changed(&a);
+        let mut delays = Vec::new();
+        for _ in 0..16 {
+            let before = Instant::now();
+            queue.next().await;
+            delays.push(before.elapsed());
+            queue.done(&a, Next::Failed(Class::Transient, None));
+        }
+        assert!(delays[1] < Duration::from_millis(120));
+        assert!(delays[1..10].windows(2).all(|pair| pair[1] > pair[0]));
+        assert!(delays.iter().all(|delay| *delay <= RESYNC * 11 / 10));
+        queue.next().await;
+        queue.done(&a, Next::Again);
+        queue.next().await;
+        queue.done(&a, Next::Failed(Class::Transient, None));
+        let before = Instant::now();
+        queue.next().await;
+        assert!(before.elapsed() < Duration::from_millis(120));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_server_may_ask_for_more_patience() {
+        let queue = queue();
+        let a = key("n", "a");
+        queue.changed(&a);
+        queue.next().await;
+        queue.done(&a, Next::Failed(Class::Transient, Some(Duration::from_secs(7))));
+        let before = Instant::now();
+        queue.next().await;
+        assert!(before.elapsed() >= Duration::from_secs(7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_cuts_a_delay_short() {
+        let queue = queue();
+        let a = key("n", "a");
+        queue.changed(&a);
+        queue.next().await;
+        queue.done(&a, Next::Failed(Class::Terminal, None));
+        assert_eq!(ready(&queue).await, [""; 0]);
+        queue.changed(&a);
+        assert_eq!(ready(&queue).await, ["n/a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_that_others_keep_undoing_cools_down_and_recovers() {
+        let queue = queue();
+        let a = key("n", "a");
+        let started = Instant::now();
+        for _ in 0..BURST + 10 {
+            queue.changed(&a);
+            queue.next().await;
+            queue.done(&a, Next::Again);
+        }
+        let spent = started.elapsed();
+        assert!(spent >= COOL_DOWN * 9 && spent <= COOL_DOWN * 11, "{spent:?}");
+        tokio::time::advance(COOL_DOWN * BURST).await;
+        let started = Instant::now();
+        queue.changed(&a);
+        queue.next().await;
+        assert_eq!(started.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn forgotten_keys_leave_nothing_behind() {
+        let queue = queue();
+        let a = key("n", "a");
+        queue.changed(&a);
+        queue.next().await;
+        queue.done(&a, Next::Forget);
+        assert_eq!(queue.depth().known, 0);
+        assert!(queue.lock().timers.is_empty());
+        queue.changed(&a);
+        queue.next().await;
+        queue.changed(&a);
+        queue.done(&a, Next::Forget);
+        assert_eq!(ready(&queue).await, ["n/a"]);
+    }
+}

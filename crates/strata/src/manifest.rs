@@ -1,0 +1,36 @@
+//! `strata crd` and `strata rbac`: what a cluster must be given before the operator can work.
+
+use clap::Args;
+use runtime::rights::rbac;
+use serde::Serialize;
+
+use crate::Failure;
+
+#[derive(Debug, Args)]
+pub struct RbacFlags {
+    /// Namespace of the operator
+    #[arg(long, short, default_value = "strata-system")]
+    namespace: String,
+    /// Name of the ServiceAccount and of the roles
+    #[arg(long, default_value = "strata")]
+    name: String,
+}
+
+pub fn print_crds() -> Result<(), Failure> {
+    print(&api::performer::crd())
+}
+
+pub fn print_rbac(flags: &RbacFlags) -> Result<(), Failure> {
+    let rbac = rbac(&flags.namespace, &flags.name, performers::rights::CLUSTER);
+    print(&rbac.account)?;
+    print(&rbac.cluster_role)?;
+    print(&rbac.cluster_binding)?;
+    print(&rbac.role)?;
+    print(&rbac.binding)
+}
+
+fn print(object: &impl Serialize) -> Result<(), Failure> {
+    let yaml = serde_saphyr::to_string(object).map_err(|error| Failure::new(format!("cannot print: {error}")))?;
+    anstream::println!("---\n{}", yaml.trim_end());
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! Which programs there are and how each is built. Versions are stated in `tools/<module>/go.mod` alone.
+
+use sha2::{Digest, Sha256};
+
+/// A Go module under `tools/` that pins one upstream project.
+#[derive(Debug)]
+pub(super) struct Module {
+    pub name: &'static str,
+    /// The required module whose version is the version of its programs.
+    upstream: &'static str,
+    pub go_mod: &'static str,
+    pub go_sum: &'static str,
+}
+
+macro_rules! module {
+    ($name:literal, $upstream:literal) => {
+        Module {
+            name: $name,
+            upstream: $upstream,
+            go_mod: include_str!(concat!("../../../../tools/", $name, "/go.mod")),
+            go_sum: include_str!(concat!("../../../../tools/", $name, "/go.sum")),
+        }
+    };
+}
+
+static ETCD: Module = module!("etcd", "go.etcd.io/etcd/server/v3");
+static KUBERNETES: Module = module!("kubernetes", "k8s.io/kubernetes");
+static KWOK: Module = module!("kwok", "sigs.k8s.io/kwok");
+static HELM: Module = module!("helm", "helm.sh/helm/v4");
+static CONTAINERD: Module = module!("containerd", "github.com/containerd/containerd/v2");
+
+/// One program of the catalog.
+#[derive(Debug)]
+pub struct Tool {
+    pub name: &'static str,
+    pub(super) module: &'static Module,
+    /// Below the upstream module; empty for its root.
+    package: &'static str,
+    tags: &'static str,
+    /// `KUBEBUILDER_ASSETS` may hold it, as in every controller project.
+    pub(super) is_kubebuilder_asset: bool,
+}
+
+const fn tool(name: &'static str, module: &'static Module, package: &'static str) -> Tool {
+    Tool { name, module, package, tags: "", is_kubebuilder_asset: false }
+}
+
+impl Tool {
+    const fn kubebuilder_asset(mut self) -> Self {
+        self.is_kubebuilder_asset = true;
+        self
+    }
+
+    /// Snapshotters that need C headers and that no test uses.
+    const fn without_btrfs_and_zfs(mut self) -> Self {
+        self.tags = "no_btrfs,no_zfs";
+        self
+    }
+}
+
+/// In the order in which building them repeats the least work and the quickest come first.
+pub static CATALOG: [Tool; 11] = [
+    tool("etcd", &ETCD, "").kubebuilder_asset(),
+    tool("kube-apiserver", &KUBERNETES, "/cmd/kube-apiserver").kubebuilder_asset(),
+    tool("kubectl", &KUBERNETES, "/cmd/kubectl").kubebuilder_asset(),
+    tool("kube-scheduler", &KUBERNETES, "/cmd/kube-scheduler"),
+    tool("kube-controller-manager", &KUBERNETES, "/cmd/kube-controller-manager"),
+    tool("kwok", &KWOK, "/cmd/kwok"),
+    tool("kubelet", &KUBERNETES, "/cmd/kubelet"),
+    tool("helm", &HELM, "/cmd/helm"),
+    tool("containerd", &CONTAINERD, "/cmd/containerd").without_btrfs_and_zfs(),
+    tool("containerd-shim-runc-v2", &CONTAINERD, "/cmd/containerd-shim-runc-v2").without_btrfs_and_zfs(),
+    tool("ctr", &CONTAINERD, "/cmd/ctr").without_btrfs_and_zfs(),
+];
+
+impl Tool {
+    pub fn named(name: &str) -> Option<&'static Self> {
+        CATALOG.iter().find(|tool| tool.name == name)
+    }
+
+    /// The pinned version, without the leading `v`.
+    pub fn version(&self) -> &'static str {
+        required_version(self.module.go_mod, self.module.upstream).expect("go.mod requires the module it pins")
+    }
+
+    /// The variable that names a binary to use instead: `STRATA_KUBE_APISERVER`.
+    pub fn variable(&self) -> String {
+        format!("STRATA_{}", self.name.to_uppercase().replace('-', "_"))
+    }
+
+    pub(super) fn package(&self) -> String {
+        format!("{}{}", self.module.upstream, self.package)
+    }
+
+    /// Arguments of `go build`, apart from output and package.
+    pub(super) fn build_flags(&self) -> Vec<String> {
+        let mut flags = vec!["-trimpath".to_owned(), "-buildvcs=false".to_owned()];
+        if !self.tags.is_empty() {
+            flags.extend(["-tags".to_owned(), self.tags.to_owned()]);
+        }
+        flags.extend(["-ldflags".to_owned(), self.linker_flags()]);
+        flags
+    }
+
+    /// Without the version stamp Kubernetes programs call themselves v0.0.0, which clients refuse.
+    fn linker_flags(&self) -> String {
+        let strip = "-s -w";
+        if self.module.name != KUBERNETES.name {
+            return strip.to_owned();
+        }
+        let version = self.version();
+        let (major, minor) = major_minor(version).expect("the pin is a semantic version");
+        let base = "k8s.io/component-base/version";
+        format!(
+            "{strip} -X {base}.gitVersion=v{version} -X {base}.gitMajor={major} -X {base}.gitMinor={minor} \
+             -X k8s.io/client-go/pkg/version.gitVersion=v{version}"
+        )
+    }
+
+    /// Name of the cached binary: changes with everything that decides its content.
+    pub(super) fn cache_key(&self) -> String {
+        let mut digest = Sha256::new();
+        for part in [self.module.go_mod, self.module.go_sum, &self.package(), &self.build_flags().join("\n")] {
+            digest.update(part);
+            digest.update([0]);
+        }
+        let digest = digest.finalize();
+        let short = u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]]);
+        let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
+        format!("{}-{}-{os}-{arch}-{short:08x}", self.name, self.version())
+    }
+}
+
+fn required_version<'a>(go_mod: &'a str, module: &str) -> Option<&'a str> {
+    go_mod.lines().find_map(|line| {
+        let line = line.trim();
+        let mut words = line.strip_prefix("require ").unwrap_or(line).split_whitespace();
+        (words.next()? == module).then(|| words.next())??.strip_prefix('v')
+    })
+}
+
+/// The first `MAJOR.MINOR` in a text such as the output of `--version`.
+pub(super) fn major_minor(text: &str) -> Option<(u32, u32)> {
+    text.split(|c: char| !(c.is_ascii_digit() || c == '.')).find_map(|word| {
+        let mut numbers = word.split('.');
+        Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tool_has_a_pinned_version() {
+        for tool in &CATALOG {
+            assert!(major_minor(tool.version()).is_some(), "{}: {}", tool.name, tool.version());
+        }
+    }
+
+    #[test]
+    fn kubernetes_programs_carry_their_version() {
+        let flags = Tool::named("kubectl").unwrap().build_flags().join(" ");
+        let version = Tool::named("kubectl").unwrap().version();
+        assert!(flags.contains(&format!("gitVersion=v{version} ")), "{flags}");
+    }
+
+    #[test]
+    fn versions_are_found_in_what_programs_print() {
+        assert_eq!(major_minor("Kubernetes v1.36.3\n"), Some((1, 36)));
+        assert_eq!(major_minor("etcd Version: 3.7.3\nGit SHA: 12ab"), Some((3, 7)));
+        assert_eq!(major_minor("no number"), None);
+    }
+}

@@ -1,0 +1,167 @@
+//! Keeps `docs/acceptance.md` true: every row names tests, and every named test ran and passed.
+
+use std::collections::BTreeMap;
+
+use crate::report::{Report, Verdict};
+
+/// The rows the performers specification asks for.
+const ROWS: std::ops::RangeInclusive<u32> = 1..=53;
+
+/// What the comparison of table and report found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    pub problems: Vec<String>,
+    /// Rows shown by a test that could not run here, with the reason.
+    pub skips: Vec<String>,
+}
+
+/// The table's rows: number to test names.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Table {
+    rows: BTreeMap<String, Vec<String>>,
+    problems: Vec<String>,
+}
+
+/// Compares the table in `markdown` with what ran. Where skips are not allowed they are problems.
+pub fn check(markdown: &str, report: &Report, skips_allowed: bool) -> Findings {
+    let table = parse(markdown);
+    let mut findings = Findings { problems: table.problems, skips: Vec::new() };
+    for number in ROWS {
+        let id = format!("P{number:02}");
+        match table.rows.get(&id).map(Vec::as_slice) {
+            None => findings.problems.push(format!("{id}: no row")),
+            Some([]) => findings.problems.push(format!("{id}: names no test")),
+            Some(tests) => {
+                for test in tests {
+                    findings.judge(&id, test, report, skips_allowed);
+                }
+            }
+        }
+    }
+    findings
+}
+
+impl Findings {
+    fn judge(&mut self, id: &str, test: &str, report: &Report, skips_allowed: bool) {
+        match report.tests.get(test) {
+            Some(Verdict::Passed) => {}
+            Some(Verdict::Failed) => self.problems.push(format!("{id}: {test} failed")),
+            Some(Verdict::Ignored) => self.problems.push(format!("{id}: {test} is ignored")),
+            Some(Verdict::Skipped(reason)) => {
+                let line = format!("{id}: {test} skipped: {reason}");
+                if skips_allowed { &mut self.skips } else { &mut self.problems }.push(line);
+            }
+            None => self.problems.push(format!("{id}: {test} did not run: no such test")),
+        }
+    }
+}
+
+/// Rows look like `| P01 | what | crate::path::test, crate::path::other |`.
+fn parse(markdown: &str) -> Table {
+    let mut table = Table::default();
+    for line in markdown.lines() {
+        let Some(cells) = line.trim().strip_prefix('|').and_then(|rest| rest.strip_suffix('|')) else {
+            continue;
+        };
+        let cells: Vec<&str> = cells.split('|').map(str::trim).collect();
+        let Some(id) = cells.first().filter(|id| is_row_id(id)) else {
+            continue;
+        };
+        let &[_, _, tests] = cells.as_slice() else {
+            table.problems.push(format!("{id}: {} cells instead of 3", cells.len()));
+            continue;
+        };
+        let names = tests
+            .split(',')
+            .map(|name| name.trim().trim_matches('`').to_owned())
+            .filter(|name| !name.is_empty())
+            .collect();
+        if table.rows.insert((*id).to_owned(), names).is_some() {
+            table.problems.push(format!("{id}: more than one row"));
+        }
+    }
+    table
+}
+
+fn is_row_id(cell: &str) -> bool {
+    cell.strip_prefix('P').is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A table whose rows all name the test `good`, except those given.
+    fn table(rows: &[(u32, &str)]) -> String {
+        let head = "# Acceptance\n\n| # | Check | Tests |\n| --- | --- | --- |\n".to_owned();
+        let rows = ROWS.filter_map(|number| {
+            let own = rows.iter().find(|(own, _)| *own == number);
+            let tests = own.map_or("`plan::good`", |(_, tests)| tests);
+            (tests != "-").then(|| format!("| P{number:02} | what | {tests} |\n"))
+        });
+        std::iter::once(head).chain(rows).collect()
+    }
+
+    fn check_rows(rows: &[(u32, &str)], skips_allowed: bool, problems: &[&str], skips: &[&str]) {
+        let report = Report {
+            tests: [
+                ("plan::good".to_owned(), Verdict::Passed),
+                ("plan::bad".to_owned(), Verdict::Failed),
+                ("plan::lazy".to_owned(), Verdict::Ignored),
+                ("node::away".to_owned(), Verdict::Skipped("needs root".to_owned())),
+            ]
+            .into(),
+            broken: Vec::new(),
+        };
+        let findings = check(&table(rows), &report, skips_allowed);
+        assert_eq!(findings.problems, problems);
+        assert_eq!(findings.skips, skips);
+    }
+
+    #[test]
+    fn a_full_table_of_passed_tests_has_no_findings() {
+        check_rows(&[(2, "plan::good, `plan::good`")], false, &[], &[]);
+    }
+
+    #[test]
+    fn a_missing_row_is_found() {
+        check_rows(&[(7, "-"), (53, "-")], true, &["P07: no row", "P53: no row"], &[]);
+    }
+
+    #[test]
+    fn a_row_without_tests_is_found() {
+        check_rows(&[(1, "")], true, &["P01: names no test"], &[]);
+    }
+
+    #[test]
+    fn a_test_that_does_not_exist_is_found_beside_one_that_does() {
+        let problem = "P03: plan::gone did not run: no such test";
+        check_rows(&[(3, "`plan::good`, `plan::gone`")], true, &[problem], &[]);
+    }
+
+    #[test]
+    fn failed_and_ignored_tests_are_found() {
+        check_rows(
+            &[(4, "plan::bad"), (5, "plan::lazy")],
+            true,
+            &["P04: plan::bad failed", "P05: plan::lazy is ignored"],
+            &[],
+        );
+    }
+
+    #[test]
+    fn a_skip_is_listed_with_its_reason_and_is_a_problem_where_not_allowed() {
+        let line = "P06: node::away skipped: needs root";
+        check_rows(&[(6, "node::away")], true, &[], &[line]);
+        check_rows(&[(6, "node::away")], false, &[line], &[]);
+    }
+
+    #[test]
+    fn a_row_given_twice_or_with_a_missing_cell_is_found() {
+        let mut text = table(&[]);
+        text += "| P09 | again | plan::good |\n| P10 | short |\n";
+        let report = Report { tests: [("plan::good".to_owned(), Verdict::Passed)].into(), broken: vec![] };
+        let findings = check(&text, &report, true);
+        assert_eq!(findings.problems, ["P09: more than one row", "P10: 2 cells instead of 3"]);
+    }
+}

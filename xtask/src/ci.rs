@@ -1,0 +1,201 @@
+//! The one command that checks everything.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::report::{self, Executables, Report, Verdict};
+use crate::workspace::{self, cargo};
+use crate::{acceptance as table, codegen, deny, tidy, tools};
+
+/// Tests wait for control planes more than they compute, so twice the cores of the smallest
+/// supported machine keeps it busy; more would only make every wait longer.
+const TEST_THREADS: &str = "4";
+
+/// One step that ran, for the summary.
+struct Step {
+    name: &'static str,
+    took: Duration,
+    error: Option<anyhow::Error>,
+}
+
+#[derive(Default)]
+struct Steps(Vec<Step>);
+
+impl Steps {
+    /// Runs one step. A failure is kept, not returned: later steps still tell what they know.
+    fn run<T>(&mut self, name: &'static str, step: impl FnOnce() -> Result<T>) -> Option<T> {
+        eprintln!("==> {name}");
+        let start = Instant::now();
+        let result = step();
+        let took = start.elapsed();
+        let (value, error) = match result {
+            Ok(value) => (Some(value), None),
+            Err(error) => (None, Some(error)),
+        };
+        match &error {
+            None => eprintln!("    {name}: ok after {}", minutes(took)),
+            Some(error) => eprintln!("    {name}: FAILED after {}: {error:#}", minutes(took)),
+        }
+        self.0.push(Step { name, took, error });
+        value
+    }
+
+    fn summary(&self) -> String {
+        let total = self.0.iter().map(|step| step.took).sum();
+        let lines = self.0.iter().map(|step| {
+            let verdict = if step.error.is_some() { "FAILED" } else { "ok" };
+            format!("  {:>12}  {verdict:6}  {}\n", minutes(step.took), step.name)
+        });
+        let title = format!("\nwhere the time went ({} in all)\n", minutes(total));
+        std::iter::once(title).chain(lines).collect()
+    }
+
+    fn failed(&self) -> Vec<&'static str> {
+        self.0.iter().filter(|step| step.error.is_some()).map(|step| step.name).collect()
+    }
+}
+
+/// Runs all steps, prints where the time went and the counts, and fails if any step did.
+pub fn run() -> Result<()> {
+    let mut steps = Steps::default();
+    steps.run("formatting", || workspace::run(&mut cargo(["fmt", "--all", "--check"])));
+    steps.run("clippy", || {
+        let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--locked"]);
+        workspace::run(clippy.args(["--", "-D", "warnings"]))
+    });
+    steps.run("tidy", tidy::run);
+    let built = steps.run("build of the tests", build_tests);
+    steps.run("real programs", tools::build_all);
+    steps.run("generated files", || codegen::run(true));
+    let report = built.and_then(|()| steps.run("tests", run_tests));
+    if let Some(report) = &report {
+        steps.run("verdict of the tests", || judge(report));
+        steps.run("acceptance table", || check_acceptance(report));
+    }
+    steps.run("documentation", || {
+        let mut doc = cargo(["doc", "--workspace", "--no-deps", "--locked"]);
+        workspace::run(doc.env("RUSTDOCFLAGS", "-D warnings"))
+    });
+    steps.run("dependencies", deny::run);
+
+    eprint!("{}", steps.summary());
+    let report = report.unwrap_or_default();
+    println!("{}", report.closing_line());
+    match steps.failed().as_slice() {
+        [] => Ok(()),
+        failed => bail!("failed: {}", failed.join(", ")),
+    }
+}
+
+/// Compares the table with the report that the last whole run left behind.
+pub fn acceptance() -> Result<()> {
+    check_acceptance(&saved_report()?)
+}
+
+/// Builds every test program and keeps Cargo's list of them.
+fn build_tests() -> Result<()> {
+    let mut build = cargo(["test", "--workspace", "--locked", "--no-run"]);
+    build.arg("--message-format=json-render-diagnostics");
+    let messages = workspace::output(&mut build)?;
+    workspace::write(&executables_file(), messages.as_bytes())
+}
+
+/// Runs all tests in one `cargo test`, shows the output and keeps it.
+///
+/// Cargo names the binaries on standard error, libtest the tests on standard output: one pipe for
+/// both keeps their order.
+fn run_tests() -> Result<Report> {
+    let mut test = cargo(["test", "--workspace", "--locked", "--no-fail-fast"]);
+    test.args(["--", "--test-threads", TEST_THREADS]);
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    let writers = (Stdio::from(writer.try_clone()?), Stdio::from(writer));
+    let mut child = test.stdout(writers.0).stderr(writers.1).spawn().context("cannot start cargo")?;
+    drop(test); // holds the pipe's writing ends, and so its end back
+
+    let mut file = File::create(report_file()).context("cannot create the test report")?;
+    let mut shown = std::io::stdout().lock();
+    let mut lines = BufReader::new(reader);
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line)? > 0 {
+        file.write_all(&line)?;
+        shown.write_all(&line)?;
+        line.clear();
+    }
+    // A failing test is the verdict's business; here only whether there is a report.
+    child.wait().context("cannot wait for cargo")?;
+    saved_report()
+}
+
+fn judge(report: &Report) -> Result<()> {
+    for (name, verdict) in &report.tests {
+        match verdict {
+            Verdict::Failed => eprintln!("    failed: {name}"),
+            Verdict::Skipped(reason) => eprintln!("    skipped: {name}: {reason}"),
+            Verdict::Passed | Verdict::Ignored => {}
+        }
+    }
+    for binary in &report.broken {
+        eprintln!("    broken: {binary} ended without an account of all its tests");
+    }
+    if report.tests.is_empty() {
+        bail!("no test ran");
+    }
+    let skipped = report.count(|verdict| matches!(verdict, Verdict::Skipped(_)));
+    if skipped > 0 && in_ci() {
+        bail!("{skipped} tests skipped, which CI=true does not allow");
+    }
+    let failed = report.count(|verdict| *verdict == Verdict::Failed) + report.broken.len();
+    if failed > 0 {
+        bail!("{failed} failed");
+    }
+    Ok(())
+}
+
+fn check_acceptance(report: &Report) -> Result<()> {
+    let path = workspace::root().join("docs/acceptance.md");
+    let markdown = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let findings = table::check(&markdown, report, !in_ci());
+    for line in findings.skips.iter().chain(&findings.problems) {
+        eprintln!("    {line}");
+    }
+    match findings.problems.len() {
+        0 => Ok(()),
+        count => bail!("docs/acceptance.md and the test report disagree in {count} places"),
+    }
+}
+
+fn saved_report() -> Result<Report> {
+    let read = |path: PathBuf| {
+        std::fs::read(&path)
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .with_context(|| format!("cannot read {}: run cargo xtask ci first", path.display()))
+    };
+    let executables: Executables = report::executables(&read(executables_file())?);
+    Ok(report::parse(&read(report_file())?, &executables))
+}
+
+fn in_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true")
+}
+
+fn report_file() -> PathBuf {
+    workspace::root().join("target/test-report.txt")
+}
+
+fn executables_file() -> PathBuf {
+    workspace::root().join("target/test-executables.jsonl")
+}
+
+fn minutes(time: Duration) -> String {
+    let seconds = time.as_secs_f64();
+    if seconds < 60.0 {
+        format!("{seconds:.1} s")
+    } else {
+        format!("{} min {:02} s", time.as_secs() / 60, time.as_secs() % 60)
+    }
+}

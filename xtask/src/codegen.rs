@@ -1,0 +1,127 @@
+//! Writes what other files repeat from the code, or checks that it is fresh.
+
+mod reference;
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use runtime::rights::Right;
+use serde::Serialize;
+
+use crate::{tools, workspace};
+
+const HEADER: &str = "# Written by `cargo xtask codegen`; do not edit.\n";
+
+/// Plain YAML has no release to make the namespace.
+const NAMESPACE: &str = "\
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: strata-system
+  labels:
+    pod-security.kubernetes.io/enforce: restricted
+";
+
+/// One generated file, by its path in the repository.
+struct Generated {
+    path: String,
+    text: String,
+}
+
+impl Generated {
+    fn new(path: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { path: path.into(), text: text.into() }
+    }
+
+    fn is_fresh(&self) -> bool {
+        std::fs::read_to_string(workspace::root().join(&self.path)).is_ok_and(|text| text == self.text)
+    }
+
+    fn write(&self) -> Result<()> {
+        if !self.is_fresh() {
+            eprintln!("writing {}", self.path);
+            workspace::write(&workspace::root().join(&self.path), self.text.as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes every generated file, or with `check` only names those that are stale.
+pub fn run(check: bool) -> Result<()> {
+    let parts = from_code()?;
+    if !check {
+        parts.iter().try_for_each(Generated::write)?;
+        return install_yaml(&tools::path("helm")?)?.write();
+    }
+    let install = install_yaml(&tools::path("helm")?)?;
+    let stale = stale(parts.iter().chain([&install]));
+    if !stale.is_empty() {
+        bail!("stale: {}; run cargo xtask codegen", stale.join(", "));
+    }
+    Ok(())
+}
+
+fn stale<'a>(files: impl IntoIterator<Item = &'a Generated>) -> Vec<&'a str> {
+    files.into_iter().filter(|file| !file.is_fresh()).map(|file| file.path.as_str()).collect()
+}
+
+/// What follows from the types and rights alone.
+fn from_code() -> Result<Vec<Generated>> {
+    let crd = api::performer::crd();
+    let cluster: Vec<Right> = [performers::rights::CLUSTER, runtime::rights::CLUSTER].concat();
+    let own_namespace = runtime::rights::OWN_NAMESPACE;
+    let crd_name = crd.metadata.name.as_deref().context("the CRD has no name")?;
+    Ok(vec![
+        Generated::new(format!("charts/strata/crds/{crd_name}.yaml"), yaml(&crd)?),
+        Generated::new("charts/strata/generated/cluster-role-rules.yaml", rules(&cluster)?),
+        Generated::new("charts/strata/generated/role-rules.yaml", rules(own_namespace)?),
+        Generated::new("docs/reference/rights.md", reference::rights(&cluster, own_namespace)),
+        Generated::new("docs/reference/performer.md", reference::fields(&crd)?),
+    ])
+}
+
+fn rules(rights: &[Right]) -> Result<String> {
+    yaml(&rights.iter().map(Right::rule).collect::<Vec<PolicyRule>>())
+}
+
+fn yaml(value: &impl Serialize) -> Result<String> {
+    let text = serde_saphyr::to_string(value)?;
+    Ok(format!("{HEADER}{}\n", text.trim_end()))
+}
+
+/// The chart with its default values, for those without Helm.
+fn install_yaml(helm: &Path) -> Result<Generated> {
+    let mut template = Command::new(helm);
+    template.args(["template", "strata", "charts/strata", "--namespace", "strata-system", "--include-crds"]);
+    let rendered = workspace::output(template.current_dir(workspace::root()))?;
+    // No release stands behind plain YAML.
+    let of_helm = ["# Source: ", "helm.sh/chart: ", "app.kubernetes.io/managed-by: Helm"];
+    let lines = rendered.lines().filter(|line| !of_helm.iter().any(|mark| line.trim_start().starts_with(mark)));
+    let text = lines.fold(format!("{HEADER}{NAMESPACE}"), |text, line| text + line + "\n");
+    Ok(Generated::new("deploy/install.yaml", text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_files_are_fresh() {
+        let parts = from_code().unwrap();
+        assert_eq!(stale(&parts), Vec::<&str>::new(), "run cargo xtask codegen");
+    }
+
+    #[test]
+    fn install_yaml_is_the_rendered_chart() {
+        let install = install_yaml(&tools::path("helm").unwrap()).unwrap();
+        assert!(install.is_fresh(), "run cargo xtask codegen");
+    }
+
+    #[test]
+    fn a_missing_file_is_stale() {
+        let file = Generated::new("no/such/file", "");
+        assert_eq!(stale([&file]), ["no/such/file"]);
+    }
+}
