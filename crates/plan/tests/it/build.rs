@@ -32,18 +32,12 @@ fn built_service(spec: Value) -> Value {
 
 #[test]
 fn p05_effective_port_everywhere() {
-    for (config, port) in [
-        (Value::Null, 9090),
-        (json!({}), 9090),
-        (json!({ "grpcPort": 8080 }), 8080),
-        (json!({ "grpcPort": 0 }), 9090),
-    ] {
+    for (config, port) in
+        [(Value::Null, 9090), (json!({}), 9090), (json!({ "grpcPort": 8080 }), 8080), (json!({ "grpcPort": 0 }), 9090)]
+    {
         let spec = with(basic(), json!({ "config": config }));
         let container = container(spec.clone());
-        assert_eq!(
-            container["ports"],
-            json!([{ "name": "grpc", "containerPort": port, "protocol": "TCP" }])
-        );
+        assert_eq!(container["ports"], json!([{ "name": "grpc", "containerPort": port, "protocol": "TCP" }]));
         assert_eq!(container["livenessProbe"]["grpc"], json!({ "port": port }));
         assert_eq!(container["readinessProbe"]["grpc"], json!({ "port": port }));
         assert_eq!(built_service(spec)["spec"]["ports"][0]["port"], port);
@@ -93,13 +87,7 @@ fn p09_one_container_and_only_what_was_given() {
     for absent in ["command", "args", "env", "resources"] {
         assert_eq!(container.get(absent), None, "{absent}");
     }
-    for absent in [
-        "nodeSelector",
-        "tolerations",
-        "affinity",
-        "serviceAccountName",
-        "imagePullSecrets",
-    ] {
+    for absent in ["nodeSelector", "tolerations", "affinity", "serviceAccountName", "imagePullSecrets"] {
         assert_eq!(bare["spec"].get(absent), None, "{absent}");
     }
     let given = json!({ "imagePullPolicy": "Never", "config": { "command": ["/run"], "args": ["-v", ""] } });
@@ -151,24 +139,13 @@ fn p11_environment_sorted_then_sources_in_order() {
 
 #[test]
 fn p12_gpu_count_without_type_gives_nvidia_gpu() {
-    let gpu =
-        |hardware: Value| container(with(basic(), json!({ "hardwareRequirements": hardware })));
-    let both =
-        |name: &str, count: &str| json!({ "limits": { name: count }, "requests": { name: count } });
-    assert_eq!(
-        gpu(json!({ "gpuCount": 2 }))["resources"],
-        both("nvidia.com/gpu", "2")
-    );
-    assert_eq!(
-        gpu(json!({ "gpuCount": 2, "gpuType": "" }))["resources"],
-        both("nvidia.com/gpu", "2")
-    );
+    let gpu = |hardware: Value| container(with(basic(), json!({ "hardwareRequirements": hardware })));
+    let both = |name: &str, count: &str| json!({ "limits": { name: count }, "requests": { name: count } });
+    assert_eq!(gpu(json!({ "gpuCount": 2 }))["resources"], both("nvidia.com/gpu", "2"));
+    assert_eq!(gpu(json!({ "gpuCount": 2, "gpuType": "" }))["resources"], both("nvidia.com/gpu", "2"));
     let a100 = gpu(json!({ "gpuCount": 1, "gpuType": "nvidia-a100" }));
     assert_eq!(a100["resources"], both("nvidia.com/nvidia-a100", "1"));
-    assert_eq!(
-        gpu(json!({ "gpuCount": 0, "gpuType": "nvidia-a100" })).get("resources"),
-        None
-    );
+    assert_eq!(gpu(json!({ "gpuCount": 0, "gpuType": "nvidia-a100" })).get("resources"), None);
 }
 
 #[test]
@@ -189,9 +166,7 @@ fn p12_gpu_overwrites_that_resource_and_keeps_the_others() {
 #[test]
 fn p13_tee_selectors() {
     let selector = |hardware: Value| {
-        built(with(basic(), json!({ "hardwareRequirements": hardware })))["spec"]
-            .get("nodeSelector")
-            .cloned()
+        built(with(basic(), json!({ "hardwareRequirements": hardware })))["spec"].get("nodeSelector").cloned()
     };
     for (kind, label) in [
         ("sgx", "intel.feature.node.kubernetes.io/sgx"),
@@ -200,16 +175,9 @@ fn p13_tee_selectors() {
     ] {
         let found = selector(json!({ "teeRequired": true, "teeType": kind }));
         assert_eq!(found, Some(json!({ label: "true" })), "{kind}");
-        assert_eq!(
-            selector(json!({ "teeRequired": false, "teeType": kind })),
-            None,
-            "{kind}"
-        );
+        assert_eq!(selector(json!({ "teeRequired": false, "teeType": kind })), None, "{kind}");
     }
-    assert_eq!(
-        selector(json!({ "teeRequired": true, "teeType": "other" })),
-        None
-    );
+    assert_eq!(selector(json!({ "teeRequired": true, "teeType": "other" })), None);
     assert_eq!(selector(json!({ "teeRequired": true })), None);
 }
 
@@ -224,19 +192,10 @@ fn p14_node_selector_precedence_without_touching_the_spec() {
     let before = performer.clone();
     let desired = validate(&performer).unwrap();
     let expected = [("a", "scheduling"), ("b", "custom"), (sgx, "true")];
-    assert_eq!(
-        desired.node_selector,
-        BTreeMap::from(expected.map(|(k, v)| (k.to_owned(), v.to_owned())))
-    );
+    assert_eq!(desired.node_selector, BTreeMap::from(expected.map(|(k, v)| (k.to_owned(), v.to_owned()))));
     assert_eq!(performer, before);
-    let over = with(
-        spec,
-        json!({ "hardwareRequirements": { "customLabels": { sgx: "custom" } } }),
-    );
-    assert_eq!(
-        built(with(basic(), over))["spec"]["nodeSelector"][sgx],
-        "custom"
-    );
+    let over = with(spec, json!({ "hardwareRequirements": { "customLabels": { sgx: "custom" } } }));
+    assert_eq!(built(with(basic(), over))["spec"]["nodeSelector"][sgx], "custom");
 }
 
 #[test]
@@ -292,15 +251,9 @@ fn p36_names_that_can_never_work() {
 fn specs_without_what_a_pod_needs_are_invalid() {
     let mut performer = performer(basic());
     performer.spec.as_mut().unwrap().image = " ".to_owned();
-    assert_eq!(
-        validate(&performer).unwrap_err().reason,
-        Reason::InvalidSpec
-    );
+    assert_eq!(validate(&performer).unwrap_err().reason, Reason::InvalidSpec);
     performer.spec = None;
-    assert_eq!(
-        validate(&performer).unwrap_err().reason,
-        Reason::InvalidSpec
-    );
+    assert_eq!(validate(&performer).unwrap_err().reason, Reason::InvalidSpec);
 }
 
 #[test]
@@ -337,7 +290,7 @@ fn equivalent_specs_hash_alike() {
 /// Pods in the field carry this hash: should it change, an update of the operator replaces them all.
 #[test]
 fn the_hash_of_a_spec_never_changes() {
-    insta::assert_snapshot!(desired(basic()).hash(), @"");
+    assert_eq!(desired(basic()).hash(), "0a7d93bec6a7d893");
     let full = json!({
         "config": { "environment": { "A": "1" }, "args": ["-v"], "command": ["/run"], "serviceAccountName": "sa" },
         "resources": { "limits": { "cpu": "1" } },
@@ -347,27 +300,19 @@ fn the_hash_of_a_spec_never_changes() {
         },
         "imagePullSecrets": [{ "name": "r" }],
     });
-    insta::assert_snapshot!(desired(with(basic(), full)).hash(), @"");
+    assert_eq!(desired(with(basic(), full)).hash(), "3c991f9a75c3f196");
 }
 
 #[test]
 fn golden_pods_of_the_examples() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/performers");
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .collect();
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
     files.sort();
     let mut pods = Vec::new();
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
         let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
-        pods.extend(
-            documents
-                .into_iter()
-                .filter(|d| d["kind"] == "Performer")
-                .map(|d| pod_of(&d)),
-        );
+        pods.extend(documents.into_iter().filter(|d| d["kind"] == "Performer").map(|d| pod_of(&d)));
     }
     insta::assert_json_snapshot!(pods);
 }
@@ -383,16 +328,11 @@ fn p02_every_published_example_yields_its_pod() {
     let Some(folder) = compat("manifests/hourglass") else {
         return;
     };
-    let files = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|e| e.unwrap().path());
-    let manifests: Vec<_> = files
-        .filter(|p| p.extension().is_some_and(|e| e == "yaml"))
-        .collect();
+    let files = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
+    let manifests: Vec<_> = files.filter(|p| p.extension().is_some_and(|e| e == "yaml")).collect();
     assert_eq!(manifests.len(), 10);
     for path in manifests {
-        let manifest: Value =
-            serde_saphyr::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let manifest: Value = serde_saphyr::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let pod = serde_json::to_value(pod_of(&manifest)).unwrap();
         let (spec, pod_spec) = (&manifest["spec"], &pod["spec"]);
         let container = &pod_spec["containers"][0];
@@ -400,50 +340,22 @@ fn p02_every_published_example_yields_its_pod() {
         assert_eq!(container["image"], spec["image"], "{file}");
         assert_eq!(container["args"], spec["config"]["args"], "{file}");
         assert_eq!(container["command"], spec["config"]["command"], "{file}");
-        assert_eq!(
-            container["ports"][0]["containerPort"],
-            port_of(spec),
-            "{file}"
-        );
-        assert_eq!(
-            pod_spec["tolerations"], spec["scheduling"]["tolerations"],
-            "{file}"
-        );
-        assert_eq!(
-            pod_spec["affinity"], spec["scheduling"]["affinity"],
-            "{file}"
-        );
-        assert_eq!(
-            pod_spec["runtimeClassName"], spec["scheduling"]["runtimeClass"],
-            "{file}"
-        );
-        assert_eq!(
-            pod_spec["priorityClassName"], spec["scheduling"]["priorityClassName"],
-            "{file}"
-        );
-        let labels = spec["hardwareRequirements"]["customLabels"]
-            .as_object()
-            .into_iter()
-            .flatten();
+        assert_eq!(container["ports"][0]["containerPort"], port_of(spec), "{file}");
+        assert_eq!(pod_spec["tolerations"], spec["scheduling"]["tolerations"], "{file}");
+        assert_eq!(pod_spec["affinity"], spec["scheduling"]["affinity"], "{file}");
+        assert_eq!(pod_spec["runtimeClassName"], spec["scheduling"]["runtimeClass"], "{file}");
+        assert_eq!(pod_spec["priorityClassName"], spec["scheduling"]["priorityClassName"], "{file}");
+        let labels = spec["hardwareRequirements"]["customLabels"].as_object().into_iter().flatten();
         for (name, value) in labels {
             assert_eq!(&pod_spec["nodeSelector"][name], value, "{file} {name}");
         }
-        let limits = spec["resources"]["limits"]
-            .as_object()
-            .into_iter()
-            .flatten();
+        let limits = spec["resources"]["limits"].as_object().into_iter().flatten();
         for (name, value) in limits {
-            assert_eq!(
-                &container["resources"]["limits"][name], value,
-                "{file} {name}"
-            );
+            assert_eq!(&container["resources"]["limits"][name], value, "{file} {name}");
         }
     }
 }
 
 fn port_of(spec: &Value) -> Value {
-    spec["config"]
-        .get("grpcPort")
-        .cloned()
-        .unwrap_or(json!(9090))
+    spec["config"].get("grpcPort").cloned().unwrap_or(json!(9090))
 }

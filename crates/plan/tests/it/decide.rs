@@ -5,8 +5,8 @@ use std::time::Duration;
 use api::condition::Reason;
 use api::performer::{FINALIZER, LABEL_PERFORMER, Phase};
 use plan::performers::{
-    Action, Cause, Deletion, Observed, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts,
-    ServiceType, Slot, TargetPort, Waiting,
+    Action, Cause, Deletion, Observed, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, Slot,
+    TargetPort, Waiting,
 };
 use serde_json::json;
 
@@ -37,15 +37,9 @@ fn p08_finalizer_then_pod_then_service() {
     let mut world = World::new(basic());
     world.performer.metadata.finalizers = Some(vec!["other/one".to_owned()]);
     let plan = world.round();
-    assert_eq!(
-        names(&plan.actions),
-        ["AddFinalizer", "CreatePod", "CreateService"]
-    );
+    assert_eq!(names(&plan.actions), ["AddFinalizer", "CreatePod", "CreateService"]);
     let stored = world.performer.metadata.finalizers.as_deref().unwrap();
-    assert_eq!(
-        stored,
-        ["other/one", "hourglass.eigenlayer.io/performer-finalizer"]
-    );
+    assert_eq!(stored, ["other/one", "hourglass.eigenlayer.io/performer-finalizer"]);
     assert_eq!(names(&world.plan().actions), [""; 0]);
 }
 
@@ -56,55 +50,23 @@ fn p17_a_missing_or_edited_service_is_repaired() {
     world.service = None;
     assert_eq!(names(&world.plan().actions), ["CreateService"]);
     let grpc = right.ports[0].clone();
-    let ports = |ports: &[PortFacts]| ServiceFacts {
-        ports: ports.into(),
-        ..right.clone()
-    };
+    let ports = |ports: &[PortFacts]| ServiceFacts { ports: ports.into(), ..right.clone() };
     let mut edits = vec![
-        ServiceFacts {
-            service_type: ServiceType::Other,
-            ..right.clone()
-        },
-        ServiceFacts {
-            selector: std::iter::once(("app".into(), "x".into())).collect(),
-            ..right.clone()
-        },
+        ServiceFacts { service_type: ServiceType::Other, ..right.clone() },
+        ServiceFacts { selector: std::iter::once(("app".into(), "x".into())).collect(), ..right.clone() },
         ports(&[]),
-        ports(&[PortFacts {
-            port: 1,
-            ..grpc.clone()
-        }]),
-        ports(&[PortFacts {
-            name: "other".into(),
-            ..grpc.clone()
-        }]),
-        ports(&[PortFacts {
-            target: TargetPort::Number(9090),
-            ..grpc.clone()
-        }]),
-        ports(&[PortFacts {
-            is_tcp: false,
-            ..grpc.clone()
-        }]),
-        ports(&[
-            grpc.clone(),
-            PortFacts {
-                name: "second".into(),
-                port: 2,
-                ..grpc
-            },
-        ]),
+        ports(&[PortFacts { port: 1, ..grpc.clone() }]),
+        ports(&[PortFacts { name: "other".into(), ..grpc.clone() }]),
+        ports(&[PortFacts { target: TargetPort::Number(9090), ..grpc.clone() }]),
+        ports(&[PortFacts { is_tcp: false, ..grpc.clone() }]),
+        ports(&[grpc.clone(), PortFacts { name: "second".into(), port: 2, ..grpc }]),
     ];
     let mut widened = right.clone();
     widened.selector.insert("extra".into(), "y".into());
     edits.push(widened);
     for edited in edits {
         world.service = Some(edited.clone());
-        assert_eq!(
-            names(&world.round().actions),
-            ["RepairService"],
-            "{edited:?}"
-        );
+        assert_eq!(names(&world.round().actions), ["RepairService"], "{edited:?}");
         assert_eq!(world.service.as_ref(), Some(&right));
         assert_eq!(names(&world.plan().actions), [""; 0]);
     }
@@ -115,19 +77,12 @@ fn p23_image_change_reports_then_replaces() {
     let mut world = World::running(basic());
     world.edit(json!({ "image": "repo:2" }));
     let first = world.round();
-    assert_eq!(
-        (names(&first.actions), first.next_look),
-        (vec![], Some(Duration::ZERO))
-    );
+    assert_eq!((names(&first.actions), first.next_look), (vec![], Some(Duration::ZERO)));
     assert_eq!(world.status().phase, Some(Phase::Upgrading));
     let second = world.round();
     assert_eq!(cause(&second.actions), Some(Cause::Upgrade));
     let waiting = world.round();
-    assert_eq!(
-        names(&waiting.actions),
-        [""; 0],
-        "the dying pod is left alone"
-    );
+    assert_eq!(names(&waiting.actions), [""; 0], "the dying pod is left alone");
     world.settle();
     assert_eq!(&*world.pod.as_ref().unwrap().image, "repo:2");
 }
@@ -153,25 +108,12 @@ fn p25_other_changes_replace_the_pod_without_upgrade() {
     ] {
         let mut world = World::running(basic());
         world.edit(change.clone());
-        assert_eq!(
-            cause(&world.plan().actions),
-            Some(Cause::SpecChanged),
-            "{change}"
-        );
+        assert_eq!(cause(&world.plan().actions), Some(Cause::SpecChanged), "{change}");
         world.settle();
         world.start_pod();
         world.settle();
-        assert!(
-            world
-                .written
-                .iter()
-                .all(|s| s.phase != Some(Phase::Upgrading)),
-            "{change}"
-        );
-        assert!(
-            world.status().ready && world.status().last_upgrade.is_none(),
-            "{change}"
-        );
+        assert!(world.written.iter().all(|s| s.phase != Some(Phase::Upgrading)), "{change}");
+        assert!(world.status().ready && world.status().last_upgrade.is_none(), "{change}");
     }
 }
 
@@ -196,11 +138,7 @@ fn p26_image_flipped_twice_ends_on_the_last() {
         world.start_pod();
         world.settle();
         assert_eq!(&*world.pod.as_ref().unwrap().image, "repo:3");
-        assert_eq!(
-            world.status().phase,
-            Some(Phase::Running),
-            "{rounds_between}"
-        );
+        assert_eq!(world.status().phase, Some(Phase::Running), "{rounds_between}");
         assert!(world.status().last_upgrade.is_some());
     }
 }
@@ -219,17 +157,10 @@ fn an_image_flipped_back_keeps_the_pod() {
 #[test]
 fn p27_failed_pod_is_replaced_with_growing_delay() {
     let mut world = World::running(basic());
-    for (phase, delay) in [
-        (PodPhase::Failed, 10),
-        (PodPhase::Failed, 20),
-        (PodPhase::Succeeded, 40),
-    ] {
+    for (phase, delay) in [(PodPhase::Failed, 10), (PodPhase::Failed, 20), (PodPhase::Succeeded, 40)] {
         world.end_pod(phase);
         let plan = world.round();
-        assert_eq!(
-            (names(&plan.actions), plan.next_look),
-            (vec![], Some(Duration::from_secs(delay)))
-        );
+        assert_eq!((names(&plan.actions), plan.next_look), (vec![], Some(Duration::from_secs(delay))));
         world.advance(Duration::from_secs(delay));
         let plan = world.round();
         assert_eq!(names(&plan.actions), ["DeletePod", "CreatePod"]);
@@ -267,11 +198,7 @@ fn an_ended_pod_held_by_a_finalizer_is_deleted_and_awaited() {
     assert_eq!(names(&world.round().actions), [""; 0]);
     world.pod = None;
     world.step();
-    assert_eq!(
-        world.pod.as_ref().unwrap().replacements,
-        1,
-        "the count survives the gap"
-    );
+    assert_eq!(world.pod.as_ref().unwrap().replacements, 1, "the count survives the gap");
 }
 
 #[test]
@@ -281,10 +208,7 @@ fn p28_pending_for_image_reasons_is_replaced_with_growing_limit() {
     for minutes in [5, 10, 20, 40, 60, 60] {
         let now = world.now;
         world.pod_mut().scheduled = Scheduled::Yes(Some(now));
-        world.pod_mut().waiting = Some(Box::new(Waiting {
-            reason: "ImagePullBackOff".into(),
-            message: "no".into(),
-        }));
+        world.pod_mut().waiting = Some(Box::new(Waiting { reason: "ImagePullBackOff".into(), message: "no".into() }));
         let limit = Duration::from_mins(minutes);
         assert_eq!(world.plan().next_look, Some(limit));
         world.advance(limit.saturating_sub(Duration::from_secs(1)));
@@ -299,10 +223,7 @@ fn p28_pending_for_image_reasons_is_replaced_with_growing_limit() {
 fn p28_waiting_for_capacity_is_never_cut_short() {
     let mut world = World::new(basic());
     world.settle();
-    for scheduled in [
-        Scheduled::NotYet,
-        Scheduled::Unschedulable("0/3 nodes".into()),
-    ] {
+    for scheduled in [Scheduled::NotYet, Scheduled::Unschedulable("0/3 nodes".into())] {
         world.pod_mut().scheduled = scheduled;
         world.advance(Duration::from_hours(10));
         let plan = world.plan();
@@ -310,21 +231,14 @@ fn p28_waiting_for_capacity_is_never_cut_short() {
     }
     let now = world.now;
     world.pod_mut().scheduled = Scheduled::Yes(Some(now));
-    assert_eq!(
-        world.plan().next_look,
-        Some(Duration::from_mins(5)),
-        "its time runs from the node on"
-    );
+    assert_eq!(world.plan().next_look, Some(Duration::from_mins(5)), "its time runs from the node on");
 }
 
 #[test]
 fn p32_deletion_removes_waits_and_releases() {
     let mut world = World::running(basic());
     world.delete();
-    assert_eq!(
-        names(&world.round().actions),
-        ["DeletePod", "DeleteService"]
-    );
+    assert_eq!(names(&world.round().actions), ["DeletePod", "DeleteService"]);
     assert_eq!(world.status().phase, Some(Phase::Terminating));
     let waiting = world.round();
     assert_eq!(names(&waiting.actions), [""; 0]);
@@ -379,26 +293,13 @@ fn p34_finalizer_cleared_by_hand_leaves_the_rest_to_garbage_collection() {
 fn p35_foreign_objects_block_and_are_left_alone() {
     for owner in [None, Some("uid of a former performer".into())] {
         let mut world = World::new(basic());
-        world.pod = Some(PodFacts {
-            owner_uid: owner.clone(),
-            image: "stranger:1".into(),
-            ..PodFacts::default()
-        });
+        world.pod = Some(PodFacts { owner_uid: owner.clone(), image: "stranger:1".into(), ..PodFacts::default() });
         let plan = world.round();
-        assert_eq!(
-            (names(&plan.actions), plan.blocked[0].reason),
-            (vec![], Reason::NameTaken)
-        );
+        assert_eq!((names(&plan.actions), plan.blocked[0].reason), (vec![], Reason::NameTaken));
         let mut world = World::new(basic());
-        world.service = Some(ServiceFacts {
-            owner_uid: owner,
-            ..ServiceFacts::default()
-        });
+        world.service = Some(ServiceFacts { owner_uid: owner, ..ServiceFacts::default() });
         let plan = world.round();
-        assert_eq!(
-            (names(&plan.actions), plan.blocked[0].reason),
-            (vec![], Reason::NameTaken)
-        );
+        assert_eq!((names(&plan.actions), plan.blocked[0].reason), (vec![], Reason::NameTaken));
         world.performer.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
         world.delete();
         assert_eq!(names(&world.plan().actions), ["ReleaseFinalizer"]);
@@ -417,11 +318,7 @@ fn p36_a_bad_name_or_spec_gets_nothing_and_can_be_deleted() {
     assert_eq!(names(&world.plan().actions), ["ReleaseFinalizer"]);
     let mut running = World::running(basic());
     running.performer.spec = None;
-    assert_eq!(
-        names(&running.plan().actions),
-        [""; 0],
-        "what runs keeps running"
-    );
+    assert_eq!(names(&running.plan().actions), [""; 0], "what runs keeps running");
 }
 
 #[test]
@@ -459,15 +356,7 @@ fn a_pod_its_service_cannot_find_is_replaced() {
     world.pod_mut().is_selected = false;
     assert_eq!(cause(&world.plan().actions), Some(Cause::Edited));
     world.settle();
-    assert!(
-        world
-            .built
-            .unwrap()
-            .metadata
-            .labels
-            .unwrap()
-            .contains_key(LABEL_PERFORMER)
-    );
+    assert!(world.built.unwrap().metadata.labels.unwrap().contains_key(LABEL_PERFORMER));
 }
 
 #[test]
@@ -476,11 +365,7 @@ fn an_edited_image_is_replaced_and_a_rewritten_one_is_not() {
     world.pod_mut().asked_image = Some("repo:1".into());
     world.pod_mut().image = "mirror/repo:1".into();
     world.advance(Duration::from_hours(1));
-    assert_eq!(
-        names(&world.plan().actions),
-        [""; 0],
-        "admission rewrote it"
-    );
+    assert_eq!(names(&world.plan().actions), [""; 0], "admission rewrote it");
     world.pod_mut().generation = 2;
     assert_eq!(cause(&world.plan().actions), Some(Cause::Edited));
 }
@@ -501,21 +386,12 @@ fn nothing_is_done_on_unknown() {
     for is_deletion in [false, true] {
         let mut performer = world.performer.clone();
         if is_deletion {
-            performer.metadata.deletion_timestamp = Some(
-                k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(world.now),
-            );
+            performer.metadata.deletion_timestamp =
+                Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(world.now));
         }
         for observed in [
-            Observed {
-                pod: Slot::Unknown,
-                service: Slot::Absent,
-                replacements: 0,
-            },
-            Observed {
-                pod: Slot::Absent,
-                service: Slot::Unknown,
-                replacements: 0,
-            },
+            Observed { pod: Slot::Unknown, service: Slot::Absent, replacements: 0 },
+            Observed { pod: Slot::Absent, service: Slot::Unknown, replacements: 0 },
             Observed::default(),
         ] {
             let plan = plan::performers::plan(&performer, &observed, world.now, &world.policy);

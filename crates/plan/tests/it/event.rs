@@ -8,10 +8,7 @@ use serde_json::json;
 use crate::world::{World, basic};
 
 fn told(world: &mut World) -> Vec<&'static str> {
-    std::mem::take(&mut world.events)
-        .into_iter()
-        .map(|e| e.reason)
-        .collect()
+    std::mem::take(&mut world.events).into_iter().map(|e| e.reason).collect()
 }
 
 #[test]
@@ -40,10 +37,7 @@ fn p47_events_tell_a_life_once() {
     assert_eq!(told(&mut world), ["PodReady", "PodNotReady"]);
     world.delete();
     world.settle();
-    assert_eq!(
-        told(&mut world),
-        ["PodDeleted", "ServiceDeleted", "Deleted"]
-    );
+    assert_eq!(told(&mut world), ["PodDeleted", "ServiceDeleted", "Deleted"]);
 }
 
 #[test]
@@ -51,17 +45,11 @@ fn p47_failure_reasons_are_warnings_and_not_repeated() {
     let mut world = World::new(basic());
     world.settle();
     told(&mut world);
-    let waiting = Waiting {
-        reason: "ErrImagePull".into(),
-        message: "not found".into(),
-    };
+    let waiting = Waiting { reason: "ErrImagePull".into(), message: "not found".into() };
     world.pod_mut().waiting = Some(Box::new(waiting));
     world.settle();
     let event = world.events[0].clone();
-    assert_eq!(
-        (event.kind, event.reason),
-        (EventKind::Warning, "ImagePullFailed")
-    );
+    assert_eq!((event.kind, event.reason), (EventKind::Warning, "ImagePullFailed"));
     assert!(event.note.contains("not found"));
     world.settle();
     assert_eq!(told(&mut world), ["ImagePullFailed"]);
@@ -71,10 +59,7 @@ fn p47_failure_reasons_are_warnings_and_not_repeated() {
     world.settle();
     world.advance(Duration::from_secs(10));
     world.settle();
-    assert_eq!(
-        told(&mut world),
-        ["PodReady", "PodFailed", "PodReplaced", "PodCreated"]
-    );
+    assert_eq!(told(&mut world), ["PodReady", "PodFailed", "PodReplaced", "PodCreated"]);
 }
 
 #[test]

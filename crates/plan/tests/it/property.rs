@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use plan::performers::{
-    Action, Deletion, Identity, Observed, PodFacts, PodPhase, Scheduled, ServiceFacts, Slot,
-    avs_label, pod, validate,
+    Action, Deletion, Identity, Observed, PodFacts, PodPhase, Scheduled, ServiceFacts, Slot, avs_label, pod, validate,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -6,8 +6,7 @@ use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::performer::{PerformerStatus, Phase};
 use plan::Plan;
 use plan::performers::{
-    Capabilities, Exit, Observed, Outcome, PodFacts, PodPhase, Round, Scheduled, ServiceFacts,
-    Slot, Waiting, status,
+    Capabilities, Exit, Observed, Outcome, PodFacts, PodPhase, Round, Scheduled, ServiceFacts, Slot, Waiting, status,
 };
 use serde_json::json;
 
@@ -26,21 +25,13 @@ fn degraded(world: &World) -> Option<Reason> {
 /// The status of `world` as it is, without acting.
 fn seen(world: &World, phase_unknown: bool) -> PerformerStatus {
     let (observed, plan) = (world.observed(), Plan::default());
-    let round = Round {
-        performer: &world.performer,
-        observed: &observed,
-        plan: &plan,
-        outcomes: &[],
-        policy: &world.policy,
-    };
+    let round =
+        Round { performer: &world.performer, observed: &observed, plan: &plan, outcomes: &[], policy: &world.policy };
     status(&round, world.now, Capabilities { phase_unknown })
 }
 
 fn wait(world: &mut World, reason: &str) {
-    world.pod_mut().waiting = Some(Box::new(Waiting {
-        reason: reason.into(),
-        message: "words".into(),
-    }));
+    world.pod_mut().waiting = Some(Box::new(Waiting { reason: reason.into(), message: "words".into() }));
 }
 
 #[test]
@@ -100,21 +91,12 @@ fn p21_ready_time_set_kept_and_renewed() {
     world.advance(Duration::from_secs(5));
     world.set_ready(false);
     world.settle();
-    assert_eq!(
-        (world.status().ready, world.status().ready_time),
-        (false, Some(at(5)))
-    );
-    assert_eq!(
-        reason(&world.status(), ConditionType::Available).1,
-        Reason::PodNotReady
-    );
+    assert_eq!((world.status().ready, world.status().ready_time), (false, Some(at(5))));
+    assert_eq!(reason(&world.status(), ConditionType::Available).1, Reason::PodNotReady);
     world.advance(Duration::from_secs(5));
     world.set_ready(true);
     world.settle();
-    assert_eq!(
-        (world.status().ready, world.status().ready_time),
-        (true, Some(at(5)))
-    );
+    assert_eq!((world.status().ready, world.status().ready_time), (true, Some(at(5))));
     world.pod = None;
     world.settle();
     assert_eq!(world.status().ready_time, None);
@@ -141,10 +123,7 @@ fn p22_endpoint_has_port_and_namespace_before_the_pod_is_ready() {
     let mut world = World::new(with(basic(), json!({ "config": { "grpcPort": 8080 } })));
     world.step();
     let status = world.status();
-    assert_eq!(
-        status.grpc_endpoint.as_deref(),
-        Some("performer-p.ns.svc.cluster.local:8080")
-    );
+    assert_eq!(status.grpc_endpoint.as_deref(), Some("performer-p.ns.svc.cluster.local:8080"));
     assert_eq!(status.service_name.as_deref(), Some("performer-p"));
     assert_eq!(status.pod_name.as_deref(), Some("performer-p"));
 }
@@ -157,33 +136,17 @@ fn p23_upgrade_is_reported_from_start_to_ready() {
     world.edit(json!({ "image": "repo:2" }));
     world.settle();
     let during = world.status();
-    assert_eq!(
-        (during.phase, during.ready),
-        (Some(Phase::Upgrading), false)
-    );
-    assert_eq!(
-        (during.last_upgrade, during.ready_time),
-        (Some(at(100)), None)
-    );
+    assert_eq!((during.phase, during.ready), (Some(Phase::Upgrading), false));
+    assert_eq!((during.last_upgrade, during.ready_time), (Some(at(100)), None));
     let progressing = reason(&during, ConditionType::Progressing);
-    assert_eq!(
-        progressing,
-        (ConditionStatus::True, Reason::UpgradeInProgress)
-    );
-    assert_eq!(
-        world.written.len(),
-        1,
-        "one status from the announcement to the new pod"
-    );
+    assert_eq!(progressing, (ConditionStatus::True, Reason::UpgradeInProgress));
+    assert_eq!(world.written.len(), 1, "one status from the announcement to the new pod");
     world.advance(Duration::from_secs(100));
     world.start_pod();
     world.settle();
     let done = world.status();
     assert_eq!((done.phase, done.ready), (Some(Phase::Running), true));
-    assert_eq!(
-        (done.last_upgrade, done.ready_time),
-        (Some(at(100)), Some(at(200)))
-    );
+    assert_eq!((done.last_upgrade, done.ready_time), (Some(at(100)), Some(at(200))));
     assert_eq!(world.written.len(), 2);
 }
 
@@ -215,16 +178,10 @@ fn recreation_after_failure_is_no_upgrade() {
     let mut world = World::running(basic());
     world.end_pod(PodPhase::Failed);
     world.settle();
-    assert_eq!(
-        (world.status().phase, degraded(&world)),
-        (Some(Phase::Failed), Some(Reason::PodFailed))
-    );
+    assert_eq!((world.status().phase, degraded(&world)), (Some(Phase::Failed), Some(Reason::PodFailed)));
     world.advance(Duration::from_secs(10));
     world.settle();
-    assert_eq!(
-        (world.status().phase, world.status().last_upgrade),
-        (Some(Phase::Pending), None)
-    );
+    assert_eq!((world.status().phase, world.status().last_upgrade), (Some(Phase::Pending), None));
     assert_eq!(world.status().ready_time, None);
 }
 
@@ -233,12 +190,7 @@ fn p29_conditions_in_order_with_stable_times() {
     use ConditionStatus::{False, True};
     let mut world = World::new(basic());
     world.settle();
-    let kinds: Vec<_> = world
-        .status()
-        .conditions
-        .iter()
-        .map(|c| (c.kind, c.status, c.reason))
-        .collect();
+    let kinds: Vec<_> = world.status().conditions.iter().map(|c| (c.kind, c.status, c.reason)).collect();
     assert_eq!(
         kinds,
         [
@@ -251,39 +203,18 @@ fn p29_conditions_in_order_with_stable_times() {
     world.start_pod();
     world.settle();
     let ready = world.status();
-    let kinds: Vec<_> = ready
-        .conditions
-        .iter()
-        .map(|c| (c.status, c.reason, c.last_transition_time))
-        .collect();
+    let kinds: Vec<_> = ready.conditions.iter().map(|c| (c.status, c.reason, c.last_transition_time)).collect();
     assert_eq!(
         kinds,
-        [
-            (False, Reason::PodReady, at(9)),
-            (False, Reason::PodReady, at(0)),
-            (True, Reason::PodReady, at(9)),
-        ]
+        [(False, Reason::PodReady, at(9)), (False, Reason::PodReady, at(0)), (True, Reason::PodReady, at(9)),]
     );
-    assert_eq!(
-        ready.conditions[2].message,
-        "Performer pod is ready and running"
-    );
-    assert!(
-        ready
-            .conditions
-            .iter()
-            .all(|c| c.observed_generation == Some(1))
-    );
+    assert_eq!(ready.conditions[2].message, "Performer pod is ready and running");
+    assert!(ready.conditions.iter().all(|c| c.observed_generation == Some(1)));
     world.performer.metadata.generation = Some(2);
     world.advance(Duration::from_secs(9));
     world.settle();
     let later = world.status();
-    assert!(
-        later
-            .conditions
-            .iter()
-            .all(|c| c.observed_generation == Some(2))
-    );
+    assert!(later.conditions.iter().all(|c| c.observed_generation == Some(2)));
     assert_eq!(later.conditions[2].last_transition_time, at(9));
 }
 
@@ -308,46 +239,25 @@ fn a_normal_start_is_reported_twice() {
 
 #[test]
 fn p30_image_trouble_is_named_at_once() {
-    for word in [
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "ErrImageNeverPull",
-    ] {
+    for word in ["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"] {
         let mut world = World::new(basic());
         world.settle();
         wait(&mut world, word);
         world.step();
         assert_eq!(degraded(&world), Some(Reason::ImagePullFailed), "{word}");
-        let available = world
-            .status()
-            .condition(ConditionType::Available)
-            .unwrap()
-            .clone();
-        assert!(
-            available.message.contains("repo:1") && available.message.contains(word),
-            "{}",
-            available.message
-        );
+        let available = world.status().condition(ConditionType::Available).unwrap().clone();
+        assert!(available.message.contains("repo:1") && available.message.contains(word), "{}", available.message);
     }
 }
 
 #[test]
 fn other_container_trouble_is_named() {
-    for word in [
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "RunContainerError",
-    ] {
+    for word in ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"] {
         let mut world = World::new(basic());
         world.settle();
         wait(&mut world, word);
         world.step();
-        assert_eq!(
-            degraded(&world),
-            Some(Reason::ContainerConfigError),
-            "{word}"
-        );
+        assert_eq!(degraded(&world), Some(Reason::ContainerConfigError), "{word}");
     }
 }
 
@@ -366,11 +276,7 @@ fn a_failing_retry_writes_nothing() {
     }
     world.advance(Duration::from_mins(5));
     world.settle();
-    assert_eq!(
-        &*world.pod.as_ref().unwrap().uid,
-        "pod-2",
-        "replaced meanwhile"
-    );
+    assert_eq!(&*world.pod.as_ref().unwrap().uid, "pod-2", "replaced meanwhile");
     wait(&mut world, "ErrImagePull");
     world.settle();
     assert_eq!(world.written.len(), writes);
@@ -386,11 +292,7 @@ fn a_crash_loop_does_not_flicker() {
     let crash = |world: &mut World, restarts| {
         let finished_at = Some(world.now);
         world.pod_mut().phase = PodPhase::Running;
-        world.pod_mut().exit = Some(Box::new(Exit {
-            code: 137,
-            reason: "OOMKilled".into(),
-            finished_at,
-        }));
+        world.pod_mut().exit = Some(Box::new(Exit { code: 137, reason: "OOMKilled".into(), finished_at }));
         world.pod_mut().restarts = restarts;
         wait(world, "CrashLoopBackOff");
         world.settle();
@@ -398,10 +300,7 @@ fn a_crash_loop_does_not_flicker() {
     crash(&mut world, 1);
     assert_eq!(degraded(&world), Some(Reason::CrashLoop));
     let message = world.status().conditions[2].message.clone();
-    assert!(
-        message.contains("137 (OOMKilled)") && message.contains("kubectl logs"),
-        "{message}"
-    );
+    assert!(message.contains("137 (OOMKilled)") && message.contains("kubectl logs"), "{message}");
     let writes = world.written.len();
     for restarts in 2..5 {
         world.pod_mut().waiting = None;
@@ -421,22 +320,10 @@ fn a_crash_loop_does_not_flicker() {
 fn p31_unschedulable_names_hardware_when_some_was_asked_for() {
     let cases = [
         (json!({}), Reason::SchedulingFailed),
-        (
-            json!({ "hardwareRequirements": { "customLabels": { "a": "b" } } }),
-            Reason::SchedulingFailed,
-        ),
-        (
-            json!({ "hardwareRequirements": { "gpuCount": 1 } }),
-            Reason::HardwareUnavailable,
-        ),
-        (
-            json!({ "hardwareRequirements": { "teeRequired": true } }),
-            Reason::HardwareUnavailable,
-        ),
-        (
-            json!({ "resources": { "limits": { "nvidia.com/gpu": 1 } } }),
-            Reason::HardwareUnavailable,
-        ),
+        (json!({ "hardwareRequirements": { "customLabels": { "a": "b" } } }), Reason::SchedulingFailed),
+        (json!({ "hardwareRequirements": { "gpuCount": 1 } }), Reason::HardwareUnavailable),
+        (json!({ "hardwareRequirements": { "teeRequired": true } }), Reason::HardwareUnavailable),
+        (json!({ "resources": { "limits": { "nvidia.com/gpu": 1 } } }), Reason::HardwareUnavailable),
     ];
     for (change, expected) in cases {
         let mut world = World::new(with(basic(), change.clone()));
@@ -453,10 +340,7 @@ fn p31_unschedulable_names_hardware_when_some_was_asked_for() {
 
 #[test]
 fn the_first_reason_of_the_order_is_told() {
-    let mut world = World::new(with(
-        basic(),
-        json!({ "hardwareRequirements": { "gpuCount": 1 } }),
-    ));
+    let mut world = World::new(with(basic(), json!({ "hardwareRequirements": { "gpuCount": 1 } })));
     world.settle();
     world.pod_mut().scheduled = Scheduled::Unschedulable("full".into());
     world.settle();
@@ -478,19 +362,12 @@ fn the_first_reason_of_the_order_is_told() {
 #[test]
 fn p35_a_foreign_object_is_reported() {
     let mut world = World::new(basic());
-    world.pod = Some(PodFacts {
-        phase: PodPhase::Running,
-        is_ready: true,
-        ..PodFacts::default()
-    });
+    world.pod = Some(PodFacts { phase: PodPhase::Running, is_ready: true, ..PodFacts::default() });
     world.settle();
     let status = world.status();
     assert_eq!(degraded(&world), Some(Reason::NameTaken));
     assert_eq!((status.ready, status.pod_name.as_deref()), (false, None));
-    assert_eq!(
-        reason(&status, ConditionType::Progressing),
-        (ConditionStatus::False, Reason::NameTaken)
-    );
+    assert_eq!(reason(&status, ConditionType::Progressing), (ConditionStatus::False, Reason::NameTaken));
     world.pod = None;
     world.settle();
     assert_eq!((degraded(&world), world.pod.is_some()), (None, true));
@@ -512,25 +389,15 @@ fn p36_a_bad_name_is_one_lasting_condition() {
 fn p37_a_refused_pod_is_reported_once_and_recovers() {
     let mut world = World::new(basic());
     for message in ["quota: used 1", "quota: used 2"] {
-        world.pod_creation = Outcome::Rejected {
-            message: message.to_owned(),
-        };
+        world.pod_creation = Outcome::Rejected { message: message.to_owned() };
         world.step();
         assert_eq!(degraded(&world), Some(Reason::PodRejected));
-        assert!(
-            world.status().conditions[2]
-                .message
-                .ends_with("quota: used 1")
-        );
+        assert!(world.status().conditions[2].message.ends_with("quota: used 1"));
     }
     assert!(world.service.is_none(), "a failed action ends the round");
     world.pod_creation = Outcome::Failed;
     world.step();
-    assert_eq!(
-        degraded(&world),
-        Some(Reason::PodRejected),
-        "no news is no recovery"
-    );
+    assert_eq!(degraded(&world), Some(Reason::PodRejected), "no news is no recovery");
     assert_eq!(world.written.len(), 1);
     world.pod_creation = Outcome::Done;
     world.settle();
@@ -548,30 +415,10 @@ fn a_terminating_namespace_is_not_reported() {
 #[test]
 fn unknown_surroundings_change_nothing() {
     let world = World::running(basic());
-    let (observed, plan) = (
-        Observed {
-            pod: Slot::Unknown,
-            ..world.observed()
-        },
-        Plan::default(),
-    );
-    let round = Round {
-        performer: &world.performer,
-        observed: &observed,
-        plan: &plan,
-        outcomes: &[],
-        policy: &world.policy,
-    };
-    assert_eq!(
-        status(
-            &round,
-            at(99),
-            Capabilities {
-                phase_unknown: true
-            }
-        ),
-        world.status()
-    );
+    let (observed, plan) = (Observed { pod: Slot::Unknown, ..world.observed() }, Plan::default());
+    let round =
+        Round { performer: &world.performer, observed: &observed, plan: &plan, outcomes: &[], policy: &world.policy };
+    assert_eq!(status(&round, at(99), Capabilities { phase_unknown: true }), world.status());
 }
 
 /// The operator stops after any round of an upgrade and another goes on from what is stored.
@@ -594,11 +441,7 @@ fn p42_an_upgrade_cut_anywhere_ends_the_same() {
             world.settle();
             let status = world.status();
             assert_eq!(status.phase, Some(Phase::Running));
-            assert_eq!(
-                status.last_upgrade,
-                Some(at(0)),
-                "{rounds} {is_status_lost}"
-            );
+            assert_eq!(status.last_upgrade, Some(at(0)), "{rounds} {is_status_lost}");
         }
     }
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::performer::{
-    FINALIZER, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer,
-    PerformerStatus, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
+    FINALIZER, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer, PerformerStatus,
+    REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -14,8 +14,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use plan::Plan;
 use plan::performers::{
-    Action, Capabilities, Deletion, Event, Observed, Outcome, PodFacts, PodPhase, Policy,
-    PortFacts, Round, Scheduled, ServiceFacts, ServiceType, Slot, TargetPort, events, status,
+    Action, Capabilities, Deletion, Event, Observed, Outcome, PodFacts, PodPhase, Policy, PortFacts, Round, Scheduled,
+    ServiceFacts, ServiceType, Slot, TargetPort, events, status,
 };
 use serde_json::{Value, json};
 
@@ -59,10 +59,7 @@ pub fn compat(path: &str) -> Option<PathBuf> {
     let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().skip(2);
     let found = above.find_map(|a| Some(a.join("shared/compat").join(path)).filter(|f| f.is_dir()));
     if found.is_none() {
-        assert!(
-            std::env::var("CI").as_deref() != Ok("true"),
-            "../shared/compat is missing"
-        );
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "../shared/compat is missing");
         eprintln!("skipped: ../shared/compat, the published manifests, is not there");
     }
     found
@@ -128,19 +125,11 @@ impl World {
     }
 
     pub fn has_finalizer(&self) -> bool {
-        self.performer
-            .metadata
-            .finalizers
-            .iter()
-            .flatten()
-            .any(|f| f == FINALIZER)
+        self.performer.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER)
     }
 
     pub fn advance(&mut self, by: Duration) {
-        self.now = self
-            .now
-            .checked_add(SignedDuration::try_from(by).unwrap())
-            .unwrap();
+        self.now = self.now.checked_add(SignedDuration::try_from(by).unwrap()).unwrap();
     }
 
     pub fn observed(&self) -> Observed {
@@ -162,11 +151,7 @@ impl World {
         let mut outcomes = Vec::new();
         for action in &plan.actions {
             let is_stopped = outcomes.last().is_some_and(|o| *o != Outcome::Done);
-            let outcome = if is_stopped {
-                Outcome::Skipped
-            } else {
-                self.execute(action)
-            };
+            let outcome = if is_stopped { Outcome::Skipped } else { self.execute(action) };
             outcomes.push(outcome);
         }
         let after = observed.after(&plan, &outcomes, self.now);
@@ -181,22 +166,9 @@ impl World {
 
     fn report(&mut self, observed: &Observed, plan: &Plan<Action>, outcomes: &[Outcome]) {
         let policy = self.policy.clone();
-        let round = Round {
-            performer: &self.performer,
-            observed,
-            plan,
-            outcomes,
-            policy: &policy,
-        };
-        let new = status(
-            &round,
-            self.now,
-            Capabilities {
-                phase_unknown: true,
-            },
-        );
-        self.events
-            .extend(events(self.performer.status.as_ref(), &new, plan, outcomes));
+        let round = Round { performer: &self.performer, observed, plan, outcomes, policy: &policy };
+        let new = status(&round, self.now, Capabilities { phase_unknown: true });
+        self.events.extend(events(self.performer.status.as_ref(), &new, plan, outcomes));
         if new != self.status() {
             self.written.push(new.clone());
             self.performer.status = Some(new);
@@ -212,8 +184,7 @@ impl World {
             let is_going = self.pod.as_ref().is_some_and(|p| p.deletion.is_some());
             self.pod = self.pod.take().filter(|p| p.deletion.is_none());
             let is_called = plan.next_look == Some(Duration::ZERO);
-            if plan.actions.is_empty() && before == self.performer.status && !is_called && !is_going
-            {
+            if plan.actions.is_empty() && before == self.performer.status && !is_called && !is_going {
                 return;
             }
         }
@@ -222,8 +193,7 @@ impl World {
 
     fn execute(&mut self, action: &Action) -> Outcome {
         match action {
-            Action::AddFinalizer { finalizers, .. }
-            | Action::ReleaseFinalizer { finalizers, .. } => {
+            Action::AddFinalizer { finalizers, .. } | Action::ReleaseFinalizer { finalizers, .. } => {
                 self.performer.metadata.finalizers = Some(finalizers.clone());
             }
             Action::CreatePod(pod) => {
@@ -237,9 +207,7 @@ impl World {
                 self.built = Some((**pod).clone());
                 self.replacements = 0;
             }
-            Action::DeletePod {
-                uid, replacements, ..
-            } => {
+            Action::DeletePod { uid, replacements, .. } => {
                 let pod = self.pod.as_mut().unwrap();
                 assert_eq!(pod.uid, *uid);
                 assert_eq!(pod.owner_uid.as_deref(), Some(UID), "a foreign pod deleted");
@@ -291,17 +259,8 @@ impl World {
 
 pub fn pod_facts(pod: &Pod, uid: &str, now: Timestamp) -> PodFacts {
     let meta = &pod.metadata;
-    let annotation = |name: &str| {
-        meta.annotations
-            .as_ref()?
-            .get(name)
-            .map(|v| v.as_str().into())
-    };
-    let image: Box<str> = pod.spec.as_ref().unwrap().containers[0]
-        .image
-        .clone()
-        .unwrap()
-        .into();
+    let annotation = |name: &str| meta.annotations.as_ref()?.get(name).map(|v| v.as_str().into());
+    let image: Box<str> = pod.spec.as_ref().unwrap().containers[0].image.clone().unwrap().into();
     let owner = &meta.owner_references.as_ref().unwrap()[0];
     PodFacts {
         uid: uid.into(),
@@ -313,8 +272,7 @@ pub fn pod_facts(pod: &Pod, uid: &str, now: Timestamp) -> PodFacts {
         image,
         input_hash: annotation(INPUT_HASH_ANNOTATION),
         version: annotation(VERSION_ANNOTATION),
-        replacements: annotation(REPLACEMENTS_ANNOTATION)
-            .map_or(0, |n: Box<str>| n.parse().unwrap()),
+        replacements: annotation(REPLACEMENTS_ANNOTATION).map_or(0, |n: Box<str>| n.parse().unwrap()),
         is_selected: meta.labels.as_ref().unwrap()[LABEL_PERFORMER] == owner.name,
         ..PodFacts::default()
     }
@@ -335,17 +293,10 @@ pub fn service_facts(service: &Service) -> ServiceFacts {
     ServiceFacts {
         uid: "service-1".into(),
         resource_version: "1".into(),
-        owner_uid: Some(
-            service.metadata.owner_references.as_ref().unwrap()[0]
-                .uid
-                .as_str()
-                .into(),
-        ),
+        owner_uid: Some(service.metadata.owner_references.as_ref().unwrap()[0].uid.as_str().into()),
         deletion: None,
         service_type: ServiceType::read(spec.type_.as_deref()),
-        selector: selector
-            .map(|(k, v)| (k.as_str().into(), v.as_str().into()))
-            .collect(),
+        selector: selector.map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
         ports: ports.collect(),
     }
 }
@@ -353,10 +304,7 @@ pub fn service_facts(service: &Service) -> ServiceFacts {
 /// What the API server makes of our merge patch: nulls remove, lists replace.
 fn apply_patch(service: &mut ServiceFacts, patch: &Value) {
     assert_eq!(patch["metadata"]["uid"], json!(service.uid));
-    assert_eq!(
-        patch["metadata"]["resourceVersion"],
-        json!(service.resource_version)
-    );
+    assert_eq!(patch["metadata"]["resourceVersion"], json!(service.resource_version));
     for (key, value) in patch["spec"]["selector"].as_object().unwrap() {
         match value.as_str() {
             Some(text) => drop(service.selector.insert(key.as_str().into(), text.into())),
