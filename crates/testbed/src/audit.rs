@@ -34,10 +34,7 @@ pub struct Entry {
 
 impl Entry {
     pub fn is_write(&self) -> bool {
-        matches!(
-            self.verb.as_str(),
-            "create" | "update" | "patch" | "delete" | "deletecollection"
-        )
+        matches!(self.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
     }
 }
 
@@ -81,18 +78,11 @@ impl AuditLog {
         file.read_to_string(&mut text)?;
         // The last line may be half written; it is whole the next time.
         let complete = text.rfind('\n').map_or(0, |end| end + 1);
-        text[..complete]
-            .lines()
-            .map(|line| Ok(serde_json::from_str::<Line>(line)?.into()))
-            .collect()
+        text[..complete].lines().map(|line| Ok(serde_json::from_str::<Line>(line)?.into())).collect()
     }
 
     /// The first entry after `mark` that fits; `None` when none came in ten seconds.
-    pub async fn wait_for(
-        &self,
-        mark: Mark,
-        fits: impl Fn(&Entry) -> bool,
-    ) -> io::Result<Option<Entry>> {
+    pub async fn wait_for(&self, mark: Mark, fits: impl Fn(&Entry) -> bool) -> io::Result<Option<Entry>> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             let entry = self.entries_after(mark)?.into_iter().find(&fits);

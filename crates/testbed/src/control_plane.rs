@@ -50,14 +50,8 @@ pub enum Error {
     },
     #[error("another control plane runs in {path}; end it or choose another directory")]
     InUse { path: PathBuf },
-    #[error(
-        "{program} ended with status {status} before it was ready; the end of its log:\n{tail}"
-    )]
-    Ended {
-        program: String,
-        status: i32,
-        tail: String,
-    },
+    #[error("{program} ended with status {status} before it was ready; the end of its log:\n{tail}")]
+    Ended { program: String, status: i32, tail: String },
     #[error("not ready after {} s: {what}", waited.as_secs())]
     NotReady { what: String, waited: Duration },
     #[error("the API server refused what the testbed asked for")]
@@ -68,11 +62,7 @@ pub enum Error {
 
 impl Error {
     fn ended(child: &Child, status: i32) -> Self {
-        Self::Ended {
-            program: child.program().name.clone(),
-            status,
-            tail: child.log_tail(),
-        }
+        Self::Ended { program: child.program().name.clone(), status, tail: child.log_tail() }
     }
 }
 
@@ -91,43 +81,25 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            directory: None,
-            workloads: Some(Workloads::default()),
-            apiserver_flags: Vec::new(),
-            fsync: true,
-        }
+        Self { directory: None, workloads: Some(Workloads::default()), apiserver_flags: Vec::new(), fsync: true }
     }
 }
 
 impl Options {
     /// Only etcd and kube-apiserver.
     pub fn bare() -> Self {
-        Self {
-            workloads: None,
-            ..Self::default()
-        }
+        Self { workloads: None, ..Self::default() }
     }
 
     /// Names of the programs this control plane needs, for [`tools::ensure`].
     pub fn programs(&self) -> &'static [&'static str] {
-        const ALL: [&str; 5] = [
-            "etcd",
-            "kube-apiserver",
-            "kube-controller-manager",
-            "kube-scheduler",
-            "kwok",
-        ];
-        if self.workloads.is_some() {
-            &ALL
-        } else {
-            &ALL[..2]
-        }
+        const ALL: [&str; 5] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"];
+        if self.workloads.is_some() { &ALL } else { &ALL[..2] }
     }
 }
 
 /// Starting takes 5 s on an idle two-core machine; a loaded CI machine was seen to need ten times that.
-const READY_PATIENCE: Duration = Duration::from_secs(120);
+const READY_PATIENCE: Duration = Duration::from_mins(2);
 /// Readiness has no event to wait for; this often is invisible beside the start itself.
 const READY_POLL: Duration = Duration::from_millis(50);
 /// What etcd needs to close its files; it is killed after that, which it survives as well.
@@ -162,14 +134,7 @@ impl ControlPlane {
         let programs = tools::ensure(options.programs(), &tools::Plain::default()).await?;
         let directory = Directory::open(options.directory.as_deref())?;
         let authority = Authority::open(&directory.path.join("pki"))?;
-        let launched = launch::start(
-            &programs[0],
-            &programs[1],
-            &options,
-            &directory.path,
-            &authority,
-        )
-        .await?;
+        let launched = launch::start(&programs[0], &programs[1], &options, &directory.path, &authority).await?;
         let mut control_plane = Self {
             workloads: None,
             apiserver: launched.apiserver,
@@ -189,12 +154,7 @@ impl ControlPlane {
 
     /// Ends everything in order, so that etcd closes its files.
     pub async fn stop(self) -> Result<(), Error> {
-        let Self {
-            workloads,
-            apiserver,
-            etcd,
-            ..
-        } = self;
+        let Self { workloads, apiserver, etcd, .. } = self;
         drop(workloads);
         drop(apiserver);
         Ok(etcd.terminate(ETCD_GRACE).await?)
@@ -274,36 +234,17 @@ impl ControlPlane {
     /// Creates a namespace with a unique name in which pods can be created at once.
     pub async fn namespace(&self, prefix: &str) -> Result<String, Error> {
         let client = self.client().await?;
-        let metadata = ObjectMeta {
-            generate_name: Some(format!("{prefix}-")),
-            ..ObjectMeta::default()
-        };
-        let namespace = Namespace {
-            metadata,
-            ..Namespace::default()
-        };
-        let created = Api::<Namespace>::all(client.clone())
-            .create(&PostParams::default(), &namespace)
-            .await?;
-        let name = created
-            .metadata
-            .name
-            .expect("the server names what it creates");
+        let metadata = ObjectMeta { generate_name: Some(format!("{prefix}-")), ..ObjectMeta::default() };
+        let namespace = Namespace { metadata, ..Namespace::default() };
+        let created = Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+        let name = created.metadata.name.expect("the server names what it creates");
         if self.workloads.is_some() {
             workloads::namespace_ready(&client, &name).await?;
         } else {
             // Nobody else makes it, and pods without it are refused.
-            let metadata = ObjectMeta {
-                name: Some("default".to_owned()),
-                ..ObjectMeta::default()
-            };
-            let account = ServiceAccount {
-                metadata,
-                ..ServiceAccount::default()
-            };
-            Api::namespaced(client, &name)
-                .create(&PostParams::default(), &account)
-                .await?;
+            let metadata = ObjectMeta { name: Some("default".to_owned()), ..ObjectMeta::default() };
+            let account = ServiceAccount { metadata, ..ServiceAccount::default() };
+            Api::namespaced(client, &name).create(&PostParams::default(), &account).await?;
         }
         Ok(name)
     }
@@ -319,37 +260,20 @@ impl ControlPlane {
 
     async fn kubeconfig_value(&self, user: &User) -> Result<serde_json::Value, Error> {
         let proof = match user {
-            User::Named { name, group } => {
-                Proof::Certificate(self.authority.client(name, group.as_deref())?)
-            }
-            User::ServiceAccount { namespace, name } => {
-                Proof::Token(self.token(namespace, name).await?)
-            }
+            User::Named { name, group } => Proof::Certificate(self.authority.client(name, group.as_deref())?),
+            User::ServiceAccount { namespace, name } => Proof::Token(self.token(namespace, name).await?),
         };
-        Ok(users::kubeconfig(
-            &self.server,
-            self.authority.certificate(),
-            &proof,
-        ))
+        Ok(users::kubeconfig(&self.server, self.authority.certificate(), &proof))
     }
 
     async fn token(&self, namespace: &str, name: &str) -> Result<String, Error> {
         let client = Box::pin(self.client()).await?;
-        let spec = TokenRequestSpec {
-            expiration_seconds: Some(TOKEN_SECONDS),
-            ..TokenRequestSpec::default()
-        };
-        let request = TokenRequest {
-            spec,
-            ..TokenRequest::default()
-        };
+        let spec = TokenRequestSpec { expiration_seconds: Some(TOKEN_SECONDS), ..TokenRequestSpec::default() };
+        let request = TokenRequest { spec, ..TokenRequest::default() };
         let answer = Api::<ServiceAccount>::namespaced(client, namespace)
             .create_token_request(name, &PostParams::default(), &request)
             .await?;
-        Ok(answer
-            .status
-            .expect("a granted token request has a status")
-            .token)
+        Ok(answer.status.expect("a granted token request has a status").token)
     }
 }
 
@@ -366,38 +290,22 @@ impl Directory {
             Some(path) => (path.to_owned(), None),
             None => temporary()
                 .map(|(path, remover)| (path, Some(remover)))
-                .map_err(|source| Error::Directory {
-                    path: std::env::temp_dir(),
-                    source,
-                })?,
+                .map_err(|source| Error::Directory { path: std::env::temp_dir(), source })?,
         };
-        let fail = |source| Error::Directory {
-            path: path.clone(),
-            source,
-        };
+        let fail = |source| Error::Directory { path: path.clone(), source };
         fs::create_dir_all(&path).map_err(fail)?;
         let path = path.canonicalize().map_err(fail)?;
-        let lock = File::create(path.join("lock")).map_err(|source| Error::Directory {
-            path: path.clone(),
-            source,
-        })?;
+        let lock = File::create(path.join("lock")).map_err(|source| Error::Directory { path: path.clone(), source })?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(Error::InUse { path });
         }
-        Ok(Self {
-            path,
-            _lock: lock,
-            _removed_at_end: removed_at_end,
-        })
+        Ok(Self { path, _lock: lock, _removed_at_end: removed_at_end })
     }
 }
 
 /// Removed by a process of its own, since a test binary ends without dropping its statics.
 fn temporary() -> io::Result<(PathBuf, RemovedAtEnd)> {
-    let path = tempfile::Builder::new()
-        .prefix("strata-testbed-")
-        .tempdir()?
-        .keep();
+    let path = tempfile::Builder::new().prefix("strata-testbed-").tempdir()?.keep();
     let remover = RemovedAtEnd::new(&path)?;
     Ok((path, remover))
 }

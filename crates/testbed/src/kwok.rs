@@ -78,8 +78,7 @@ impl Behaviour {
     /// Makes a pod behave so from now on.
     pub async fn set(self, pods: &Api<Pod>, name: &str) -> Result<Pod, kube::Error> {
         let patch = serde_json::json!({ "metadata": { "annotations": { BEHAVIOUR_ANNOTATION: self.as_str() } } });
-        pods.patch(name, &PatchParams::default(), &Patch::Merge(patch))
-            .await
+        pods.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await
     }
 }
 
@@ -91,24 +90,13 @@ pub fn node(name: &str, pods: u32) -> Node {
         ("kubernetes.io/os", "linux"),
         ("kubernetes.io/arch", "amd64"),
     ];
-    let resources = [
-        ("cpu", "1k".to_owned()),
-        ("memory", "4Ti".to_owned()),
-        ("pods", pods.to_string()),
-    ];
-    let resources: BTreeMap<_, _> = resources
-        .into_iter()
-        .map(|(name, amount)| (name.to_owned(), Quantity(amount)))
-        .collect();
+    let resources = [("cpu", "1k".to_owned()), ("memory", "4Ti".to_owned()), ("pods", pods.to_string())];
+    let resources: BTreeMap<_, _> =
+        resources.into_iter().map(|(name, amount)| (name.to_owned(), Quantity(amount))).collect();
     Node {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
-            labels: Some(
-                labels
-                    .into_iter()
-                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
-                    .collect(),
-            ),
+            labels: Some(labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()),
             ..ObjectMeta::default()
         },
         status: Some(NodeStatus {
@@ -121,19 +109,11 @@ pub fn node(name: &str, pods: u32) -> Node {
 }
 
 /// Creates the nodes that are not there yet; returns the names of all.
-pub(crate) async fn create_nodes(
-    client: &Client,
-    workloads: &Workloads,
-) -> Result<Vec<String>, kube::Error> {
+pub(crate) async fn create_nodes(client: &Client, workloads: &Workloads) -> Result<Vec<String>, kube::Error> {
     let api = Api::<Node>::all(client.clone());
-    let names: Vec<_> = (0..workloads.nodes)
-        .map(|number| format!("simulated-{number}"))
-        .collect();
+    let names: Vec<_> = (0..workloads.nodes).map(|number| format!("simulated-{number}")).collect();
     for name in &names {
-        match api
-            .create(&PostParams::default(), &node(name, workloads.pods_per_node))
-            .await
-        {
+        match api.create(&PostParams::default(), &node(name, workloads.pods_per_node)).await {
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             result => drop(result?),
         }
@@ -143,9 +123,5 @@ pub(crate) async fn create_nodes(
 
 pub(crate) fn is_node_ready(node: Option<&Node>) -> bool {
     node.and_then(|node| node.status.as_ref()?.conditions.as_ref())
-        .is_some_and(|conditions| {
-            conditions
-                .iter()
-                .any(|c| c.type_ == "Ready" && c.status == "True")
-        })
+        .is_some_and(|conditions| conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
 }

@@ -2,7 +2,9 @@
 
 pub mod audit;
 pub mod control_plane;
+pub mod fault;
 pub mod kwok;
+pub mod node;
 pub mod pki;
 pub mod process;
 mod storage;

@@ -8,8 +8,8 @@ use std::{
 };
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
 };
 
 /// Why a certificate could not be made or kept.
@@ -50,10 +50,7 @@ pub struct Authority {
 impl Authority {
     /// Opens the authority kept in `directory`, or founds one there.
     pub fn open(directory: &Path) -> Result<Self, Error> {
-        fs::create_dir_all(directory).map_err(|source| Error::File {
-            path: directory.to_owned(),
-            source,
-        })?;
+        fs::create_dir_all(directory).map_err(|source| Error::File { path: directory.to_owned(), source })?;
         let files = ["ca.pem", "ca.key", "service-account.key"].map(|name| directory.join(name));
         if !files.iter().all(|file| file.is_file()) {
             found(directory)?;
@@ -61,11 +58,7 @@ impl Authority {
         let certificate = read(&directory.join("ca.pem"))?;
         let key = KeyPair::from_pem(&read(&directory.join("ca.key"))?)?;
         let issuer = Issuer::from_ca_cert_pem(&certificate, key)?;
-        Ok(Self {
-            directory: directory.to_owned(),
-            certificate,
-            issuer,
-        })
+        Ok(Self { directory: directory.to_owned(), certificate, issuer })
     }
 
     /// PEM of the authority's own certificate.
@@ -98,25 +91,14 @@ impl Authority {
         self.sign(CertificateParams::default(), user, group)
     }
 
-    fn sign(
-        &self,
-        mut params: CertificateParams,
-        name: &str,
-        group: Option<&str>,
-    ) -> Result<Identity, Error> {
+    fn sign(&self, mut params: CertificateParams, name: &str, group: Option<&str>) -> Result<Identity, Error> {
         params.distinguished_name = subject(name, group);
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?.pem();
-        Ok(Identity {
-            certificate,
-            key: key.serialize_pem(),
-        })
+        Ok(Identity { certificate, key: key.serialize_pem() })
     }
 
     /// Writes an identity beside the authority, for programs that want files.
@@ -136,18 +118,11 @@ fn found(directory: &Path) -> Result<(), Error> {
     let mut params = CertificateParams::default();
     params.distinguished_name = subject("strata-testbed", None);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![
-        KeyUsagePurpose::KeyCertSign,
-        KeyUsagePurpose::CrlSign,
-        KeyUsagePurpose::DigitalSignature,
-    ];
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
     write_private(&directory.join("ca.pem"), &params.self_signed(&key)?.pem())?;
     write_private(&directory.join("ca.key"), &key.serialize_pem())?;
     let key = KeyPair::generate()?;
-    write_private(
-        &directory.join("service-account.pub"),
-        &key.public_key_pem(),
-    )?;
+    write_private(&directory.join("service-account.pub"), &key.public_key_pem())?;
     write_private(&directory.join("service-account.key"), &key.serialize_pem())
 }
 
@@ -161,10 +136,7 @@ fn subject(name: &str, group: Option<&str>) -> DistinguishedName {
 }
 
 fn read(path: &Path) -> Result<String, Error> {
-    fs::read_to_string(path).map_err(|source| Error::File {
-        path: path.to_owned(),
-        source,
-    })
+    fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
 /// Writes a file that only its owner may read.
@@ -176,8 +148,5 @@ pub(crate) fn write_private(path: &Path, text: &str) -> Result<(), Error> {
         .mode(0o600)
         .open(path)
         .and_then(|mut file| file.write_all(text.as_bytes()))
-        .map_err(|source| Error::File {
-            path: path.to_owned(),
-            source,
-        })
+        .map_err(|source| Error::File { path: path.to_owned(), source })
 }

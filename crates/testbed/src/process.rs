@@ -140,11 +140,7 @@ impl Child {
     /// Waits for the end and returns the exit status as a shell sees it (128 + signal when killed).
     pub async fn exited(&self) -> i32 {
         let mut exit = self.running().exit.clone();
-        let status = exit
-            .wait_for(Option::is_some)
-            .await
-            .ok()
-            .and_then(|status| *status);
+        let status = exit.wait_for(Option::is_some).await.ok().and_then(|status| *status);
         status.unwrap_or(KILLED)
     }
 
@@ -153,18 +149,10 @@ impl Child {
         if !self.is_running() {
             return Ok(());
         }
-        let target = i32::try_from(pid)
-            .ok()
-            .and_then(Pid::from_raw)
-            .expect("the kernel gave this process id");
+        let target = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("the kernel gave this process id");
         match kill_process(target, signal) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
-            Err(source) => Err(Error::Signal {
-                name: self.program.name.clone(),
-                pid,
-                signal,
-                source,
-            }),
+            Err(source) => Err(Error::Signal { name: self.program.name.clone(), pid, signal, source }),
         }
     }
 
@@ -214,44 +202,21 @@ impl Child {
 
 impl Running {
     fn start(program: &Program) -> Result<Self, Error> {
-        let fail = |source| Error::Start {
-            name: program.name.clone(),
-            program: program.path.clone(),
-            source,
-        };
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&program.log)
-            .map_err(fail)?;
+        let fail = |source| Error::Start { name: program.name.clone(), program: program.path.clone(), source };
+        let log = OpenOptions::new().create(true).append(true).open(&program.log).map_err(fail)?;
         let mut command = Command::new("/bin/sh");
-        command
-            .args(["-c", GUARD, "strata-guard"])
-            .arg(&program.path)
-            .args(&program.args);
-        command.envs(
-            program
-                .environment
-                .iter()
-                .map(|(name, value)| (name, value)),
-        );
+        command.args(["-c", GUARD, "strata-guard"]).arg(&program.path).args(&program.args);
+        command.envs(program.environment.iter().map(|(name, value)| (name, value)));
         if let Some(directory) = &program.directory {
             command.current_dir(directory);
         }
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).process_group(0);
         let mut guard = command.spawn().map_err(fail)?;
         let pipe = guard.stdin.take();
         let mut reports = BufReader::new(guard.stdout.take().expect("stdout is piped"));
         let mut line = String::new();
         reports.read_line(&mut line).map_err(fail)?;
-        let pid = line
-            .trim()
-            .parse()
-            .map_err(|_| fail(io::Error::other("the guard reported no process id")))?;
+        let pid = line.trim().parse().map_err(|_| fail(io::Error::other("the guard reported no process id")))?;
         let (sender, exit) = watch::channel(None);
         let reaper = std::thread::spawn(move || {
             let mut status = String::new();
@@ -260,12 +225,7 @@ impl Running {
             // No report: the guard was killed together with its group.
             sender.send_replace(Some(status.trim().parse().unwrap_or(KILLED)));
         });
-        Ok(Self {
-            pid,
-            pipe,
-            exit,
-            reaper: Some(reaper),
-        })
+        Ok(Self { pid, pipe, exit, reaper: Some(reaper) })
     }
 }
 

@@ -6,9 +6,8 @@ use futures::StreamExt;
 use k8s_openapi::{
     api::{
         core::v1::{
-            HostPathVolumeSource, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm,
-            ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
-            VolumeNodeAffinity,
+            HostPathVolumeSource, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectReference,
+            PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, VolumeNodeAffinity,
         },
         storage::v1::StorageClass,
     },
@@ -31,10 +30,7 @@ const RETRIES: u32 = 240;
 
 /// Creates the StorageClass where it is not there yet.
 pub(crate) async fn install(client: &Client) -> Result<(), kube::Error> {
-    let default = [(
-        "storageclass.kubernetes.io/is-default-class".to_owned(),
-        "true".to_owned(),
-    )];
+    let default = [("storageclass.kubernetes.io/is-default-class".to_owned(), "true".to_owned())];
     let class = StorageClass {
         metadata: ObjectMeta {
             name: Some(CLASS.to_owned()),
@@ -46,10 +42,7 @@ pub(crate) async fn install(client: &Client) -> Result<(), kube::Error> {
         reclaim_policy: Some("Delete".to_owned()),
         ..StorageClass::default()
     };
-    match Api::all(client.clone())
-        .create(&PostParams::default(), &class)
-        .await
-    {
+    match Api::all(client.clone()).create(&PostParams::default(), &class).await {
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
         result => result.map(drop),
     }
@@ -63,10 +56,7 @@ pub(crate) async fn provision(client: Client) {
 async fn provide_claims(client: Client) {
     let volumes = Api::<PersistentVolume>::all(client.clone());
     let params = PostParams::default();
-    let claims = watcher(
-        Api::<PersistentVolumeClaim>::all(client),
-        watcher::Config::default(),
-    );
+    let claims = watcher(Api::<PersistentVolumeClaim>::all(client), watcher::Config::default());
     let mut claims = pin!(claims.default_backoff().applied_objects());
     while let Some(claim) = claims.next().await {
         // The watcher comes back by itself after an error.
@@ -79,11 +69,7 @@ async fn provide_claims(client: Client) {
 
 async fn remove_released(client: Client) {
     let api = Api::<PersistentVolume>::all(client);
-    let mut volumes = pin!(
-        watcher(api.clone(), watcher::Config::default())
-            .default_backoff()
-            .applied_objects()
-    );
+    let mut volumes = pin!(watcher(api.clone(), watcher::Config::default()).default_backoff().applied_objects());
     while let Some(volume) = volumes.next().await {
         let Some(volume) = volume.ok().filter(is_released) else {
             continue;
@@ -94,15 +80,8 @@ async fn remove_released(client: Client) {
 }
 
 fn is_released(volume: &PersistentVolume) -> bool {
-    let is_ours = volume
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.storage_class_name.as_deref())
-        == Some(CLASS);
-    let phase = volume
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
+    let is_ours = volume.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()) == Some(CLASS);
+    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref());
     is_ours && phase == Some("Released") && volume.metadata.deletion_timestamp.is_none()
 }
 
@@ -114,31 +93,16 @@ fn volume_for(claim: &PersistentVolumeClaim) -> Option<PersistentVolume> {
     }
     let node = claim.annotations().get(SELECTED_NODE)?;
     let name = format!("pvc-{}", claim.uid()?);
-    let capacity = spec
-        .resources
-        .as_ref()?
-        .requests
-        .as_ref()?
-        .get("storage")?
-        .clone();
+    let capacity = spec.resources.as_ref()?.requests.as_ref()?.get("storage")?.clone();
     Some(PersistentVolume {
         metadata: ObjectMeta {
-            annotations: Some(
-                [(
-                    "pv.kubernetes.io/provisioned-by".to_owned(),
-                    PROVISIONER.to_owned(),
-                )]
-                .into(),
-            ),
+            annotations: Some([("pv.kubernetes.io/provisioned-by".to_owned(), PROVISIONER.to_owned())].into()),
             name: Some(name.clone()),
             ..ObjectMeta::default()
         },
         spec: Some(PersistentVolumeSpec {
             access_modes: spec.access_modes.clone(),
-            capacity: Some(BTreeMap::<String, Quantity>::from([(
-                "storage".to_owned(),
-                capacity,
-            )])),
+            capacity: Some(BTreeMap::<String, Quantity>::from([("storage".to_owned(), capacity)])),
             claim_ref: Some(ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("PersistentVolumeClaim".to_owned()),
@@ -167,15 +131,8 @@ fn only_on(node: &str) -> VolumeNodeAffinity {
         operator: "In".to_owned(),
         values: Some(vec![node.to_owned()]),
     };
-    let term = NodeSelectorTerm {
-        match_expressions: Some(vec![is_node]),
-        ..NodeSelectorTerm::default()
-    };
-    VolumeNodeAffinity {
-        required: Some(NodeSelector {
-            node_selector_terms: vec![term],
-        }),
-    }
+    let term = NodeSelectorTerm { match_expressions: Some(vec![is_node]), ..NodeSelectorTerm::default() };
+    VolumeNodeAffinity { required: Some(NodeSelector { node_selector_terms: vec![term] }) }
 }
 
 /// Writes until the API server has answered. A refusal is final: what is refused because it is already

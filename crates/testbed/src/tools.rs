@@ -30,31 +30,15 @@ pub enum Error {
         "{program} has to be built and the Go toolchain is missing ({go} cannot be run); install Go {version} or \
          newer from your distribution or https://go.dev/dl, or name a ready binary in {variable}"
     )]
-    NoGo {
-        program: &'static str,
-        go: PathBuf,
-        version: String,
-        variable: String,
-    },
+    NoGo { program: &'static str, go: PathBuf, version: String, variable: String },
     #[error(
         "{program} needs Go {version} or newer: {said}; install a newer Go, or let it fetch one (GOTOOLCHAIN=auto), \
          or name a ready binary in {variable}"
     )]
-    OldGo {
-        program: &'static str,
-        version: String,
-        said: String,
-        variable: String,
-    },
+    OldGo { program: &'static str, version: String, said: String, variable: String },
     #[error("building {program} failed; the whole output is in {log}\n{tail}")]
-    Build {
-        program: &'static str,
-        log: PathBuf,
-        tail: String,
-    },
-    #[error(
-        "cannot write to the tool cache at {path}; set XDG_CACHE_HOME to a directory that can be written"
-    )]
+    Build { program: &'static str, log: PathBuf, tail: String },
+    #[error("cannot write to the tool cache at {path}; set XDG_CACHE_HOME to a directory that can be written")]
     Cache {
         path: PathBuf,
         #[source]
@@ -74,10 +58,7 @@ pub async fn path(name: &str) -> Result<PathBuf, Error> {
 /// because linking Kubernetes takes two gigabytes.
 pub async fn ensure(names: &[&str], progress: &dyn Progress) -> Result<Vec<PathBuf>, Error> {
     let workshop = Workshop::from_environment();
-    let tools: Vec<_> = names
-        .iter()
-        .map(|name| find(name))
-        .collect::<Result<_, _>>()?;
+    let tools: Vec<_> = names.iter().map(|name| find(name)).collect::<Result<_, _>>()?;
     let mut paths = Vec::with_capacity(tools.len());
     for tool in &tools {
         paths.push(locate(tool, &workshop)?);
@@ -98,11 +79,7 @@ pub async fn ensure(names: &[&str], progress: &dyn Progress) -> Result<Vec<PathB
 fn find(name: &str) -> Result<&'static Tool, Error> {
     Tool::named(name).ok_or_else(|| Error::Unknown {
         name: name.to_owned(),
-        known: CATALOG
-            .iter()
-            .map(|tool| tool.name)
-            .collect::<Vec<_>>()
-            .join(", "),
+        known: CATALOG.iter().map(|tool| tool.name).collect::<Vec<_>>().join(", "),
     })
 }
 
@@ -110,11 +87,7 @@ fn find(name: &str) -> Result<&'static Tool, Error> {
 fn locate(tool: &Tool, workshop: &Workshop) -> Result<Option<PathBuf>, Error> {
     let variable = tool.variable();
     if let Some(path) = non_empty(&variable).map(PathBuf::from) {
-        return if path.is_file() {
-            Ok(Some(path))
-        } else {
-            Err(Error::NotAFile { variable, path })
-        };
+        return if path.is_file() { Ok(Some(path)) } else { Err(Error::NotAFile { variable, path }) };
     }
     if let Some(path) = kubebuilder_asset(tool) {
         return Ok(Some(path));
@@ -129,29 +102,16 @@ fn kubebuilder_asset(tool: &Tool) -> Option<PathBuf> {
     let path = Path::new(&non_empty("KUBEBUILDER_ASSETS")?).join(tool.name);
     let pinned = catalog::major_minor(tool.version());
     let found = path.is_file().then(|| version_of(tool, &path))?;
-    let fits = found
-        .zip(pinned)
-        .is_some_and(|(found, pinned)| found.0 == pinned.0 && found.1 >= pinned.1);
+    let fits = found.zip(pinned).is_some_and(|(found, pinned)| found.0 == pinned.0 && found.1 >= pinned.1);
     if !fits {
-        let found = found.map_or_else(
-            || "an unknown version".to_owned(),
-            |(major, minor)| format!("{major}.{minor}"),
-        );
-        eprintln!(
-            "warning: ignoring {} ({found}): {} is pinned",
-            path.display(),
-            tool.version()
-        );
+        let found = found.map_or_else(|| "an unknown version".to_owned(), |(major, minor)| format!("{major}.{minor}"));
+        eprintln!("warning: ignoring {} ({found}): {} is pinned", path.display(), tool.version());
     }
     fits.then_some(path)
 }
 
 fn version_of(tool: &Tool, path: &Path) -> Option<(u32, u32)> {
-    let args: &[&str] = if tool.name == "kubectl" {
-        &["version", "--client"]
-    } else {
-        &["--version"]
-    };
+    let args: &[&str] = if tool.name == "kubectl" { &["version", "--client"] } else { &["--version"] };
     let output = std::process::Command::new(path).args(args).output().ok()?;
     catalog::major_minor(&String::from_utf8_lossy(&output.stdout))
 }

@@ -17,17 +17,11 @@ pub enum User {
 
 impl User {
     pub fn named(name: impl Into<String>) -> Self {
-        Self::Named {
-            name: name.into(),
-            group: None,
-        }
+        Self::Named { name: name.into(), group: None }
     }
 
     pub fn in_group(name: impl Into<String>, group: impl Into<String>) -> Self {
-        Self::Named {
-            name: name.into(),
-            group: Some(group.into()),
-        }
+        Self::Named { name: name.into(), group: Some(group.into()) }
     }
 
     /// May do everything: group `system:masters`.
@@ -36,10 +30,7 @@ impl User {
     }
 
     pub fn service_account(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        Self::ServiceAccount {
-            namespace: namespace.into(),
-            name: name.into(),
-        }
+        Self::ServiceAccount { namespace: namespace.into(), name: name.into() }
     }
 }
 
@@ -78,14 +69,10 @@ fn encode(pem: &str) -> ByteString {
 /// A client that is used on the runtime it was made on: its connections must not outlive that runtime.
 pub(crate) async fn client(kubeconfig: Value) -> Result<kube::Client, kube::Error> {
     install_crypto();
-    let kubeconfig: Kubeconfig =
-        serde_json::from_value(kubeconfig).expect("our own kubeconfig is well-formed");
-    let config = kube::Config::from_custom_kubeconfig(
-        kubeconfig,
-        &kube::config::KubeConfigOptions::default(),
-    )
-    .await
-    .expect("our own kubeconfig embeds all it needs");
+    let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig).expect("our own kubeconfig is well-formed");
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &kube::config::KubeConfigOptions::default())
+        .await
+        .expect("our own kubeconfig embeds all it needs");
     kube::Client::try_from(config)
 }
 

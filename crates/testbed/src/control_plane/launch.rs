@@ -38,9 +38,7 @@ pub(super) async fn start(
     let mut attempt = 1;
     loop {
         match try_start(etcd, apiserver, options, directory, authority).await {
-            Err(Error::Ended { tail, .. })
-                if attempt < PORT_ATTEMPTS && tail.contains("address already in use") =>
-            {
+            Err(Error::Ended { tail, .. }) if attempt < PORT_ATTEMPTS && tail.contains("address already in use") => {
                 attempt += 1;
             }
             result => return result,
@@ -63,34 +61,13 @@ async fn try_start(
     let etcd = Program::new("etcd", etcd, fresh_log(directory, "etcd"))
         .args(etcd_flags(&etcd_server, directory, authority, &files))
         .args((!options.fsync).then_some("--unsafe-no-fsync"));
-    let apiserver = Program::new(
-        "kube-apiserver",
-        apiserver,
-        fresh_log(directory, "kube-apiserver"),
-    )
-    .args(apiserver_flags(
-        &etcd_server,
-        port,
-        directory,
-        authority,
-        &files,
-    )?)
-    .args(&options.apiserver_flags);
-    let launched = Launched {
-        etcd: Child::start(etcd)?,
-        apiserver: Child::start(apiserver)?,
-        server,
-    };
-    let User::Named { name, group } = User::admin() else {
-        unreachable!("the admin has a certificate")
-    };
+    let apiserver = Program::new("kube-apiserver", apiserver, fresh_log(directory, "kube-apiserver"))
+        .args(apiserver_flags(&etcd_server, port, directory, authority, &files)?)
+        .args(&options.apiserver_flags);
+    let launched = Launched { etcd: Child::start(etcd)?, apiserver: Child::start(apiserver)?, server };
+    let User::Named { name, group } = User::admin() else { unreachable!("the admin has a certificate") };
     let proof = Proof::Certificate(authority.client(&name, group.as_deref())?);
-    let client = users::client(users::kubeconfig(
-        &launched.server,
-        authority.certificate(),
-        &proof,
-    ))
-    .await?;
+    let client = users::client(users::kubeconfig(&launched.server, authority.certificate(), &proof)).await?;
     ready(&client, [&launched.apiserver, &launched.etcd]).await?;
     Ok(launched)
 }
@@ -99,9 +76,7 @@ async fn try_start(
 pub(super) async fn ready(client: &Client, needed: [&Child; 2]) -> Result<(), Error> {
     let started = Instant::now();
     loop {
-        let request = http::Request::get("/readyz")
-            .body(Vec::new())
-            .expect("a constant request is well-formed");
+        let request = http::Request::get("/readyz").body(Vec::new()).expect("a constant request is well-formed");
         let answer = tokio::time::timeout(READY_PATIENCE, client.request_text(request)).await;
         if let Ok(Ok(_)) = answer {
             return Ok(());
@@ -112,12 +87,8 @@ pub(super) async fn ready(client: &Client, needed: [&Child; 2]) -> Result<(), Er
             }
         }
         if started.elapsed() > READY_PATIENCE {
-            let what =
-                answer.map_or_else(|_| "no answer".to_owned(), |answer| format!("{answer:?}"));
-            return Err(Error::NotReady {
-                what,
-                waited: started.elapsed(),
-            });
+            let what = answer.map_or_else(|_| "no answer".to_owned(), |answer| format!("{answer:?}"));
+            return Err(Error::NotReady { what, waited: started.elapsed() });
         }
         tokio::time::sleep(READY_POLL).await;
     }
@@ -130,12 +101,7 @@ pub(super) fn fresh_log(directory: &Path, name: &str) -> PathBuf {
     path
 }
 
-fn etcd_flags(
-    server: &str,
-    directory: &Path,
-    authority: &Authority,
-    files: &IdentityFiles,
-) -> Vec<String> {
+fn etcd_flags(server: &str, directory: &Path, authority: &Authority, files: &IdentityFiles) -> Vec<String> {
     flags([
         ("name", "strata".to_owned()),
         ("data-dir", text(&directory.join("etcd"))),
@@ -160,20 +126,9 @@ fn apiserver_flags(
     authority: &Authority,
     etcd_client: &IdentityFiles,
 ) -> Result<Vec<String>, Error> {
-    let hosts = [
-        "127.0.0.1",
-        "localhost",
-        "10.96.0.1",
-        "kubernetes",
-        "kubernetes.default",
-        "kubernetes.default.svc",
-    ];
-    let serving = authority.write(
-        "kube-apiserver",
-        &authority.server("kube-apiserver", &hosts)?,
-    )?;
-    let kubelet_client =
-        authority.client("kube-apiserver-kubelet-client", Some("system:masters"))?;
+    let hosts = ["127.0.0.1", "localhost", "10.96.0.1", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
+    let serving = authority.write("kube-apiserver", &authority.server("kube-apiserver", &hosts)?)?;
+    let kubelet_client = authority.client("kube-apiserver-kubelet-client", Some("system:masters"))?;
     let kubelet_client = authority.write("kubelet-client", &kubelet_client)?;
     Ok(flags([
         ("bind-address", "127.0.0.1".to_owned()),
@@ -189,33 +144,15 @@ fn apiserver_flags(
         ("tls-cert-file", text(&serving.certificate)),
         ("tls-private-key-file", text(&serving.key)),
         ("client-ca-file", text(&authority.certificate_file())),
-        (
-            "kubelet-client-certificate",
-            text(&kubelet_client.certificate),
-        ),
+        ("kubelet-client-certificate", text(&kubelet_client.certificate)),
         ("kubelet-client-key", text(&kubelet_client.key)),
-        (
-            "service-account-issuer",
-            "https://kubernetes.default.svc".to_owned(),
-        ),
-        (
-            "service-account-key-file",
-            text(&authority.service_account_public_key_file()),
-        ),
-        (
-            "service-account-signing-key-file",
-            text(&authority.service_account_key_file()),
-        ),
+        ("service-account-issuer", "https://kubernetes.default.svc".to_owned()),
+        ("service-account-key-file", text(&authority.service_account_public_key_file())),
+        ("service-account-signing-key-file", text(&authority.service_account_key_file())),
         ("authorization-mode", "Node,RBAC".to_owned()),
-        (
-            "enable-admission-plugins",
-            "NodeRestriction,OwnerReferencesPermissionEnforcement".to_owned(),
-        ),
+        ("enable-admission-plugins", "NodeRestriction,OwnerReferencesPermissionEnforcement".to_owned()),
         ("allow-privileged", "true".to_owned()),
-        (
-            "audit-policy-file",
-            text(&directory.join("audit-policy.json")),
-        ),
+        ("audit-policy-file", text(&directory.join("audit-policy.json"))),
         ("audit-log-path", text(&directory.join("audit.log"))),
         ("audit-log-format", "json".to_owned()),
         ("audit-log-mode", "blocking".to_owned()),
@@ -225,14 +162,9 @@ fn apiserver_flags(
 }
 
 pub(super) fn flags<const N: usize>(flags: [(&str, String); N]) -> Vec<String> {
-    flags
-        .into_iter()
-        .map(|(name, value)| format!("--{name}={value}"))
-        .collect()
+    flags.into_iter().map(|(name, value)| format!("--{name}={value}")).collect()
 }
 
 pub(super) fn text(path: &Path) -> String {
-    path.to_str()
-        .expect("temporary and dev directories are valid UTF-8")
-        .to_owned()
+    path.to_str().expect("temporary and dev directories are valid UTF-8").to_owned()
 }

@@ -15,12 +15,9 @@ const LAST: u16 = 32_000;
 pub fn free_port() -> u16 {
     // `RandomState` is seeded by the operating system, so processes that start together differ.
     let random = RandomState::new();
-    (0_u32..)
-        .map(|attempt| {
-            FIRST
-                + u16::try_from(random.hash_one(attempt) % u64::from(LAST - FIRST))
-                    .expect("below u16::MAX")
-        })
-        .find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok())
-        .expect("the sequence is endless")
+    let range = u64::from(LAST - FIRST);
+    let draw = |attempt: u32| FIRST + u16::try_from(random.hash_one(attempt) % range).expect("the range is small");
+    // Twice the range: by then a machine with any free port at all has shown one.
+    let mut ports = (0..2 * u32::from(LAST - FIRST)).map(draw);
+    ports.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()).expect("some loopback port is free")
 }

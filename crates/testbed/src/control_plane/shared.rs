@@ -18,9 +18,7 @@ impl ControlPlane {
 async fn start_on_own_thread() -> Result<ControlPlane, Error> {
     let (sender, receiver) = oneshot::channel();
     std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = match runtime {
             Ok(runtime) => runtime,
             Err(error) => {
@@ -30,17 +28,12 @@ async fn start_on_own_thread() -> Result<ControlPlane, Error> {
         };
         runtime.block_on(async {
             // Nothing is measured on it, so the disk need not be waited for.
-            let options = Options {
-                fsync: false,
-                ..Options::default()
-            };
+            let options = Options { fsync: false, ..Options::default() };
             let is_wanted = sender.send(ControlPlane::start(options).await).is_ok();
             if is_wanted {
                 std::future::pending::<()>().await;
             }
         });
     });
-    receiver
-        .await
-        .unwrap_or_else(|_| Err(Error::Shared("its thread panicked".to_owned())))
+    receiver.await.unwrap_or_else(|_| Err(Error::Shared("its thread panicked".to_owned())))
 }

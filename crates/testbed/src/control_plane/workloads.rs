@@ -32,20 +32,14 @@ pub struct Workloads {
 impl Default for Workloads {
     fn default() -> Self {
         // A few: enough to spread over, quick to become ready.
-        Self {
-            nodes: 4,
-            pods_per_node: 500,
-        }
+        Self { nodes: 4, pods_per_node: 500 }
     }
 }
 
 impl Workloads {
     /// 20 nodes of 500 pods: room for 6000 pods and for the unevenness of the scheduler.
     pub fn large() -> Self {
-        Self {
-            nodes: 20,
-            pods_per_node: 500,
-        }
+        Self { nodes: 20, pods_per_node: 500 }
     }
 }
 
@@ -68,9 +62,7 @@ pub(super) async fn start(
     programs: &[PathBuf],
     workloads: &Workloads,
 ) -> Result<Running, Error> {
-    let [controller_manager, scheduler, kwok] = programs else {
-        unreachable!("three programs were asked for")
-    };
+    let [controller_manager, scheduler, kwok] = programs else { unreachable!("three programs were asked for") };
     let programs = [
         start_controller_manager(control_plane, controller_manager).await?,
         start_scheduler(control_plane, scheduler).await?,
@@ -79,66 +71,35 @@ pub(super) async fn start(
     let client = control_plane.client().await?;
     storage::install(&client).await?;
     let provisioner = AbortOnDropHandle::new(tokio::spawn(storage::provision(client.clone())));
-    let ends = programs
-        .iter()
-        .map(|program| Box::pin(async move { (program, program.exited().await) }));
+    let ends = programs.iter().map(|program| Box::pin(async move { (program, program.exited().await) }));
     tokio::select! {
         ready = ready(&client, workloads) => ready?,
         (end, ..) = select_all(ends) => return Err(Error::ended(end.0, end.1)),
     }
-    Ok(Running {
-        _provisioner: provisioner,
-        programs,
-    })
+    Ok(Running { _provisioner: provisioner, programs })
 }
 
 async fn ready(client: &Client, workloads: &Workloads) -> Result<(), Error> {
     let nodes = kwok::create_nodes(client, workloads).await?;
     let api = Api::<Node>::all(client.clone());
-    try_join_all(
-        nodes
-            .iter()
-            .map(|name| settled(api.clone(), name, kwok::is_node_ready)),
-    )
-    .await?;
+    try_join_all(nodes.iter().map(|name| settled(api.clone(), name, kwok::is_node_ready))).await?;
     namespace_ready(client, "default").await
 }
 
 /// Pods are refused before the first and do not start before the second is there.
 pub(super) async fn namespace_ready(client: &Client, namespace: &str) -> Result<(), Error> {
     let is_there = |account: Option<&ServiceAccount>| account.is_some();
-    settled(
-        Api::namespaced(client.clone(), namespace),
-        "default",
-        is_there,
-    )
-    .await?;
+    settled(Api::namespaced(client.clone(), namespace), "default", is_there).await?;
     let is_there = |map: Option<&ConfigMap>| map.is_some();
-    settled(
-        Api::namespaced(client.clone(), namespace),
-        "kube-root-ca.crt",
-        is_there,
-    )
-    .await
+    settled(Api::namespaced(client.clone(), namespace), "kube-root-ca.crt", is_there).await
 }
 
 async fn settled<K>(api: Api<K>, name: &str, condition: impl Condition<K>) -> Result<(), Error>
 where
     K: kube::Resource + Clone + std::fmt::Debug + Send + serde::de::DeserializeOwned + 'static,
 {
-    let what = || {
-        format!(
-            "{} {name}",
-            std::any::type_name::<K>()
-                .rsplit("::")
-                .next()
-                .unwrap_or("object")
-        )
-    };
-    let not_ready = |reason: String| Error::NotReady {
-        what: format!("{}: {reason}", what()),
-        waited: READY_PATIENCE,
-    };
+    let what = || format!("{} {name}", std::any::type_name::<K>().rsplit("::").next().unwrap_or("object"));
+    let not_ready = |reason: String| Error::NotReady { what: format!("{}: {reason}", what()), waited: READY_PATIENCE };
     match tokio::time::timeout(READY_PATIENCE, await_condition(api, name, condition)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(not_ready(error.to_string())),
@@ -146,65 +107,41 @@ where
     }
 }
 
-async fn start_controller_manager(
-    control_plane: &ControlPlane,
-    path: &PathBuf,
-) -> Result<Child, Error> {
+async fn start_controller_manager(control_plane: &ControlPlane, path: &PathBuf) -> Result<Child, Error> {
     // Its controllers act under this one name, which alone has too few rights for them.
     let user = User::in_group("system:kube-controller-manager", "system:masters");
     let kubeconfig = text(&control_plane.kubeconfig_as(&user).await?);
     let authority = control_plane.authority();
-    let program = Program::new(
-        "kube-controller-manager",
-        path,
-        fresh_log(control_plane.directory(), "kube-controller-manager"),
-    )
-    .args(flags([
-        ("kubeconfig", kubeconfig),
-        (
-            "service-account-private-key-file",
-            text(&authority.service_account_key_file()),
-        ),
-        ("root-ca-file", text(&authority.certificate_file())),
-        ("leader-elect", "false".to_owned()),
-        ("secure-port", "0".to_owned()),
-    ]))
-    .args(CLIENT_LIMITS);
+    let program =
+        Program::new("kube-controller-manager", path, fresh_log(control_plane.directory(), "kube-controller-manager"))
+            .args(flags([
+                ("kubeconfig", kubeconfig),
+                ("service-account-private-key-file", text(&authority.service_account_key_file())),
+                ("root-ca-file", text(&authority.certificate_file())),
+                ("leader-elect", "false".to_owned()),
+                ("secure-port", "0".to_owned()),
+            ]))
+            .args(CLIENT_LIMITS);
     Ok(Child::start(program)?)
 }
 
 async fn start_scheduler(control_plane: &ControlPlane, path: &PathBuf) -> Result<Child, Error> {
-    let kubeconfig = text(
-        &control_plane
-            .kubeconfig_as(&User::named("system:kube-scheduler"))
-            .await?,
-    );
-    let program = Program::new(
-        "kube-scheduler",
-        path,
-        fresh_log(control_plane.directory(), "kube-scheduler"),
-    )
-    .args(flags([
-        ("kubeconfig", kubeconfig),
-        ("leader-elect", "false".to_owned()),
-        ("secure-port", "0".to_owned()),
-    ]))
-    .args(CLIENT_LIMITS);
+    let kubeconfig = text(&control_plane.kubeconfig_as(&User::named("system:kube-scheduler")).await?);
+    let program = Program::new("kube-scheduler", path, fresh_log(control_plane.directory(), "kube-scheduler"))
+        .args(flags([
+            ("kubeconfig", kubeconfig),
+            ("leader-elect", "false".to_owned()),
+            ("secure-port", "0".to_owned()),
+        ]))
+        .args(CLIENT_LIMITS);
     Ok(Child::start(program)?)
 }
 
 async fn start_kwok(control_plane: &ControlPlane, path: &PathBuf) -> Result<Child, Error> {
-    let kubeconfig = text(
-        &control_plane
-            .kubeconfig_as(&User::in_group("kwok", "system:masters"))
-            .await?,
-    );
+    let kubeconfig = text(&control_plane.kubeconfig_as(&User::in_group("kwok", "system:masters")).await?);
     let stages = control_plane.directory().join("stages.yaml");
     write_private(&stages, &kwok::configuration())?;
-    let program =
-        Program::new("kwok", path, fresh_log(control_plane.directory(), "kwok")).args(flags([
-            ("kubeconfig", kubeconfig),
-            ("config", text(&stages)),
-        ]));
+    let program = Program::new("kwok", path, fresh_log(control_plane.directory(), "kwok"))
+        .args(flags([("kubeconfig", kubeconfig), ("config", text(&stages))]));
     Ok(Child::start(program)?)
 }

@@ -12,19 +12,11 @@ struct Rule {
 }
 
 fn is_in(key: impl Into<String>, values: &[&'static str]) -> Rule {
-    Rule {
-        key: key.into(),
-        operator: "In",
-        values: values.to_vec(),
-    }
+    Rule { key: key.into(), operator: "In", values: values.to_vec() }
 }
 
 fn not_in(key: impl Into<String>, values: &[&'static str]) -> Rule {
-    Rule {
-        key: key.into(),
-        operator: "NotIn",
-        values: values.to_vec(),
-    }
+    Rule { key: key.into(), operator: "NotIn", values: values.to_vec() }
 }
 
 const DELETED_AT: &str = ".metadata.deletionTimestamp";
@@ -45,28 +37,19 @@ fn behaviour() -> String {
 }
 
 fn behaves(behaviours: &[Behaviour]) -> Rule {
-    let names: Vec<_> = behaviours
-        .iter()
-        .map(|behaviour| behaviour.as_str())
-        .collect();
+    let names: Vec<_> = behaviours.iter().map(|behaviour| behaviour.as_str()).collect();
     is_in(behaviour(), &names)
 }
 
 fn behaves_otherwise(behaviours: &[Behaviour]) -> Rule {
-    Rule {
-        operator: "NotIn",
-        ..behaves(behaviours)
-    }
+    Rule { operator: "NotIn", ..behaves(behaviours) }
 }
 
 /// The whole configuration file: several documents, each JSON, which is YAML.
 pub(crate) fn configuration() -> String {
     let mut documents = vec![options(), node_initialise()];
     documents.extend(pod_stages());
-    documents
-        .iter()
-        .map(|document| format!("---\n{document}\n"))
-        .collect()
+    documents.into_iter().fold(String::new(), |text, document| text + "---\n" + &document.to_string() + "\n")
 }
 
 fn options() -> Value {
@@ -143,193 +126,80 @@ nodeInfo:
   osImage: kwok
   systemUUID: ""
 "#;
-    stage(
-        "Node",
-        "node-initialise",
-        vec![not_in(ready, &["True"])],
-        0,
-        &json!({ "statusTemplate": template }),
-    )
+    stage("Node", "node-initialise", vec![not_in(ready, &["True"])], 0, &json!({ "statusTemplate": template }))
 }
 
 fn pod_stages() -> Vec<Value> {
+    let is_deleted = Rule { key: DELETED_AT.to_owned(), operator: "Exists", values: vec![] };
+    let is_released = behaves_otherwise(&[Behaviour::HeldDeletion]);
+    let delete = stage("Pod", "pod-delete", vec![is_deleted, is_released], 0, &json!({ "delete": true }));
+    [running_stages(), image_stages(), ended_stages(), vec![delete]].concat()
+}
+
+fn running_stages() -> Vec<Value> {
     use Behaviour::{
-        CrashLoop, Failed, HeldDeletion, ImageNameInvalid, ImageNeverPulled, ImagePullFailed,
-        NotReady, SlowStart, Succeeded,
+        CrashLoop, Failed, ImageNameInvalid, ImageNeverPulled, ImagePullFailed, NotReady, SlowStart, Succeeded,
     };
-    const PULL_FAILURES: [&str; 2] = ["ErrImagePull", "ImagePullBackOff"];
-    let others = [
-        ImagePullFailed,
-        ImageNameInvalid,
-        ImageNeverPulled,
-        CrashLoop,
-        NotReady,
-        SlowStart,
-        Failed,
-        Succeeded,
-    ];
+    let others =
+        [ImagePullFailed, ImageNameInvalid, ImageNeverPulled, CrashLoop, NotReady, SlowStart, Failed, Succeeded];
+    let crash_loop = || behaves(&[CrashLoop]);
+    let back_off = ["CrashLoopBackOff"];
+    let ready = vec![behaves_otherwise(&others), not_in(STATE, &["Running/True/running"])];
+    let not_ready = vec![behaves(&[NotReady, SlowStart]), not_in(STATE, &["Running/False/running"])];
     vec![
-        pod(
-            "ready",
-            vec![
-                behaves_otherwise(&others),
-                not_in(STATE, &["Running/True/running"]),
-            ],
-            0,
-            &running(true),
-        ),
-        pod(
-            "not-ready",
-            vec![
-                behaves(&[NotReady, SlowStart]),
-                not_in(STATE, &["Running/False/running"]),
-            ],
-            0,
-            &running(false),
-        ),
-        pod(
-            "image-pull-failed",
-            vec![
-                behaves(&[ImagePullFailed]),
-                not_in(WAITING_REASON, &PULL_FAILURES),
-            ],
-            0,
-            &waiting("ErrImagePull"),
-        ),
-        pod(
-            "image-pull-back-off",
-            vec![
-                behaves(&[ImagePullFailed]),
-                is_in(WAITING_REASON, &PULL_FAILURES[..1]),
-            ],
-            500,
-            &waiting("ImagePullBackOff"),
-        ),
-        pod(
-            "image-name-invalid",
-            vec![
-                behaves(&[ImageNameInvalid]),
-                not_in(WAITING_REASON, &["InvalidImageName"]),
-            ],
-            0,
-            &waiting("InvalidImageName"),
-        ),
-        pod(
-            "image-never-pulled",
-            vec![
-                behaves(&[ImageNeverPulled]),
-                not_in(WAITING_REASON, &["ErrImageNeverPull"]),
-            ],
-            0,
-            &waiting("ErrImageNeverPull"),
-        ),
-        pod(
-            "crash",
-            vec![
-                behaves(&[CrashLoop]),
-                not_in(WAITING_REASON, &["CrashLoopBackOff"]),
-            ],
-            300,
-            &crashed(),
-        ),
-        pod(
-            "crash-restart",
-            vec![
-                behaves(&[CrashLoop]),
-                is_in(WAITING_REASON, &["CrashLoopBackOff"]),
-            ],
-            3000,
-            &running(false),
-        ),
-        pod(
-            "failed",
-            vec![behaves(&[Failed])],
-            0,
-            &ended("Failed", "Error", 1),
-        ),
-        pod(
-            "succeeded",
-            vec![behaves(&[Succeeded])],
-            0,
-            &ended("Succeeded", "Completed", 0),
-        ),
-        stage(
-            "Pod",
-            "pod-delete",
-            vec![
-                Rule {
-                    key: DELETED_AT.to_owned(),
-                    operator: "Exists",
-                    values: vec![],
-                },
-                behaves_otherwise(&[HeldDeletion]),
-            ],
-            0,
-            &json!({ "delete": true }),
-        ),
+        pod("ready", ready, 0, &running(true)),
+        pod("not-ready", not_ready, 0, &running(false)),
+        pod("crash", vec![crash_loop(), not_in(WAITING_REASON, &back_off)], 300, &crashed()),
+        pod("crash-restart", vec![crash_loop(), is_in(WAITING_REASON, &back_off)], 3000, &running(false)),
+    ]
+}
+
+fn image_stages() -> Vec<Value> {
+    use Behaviour::{ImageNameInvalid, ImageNeverPulled, ImagePullFailed};
+    let failure = |behaviour: Behaviour, reasons: &[&'static str]| {
+        let rules = vec![behaves(&[behaviour]), not_in(WAITING_REASON, reasons)];
+        pod(behaviour.as_str(), rules, 0, &waiting(reasons[0]))
+    };
+    let back_off = vec![behaves(&[ImagePullFailed]), is_in(WAITING_REASON, &["ErrImagePull"])];
+    vec![
+        failure(ImagePullFailed, &["ErrImagePull", "ImagePullBackOff"]),
+        pod("image-pull-back-off", back_off, 500, &waiting("ImagePullBackOff")),
+        failure(ImageNameInvalid, &["InvalidImageName"]),
+        failure(ImageNeverPulled, &["ErrImageNeverPull"]),
+    ]
+}
+
+fn ended_stages() -> Vec<Value> {
+    vec![
+        pod("failed", vec![behaves(&[Behaviour::Failed])], 0, &ended("Failed", "Error", 1)),
+        pod("succeeded", vec![behaves(&[Behaviour::Succeeded])], 0, &ended("Succeeded", "Completed", 0)),
     ]
 }
 
 /// A stage of a pod that is neither ended nor being deleted.
 fn pod(name: &str, mut rules: Vec<Rule>, delay_ms: u64, template: &str) -> Value {
-    rules.push(Rule {
-        key: DELETED_AT.to_owned(),
-        operator: "DoesNotExist",
-        values: vec![],
-    });
+    rules.push(Rule { key: DELETED_AT.to_owned(), operator: "DoesNotExist", values: vec![] });
     rules.push(not_in(PHASE, &ENDED));
-    stage(
-        "Pod",
-        &format!("pod-{name}"),
-        rules,
-        delay_ms,
-        &json!({ "statusTemplate": template }),
-    )
+    stage("Pod", &format!("pod-{name}"), rules, delay_ms, &json!({ "statusTemplate": template }))
 }
 
 fn running(is_ready: bool) -> String {
     let state = "{ running: { startedAt: {{ Now | Quote }} } }";
-    status(
-        "Running",
-        is_ready,
-        &containers(is_ready, "{{ $restarts }}", state, "{{ $last }}"),
-    )
+    status("Running", is_ready, &containers(is_ready, "{{ $restarts }}", state, "{{ $last }}"))
 }
 
 fn waiting(reason: &str) -> String {
     let state = format!("{{ waiting: {{ reason: {reason}, message: simulated }} }}");
-    status(
-        "Pending",
-        false,
-        &containers(false, "{{ $restarts }}", &state, "{{ $last }}"),
-    )
+    status("Pending", false, &containers(false, "{{ $restarts }}", &state, "{{ $last }}"))
 }
 
 fn crashed() -> String {
     let state = "{ waiting: { reason: CrashLoopBackOff, message: simulated } }";
-    status(
-        "Running",
-        false,
-        &containers(
-            false,
-            "{{ add1 $restarts }}",
-            state,
-            &terminated("Error", 1),
-        ),
-    )
+    status("Running", false, &containers(false, "{{ add1 $restarts }}", state, &terminated("Error", 1)))
 }
 
 fn ended(phase: &str, reason: &str, exit_code: i32) -> String {
-    status(
-        phase,
-        false,
-        &containers(
-            false,
-            "{{ $restarts }}",
-            &terminated(reason, exit_code),
-            "{{ $last }}",
-        ),
-    )
+    status(phase, false, &containers(false, "{{ $restarts }}", &terminated(reason, exit_code), "{{ $last }}"))
 }
 
 fn terminated(reason: &str, exit_code: i32) -> String {
@@ -369,30 +239,24 @@ containerStatuses:
 
 fn status(phase: &str, is_ready: bool, containers: &str) -> String {
     let ready = if is_ready { "True" } else { "False" };
-    let reason = if is_ready || phase == "Succeeded" {
-        ""
-    } else {
-        "reason: ContainersNotReady"
-    };
-    let initialised = "True";
-    let mut text = format!(
-        "\nphase: {phase}\nstartTime: {{{{ or .status.startTime Now | Quote }}}}\nconditions:\n"
-    );
-    for (kind, status) in [
-        ("PodReadyToStartContainers", initialised),
-        ("Initialized", initialised),
-        ("ContainersReady", ready),
-        ("Ready", ready),
-    ] {
+    let reason = if phase == "Succeeded" { "PodCompleted" } else { "ContainersNotReady" };
+    let condition = |kind: &str, status: &str| {
         let reason = if status == "True" { "" } else { reason };
-        text += &format!(
-            "- type: {kind}\n  status: \"{status}\"\n  lastTransitionTime: {{{{ Now | Quote }}}}\n  {reason}\n"
-        );
-    }
-    text + ADDRESSES + containers
+        format!(
+            "- {{ type: {kind}, status: \"{status}\", reason: \"{reason}\", lastTransitionTime: {{{{ Now | Quote }}}} }}\n"
+        )
+    };
+    let conditions = [
+        condition("PodReadyToStartContainers", "True"),
+        condition("Initialized", "True"),
+        condition("ContainersReady", ready),
+        condition("Ready", ready),
+    ];
+    let start = "startTime: {{ or .status.startTime Now | Quote }}";
+    format!("\nphase: {phase}\n{start}\nconditions:\n{}{ADDRESSES}{containers}", conditions.concat())
 }
 
-const ADDRESSES: &str = r#"
+const ADDRESSES: &str = r"
 hostIP: {{ NodeIPWith .spec.nodeName | Quote }}
 hostIPs:
 - ip: {{ NodeIPWith .spec.nodeName | Quote }}
@@ -406,4 +270,4 @@ podIP: {{ $address | Quote }}
 podIPs:
 - ip: {{ $address | Quote }}
 {{ end }}
-"#;
+";

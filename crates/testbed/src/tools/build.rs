@@ -24,17 +24,9 @@ pub(super) struct Workshop {
 
 impl Workshop {
     pub(super) fn from_environment() -> Self {
-        let cache = non_empty("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .unwrap_or_else(|| {
-                non_empty("HOME")
-                    .map_or_else(std::env::temp_dir, PathBuf::from)
-                    .join(".cache")
-            });
-        Self {
-            cache: cache.join("strata/tools"),
-            go: "go".into(),
-        }
+        let home = || non_empty("HOME").map_or_else(std::env::temp_dir, PathBuf::from);
+        let cache = non_empty("XDG_CACHE_HOME").map_or_else(|| home().join(".cache"), PathBuf::from);
+        Self { cache: cache.join("strata/tools"), go: "go".into() }
     }
 
     pub(super) fn cached(&self, tool: &Tool) -> PathBuf {
@@ -48,18 +40,11 @@ impl Workshop {
         left: usize,
         progress: &dyn Progress,
     ) -> Result<PathBuf, Error> {
-        let display = Display {
-            tool,
-            left,
-            progress,
-            started: Instant::now(),
-        };
+        let display = Display { tool, left, progress, started: Instant::now() };
         let finished = self.cached(tool);
-        let module = self
-            .write_module(tool)
-            .map_err(|source| self.cache_error(source))?;
-        let lock = File::create(module.join(format!("{}.lock", tool.name)))
-            .map_err(|source| self.cache_error(source))?;
+        let module = self.write_module(tool).map_err(|source| self.cache_error(source))?;
+        let lock =
+            File::create(module.join(format!("{}.lock", tool.name))).map_err(|source| self.cache_error(source))?;
         while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             display.show(State::Waiting);
             tokio::time::sleep(TICK).await;
@@ -81,10 +66,7 @@ impl Workshop {
         let key = tool.cache_key();
         let directory = self.cache.join("modules").join(key);
         fs::create_dir_all(&directory)?;
-        for (name, text) in [
-            ("go.mod", tool.module.go_mod),
-            ("go.sum", tool.module.go_sum),
-        ] {
+        for (name, text) in [("go.mod", tool.module.go_mod), ("go.sum", tool.module.go_sum)] {
             let path = directory.join(name);
             if fs::read_to_string(&path).is_ok_and(|present| present == text) {
                 continue;
@@ -97,53 +79,26 @@ impl Workshop {
     }
 
     fn cache_error(&self, source: io::Error) -> Error {
-        Error::Cache {
-            path: self.cache.clone(),
-            source,
-        }
+        Error::Cache { path: self.cache.clone(), source }
     }
 }
 
 /// Asks Go to read the pins, which it refuses when it is too old for them.
 fn check_go(go: &Path, module: &Path, tool: &Tool) -> Result<(), Error> {
     let go_mod = fs::read_to_string(module.join("go.mod")).unwrap_or_default();
-    let version = go_mod
-        .lines()
-        .find_map(|line| line.strip_prefix("go "))
-        .unwrap_or("1.26")
-        .to_owned();
-    let output = std::process::Command::new(go)
-        .args(["list", "-m"])
-        .env("GOWORK", "off")
-        .current_dir(module)
-        .output();
+    let version = go_mod.lines().find_map(|line| line.strip_prefix("go ")).unwrap_or("1.26").to_owned();
+    let output = std::process::Command::new(go).args(["list", "-m"]).env("GOWORK", "off").current_dir(module).output();
     match output {
-        Err(_) => Err(Error::NoGo {
-            program: tool.name,
-            go: go.to_owned(),
-            version,
-            variable: tool.variable(),
-        }),
+        Err(_) => Err(Error::NoGo { program: tool.name, go: go.to_owned(), version, variable: tool.variable() }),
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            Err(Error::OldGo {
-                program: tool.name,
-                version,
-                said,
-                variable: tool.variable(),
-            })
+            Err(Error::OldGo { program: tool.name, version, said, variable: tool.variable() })
         }
     }
 }
 
-async fn run_go(
-    go: &Path,
-    module: &Path,
-    tool: &'static Tool,
-    out: &Path,
-    display: &Display<'_>,
-) -> Result<(), Error> {
+async fn run_go(go: &Path, module: &Path, tool: &'static Tool, out: &Path, display: &Display<'_>) -> Result<(), Error> {
     let log = module.join(format!("{}.log", tool.name));
     let _ = fs::remove_file(&log);
     let mut program = Program::new("go build", go, &log)
@@ -162,15 +117,7 @@ async fn run_go(
             _ = tick.tick() => display.show(State::Building),
         }
     };
-    if status == 0 {
-        Ok(())
-    } else {
-        Err(Error::Build {
-            program: tool.name,
-            tail: tail(&log),
-            log,
-        })
-    }
+    if status == 0 { Ok(()) } else { Err(Error::Build { program: tool.name, tail: tail(&log), log }) }
 }
 
 struct Display<'a> {
@@ -200,20 +147,10 @@ mod tests {
     #[tokio::test]
     async fn without_go_the_message_says_so_and_names_the_remedy() {
         let cache = tempfile::tempdir().unwrap();
-        let workshop = Workshop {
-            cache: cache.path().to_owned(),
-            go: "/nonexistent/go".into(),
-        };
+        let workshop = Workshop { cache: cache.path().to_owned(), go: "/nonexistent/go".into() };
         let tool = Tool::named("etcd").unwrap();
-        let error = workshop
-            .build(tool, 0, &Plain::default())
-            .await
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("Go toolchain is missing") && error.contains("install Go 1."),
-            "{error}"
-        );
+        let error = workshop.build(tool, 0, &Plain::default()).await.unwrap_err().to_string();
+        assert!(error.contains("Go toolchain is missing") && error.contains("install Go 1."), "{error}");
         assert!(error.contains("STRATA_ETCD"), "{error}");
     }
 
@@ -221,12 +158,7 @@ mod tests {
     fn a_go_older_than_the_pins_is_refused_with_the_remedy() {
         let module = tempfile::tempdir().unwrap();
         fs::write(module.path().join("go.mod"), "module x\n\ngo 1.999.0\n").unwrap();
-        let error = check_go(Path::new("go"), module.path(), Tool::named("etcd").unwrap())
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("needs Go 1.999.0 or newer") && error.contains("install a newer Go"),
-            "{error}"
-        );
+        let error = check_go(Path::new("go"), module.path(), Tool::named("etcd").unwrap()).unwrap_err().to_string();
+        assert!(error.contains("needs Go 1.999.0 or newer") && error.contains("install a newer Go"), "{error}");
     }
 }

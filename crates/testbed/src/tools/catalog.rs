@@ -42,13 +42,7 @@ pub struct Tool {
 }
 
 const fn tool(name: &'static str, module: &'static Module, package: &'static str) -> Tool {
-    Tool {
-        name,
-        module,
-        package,
-        tags: "",
-        is_kubebuilder_asset: false,
-    }
+    Tool { name, module, package, tags: "", is_kubebuilder_asset: false }
 }
 
 impl Tool {
@@ -70,21 +64,12 @@ pub static CATALOG: [Tool; 11] = [
     tool("kube-apiserver", &KUBERNETES, "/cmd/kube-apiserver").kubebuilder_asset(),
     tool("kubectl", &KUBERNETES, "/cmd/kubectl").kubebuilder_asset(),
     tool("kube-scheduler", &KUBERNETES, "/cmd/kube-scheduler"),
-    tool(
-        "kube-controller-manager",
-        &KUBERNETES,
-        "/cmd/kube-controller-manager",
-    ),
+    tool("kube-controller-manager", &KUBERNETES, "/cmd/kube-controller-manager"),
     tool("kwok", &KWOK, "/cmd/kwok"),
     tool("kubelet", &KUBERNETES, "/cmd/kubelet"),
     tool("helm", &HELM, "/cmd/helm"),
     tool("containerd", &CONTAINERD, "/cmd/containerd").without_btrfs_and_zfs(),
-    tool(
-        "containerd-shim-runc-v2",
-        &CONTAINERD,
-        "/cmd/containerd-shim-runc-v2",
-    )
-    .without_btrfs_and_zfs(),
+    tool("containerd-shim-runc-v2", &CONTAINERD, "/cmd/containerd-shim-runc-v2").without_btrfs_and_zfs(),
     tool("ctr", &CONTAINERD, "/cmd/ctr").without_btrfs_and_zfs(),
 ];
 
@@ -95,8 +80,7 @@ impl Tool {
 
     /// The pinned version, without the leading `v`.
     pub fn version(&self) -> &'static str {
-        required_version(self.module.go_mod, self.module.upstream)
-            .expect("go.mod requires the module it pins")
+        required_version(self.module.go_mod, self.module.upstream).expect("go.mod requires the module it pins")
     }
 
     /// The variable that names a binary to use instead: `STRATA_KUBE_APISERVER`.
@@ -136,45 +120,31 @@ impl Tool {
     /// Name of the cached binary: changes with everything that decides its content.
     pub(super) fn cache_key(&self) -> String {
         let mut digest = Sha256::new();
-        for part in [
-            self.module.go_mod,
-            self.module.go_sum,
-            &self.package(),
-            &self.build_flags().join("\n"),
-        ] {
+        for part in [self.module.go_mod, self.module.go_sum, &self.package(), &self.build_flags().join("\n")] {
             digest.update(part);
             digest.update([0]);
         }
         let digest = digest.finalize();
+        let short = u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]]);
         let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
-        let short: String = digest[..4]
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        format!("{}-{}-{os}-{arch}-{short}", self.name, self.version())
+        format!("{}-{}-{os}-{arch}-{short:08x}", self.name, self.version())
     }
 }
 
 fn required_version<'a>(go_mod: &'a str, module: &str) -> Option<&'a str> {
     go_mod.lines().find_map(|line| {
         let line = line.trim();
-        let mut words = line
-            .strip_prefix("require ")
-            .unwrap_or(line)
-            .split_whitespace();
-        (words.next()? == module)
-            .then(|| words.next())??
-            .strip_prefix('v')
+        let mut words = line.strip_prefix("require ").unwrap_or(line).split_whitespace();
+        (words.next()? == module).then(|| words.next())??.strip_prefix('v')
     })
 }
 
 /// The first `MAJOR.MINOR` in a text such as the output of `--version`.
 pub(super) fn major_minor(text: &str) -> Option<(u32, u32)> {
-    text.split(|c: char| !(c.is_ascii_digit() || c == '.'))
-        .find_map(|word| {
-            let mut numbers = word.split('.');
-            Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-        })
+    text.split(|c: char| !(c.is_ascii_digit() || c == '.')).find_map(|word| {
+        let mut numbers = word.split('.');
+        Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    })
 }
 
 #[cfg(test)]
@@ -184,12 +154,7 @@ mod tests {
     #[test]
     fn every_tool_has_a_pinned_version() {
         for tool in &CATALOG {
-            assert!(
-                major_minor(tool.version()).is_some(),
-                "{}: {}",
-                tool.name,
-                tool.version()
-            );
+            assert!(major_minor(tool.version()).is_some(), "{}: {}", tool.name, tool.version());
         }
     }
 
@@ -197,19 +162,13 @@ mod tests {
     fn kubernetes_programs_carry_their_version() {
         let flags = Tool::named("kubectl").unwrap().build_flags().join(" ");
         let version = Tool::named("kubectl").unwrap().version();
-        assert!(
-            flags.contains(&format!("gitVersion=v{version} ")),
-            "{flags}"
-        );
+        assert!(flags.contains(&format!("gitVersion=v{version} ")), "{flags}");
     }
 
     #[test]
     fn versions_are_found_in_what_programs_print() {
         assert_eq!(major_minor("Kubernetes v1.36.3\n"), Some((1, 36)));
-        assert_eq!(
-            major_minor("etcd Version: 3.7.3\nGit SHA: 12ab"),
-            Some((3, 7))
-        );
+        assert_eq!(major_minor("etcd Version: 3.7.3\nGit SHA: 12ab"), Some((3, 7)));
         assert_eq!(major_minor("no number"), None);
     }
 }

@@ -41,10 +41,7 @@ const PLAIN_INTERVAL: Duration = Duration::from_secs(15);
 
 impl Progress for Plain {
     fn report(&self, step: &Step<'_>) {
-        let mut last = self
-            .last
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let is_due = last.as_ref().is_none_or(|(state, program, at)| {
             *state != step.state || program != step.program || at.elapsed() >= PLAIN_INTERVAL
         });
@@ -57,26 +54,12 @@ impl Progress for Plain {
 
 impl std::fmt::Display for Step<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            program,
-            version,
-            left,
-            ..
-        } = self;
+        let Self { program, version, left, .. } = self;
         let seconds = self.elapsed.as_secs();
         match self.state {
-            State::Waiting => write!(
-                f,
-                "waiting for another process to build {program} {version} ({seconds} s)"
-            ),
-            State::Building => write!(
-                f,
-                "building {program} {version} ({seconds} s, {left} more to build)"
-            ),
-            State::Built => write!(
-                f,
-                "built {program} {version} in {seconds} s ({left} more to build)"
-            ),
+            State::Waiting => write!(f, "waiting for another process to build {program} {version} ({seconds} s)"),
+            State::Building => write!(f, "building {program} {version} ({seconds} s, {left} more to build)"),
+            State::Built => write!(f, "built {program} {version} in {seconds} s ({left} more to build)"),
         }
     }
 }

@@ -14,23 +14,10 @@ async fn a_stranger_is_refused_and_audited_under_his_name() -> Result<()> {
     let control_plane = ControlPlane::shared().await?;
     let mark = control_plane.audit().mark()?;
     let stranger = control_plane.client_as(&User::named("mallory")).await?;
-    let error = Api::<Pod>::default_namespaced(stranger)
-        .list(&ListParams::default())
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(&error, kube::Error::Api(status) if status.code == 403),
-        "{error:?}"
-    );
-    let entry = control_plane
-        .audit()
-        .wait_for(mark, |entry| entry.user == "mallory")
-        .await?
-        .context("no entry")?;
-    assert_eq!(
-        (entry.verb.as_str(), entry.resource.as_str(), entry.code),
-        ("list", "pods", 403)
-    );
+    let error = Api::<Pod>::default_namespaced(stranger).list(&ListParams::default()).await.unwrap_err();
+    assert!(matches!(&error, kube::Error::Api(status) if status.code == 403), "{error:?}");
+    let entry = control_plane.audit().wait_for(mark, |entry| entry.user == "mallory").await?.context("no entry")?;
+    assert_eq!((entry.verb.as_str(), entry.resource.as_str(), entry.code), ("list", "pods", 403));
     Ok(())
 }
 
@@ -46,12 +33,6 @@ async fn a_pod_runs_through_the_real_scheduler() -> Result<()> {
     pods.create(&PostParams::default(), &pod).await?;
     await_condition(pods.clone(), "one", is_pod_running()).await?;
     let pod = pods.get("one").await?;
-    assert!(
-        pod.spec
-            .unwrap()
-            .node_name
-            .unwrap()
-            .starts_with("simulated-")
-    );
+    assert!(pod.spec.unwrap().node_name.unwrap().starts_with("simulated-"));
     Ok(())
 }

@@ -1,0 +1,204 @@
+//! One call through the proxy: read, meet a fault or not, forward, answer.
+
+use std::{convert::Infallible, sync::Arc};
+
+use http::{
+    HeaderMap, HeaderValue, Request, Response, StatusCode, Version,
+    header::{ACCEPT, CONNECTION, CONTENT_TYPE, HOST, RETRY_AFTER, TRANSFER_ENCODING},
+    request,
+};
+use http_body_util::{BodyExt, Full, Limited, StreamBody, combinators::UnsyncBoxBody};
+use hyper::body::{Bytes, Incoming};
+use kube::client::Body;
+
+use super::{
+    ApiRequest, Cut, Fault, Shared, Verb,
+    rule::{Gate, Rule},
+    watch::View,
+};
+
+/// The API server refuses bodies above 3 MB; anything longer than this would be refused there too.
+const LONGEST_REQUEST: usize = 8 << 20;
+
+pub(super) type Answer = Response<UnsyncBoxBody<Bytes, Cut>>;
+
+impl Shared {
+    /// `Err` breaks the connection (in HTTP/2 the stream) without an answer.
+    pub(super) async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Cut> {
+        let (mut parts, body) = request.into_parts();
+        let body = Limited::new(body, LONGEST_REQUEST).collect().await.map_err(|_| Cut)?.to_bytes();
+        for hop in [HOST, CONNECTION, TRANSFER_ENCODING] {
+            parts.headers.remove(hop);
+        }
+        // Upstream negotiates its own version.
+        parts.version = Version::default();
+        let Some(request) = ApiRequest::parse(&parts.method, &parts.uri, &body) else {
+            return Ok(passed_on(self.forward(parts, body).await?));
+        };
+        let rule = self.rule_for(&request);
+        let seen = self.log.arrived(&request, rule.as_ref().map(|rule| rule.fault));
+        let answer = self.answer_call(parts, body, &request, rule.as_deref()).await;
+        if let Ok(answer) = &answer {
+            self.log.answered(seen, answer.status());
+        }
+        answer
+    }
+
+    async fn answer_call(
+        &self,
+        parts: request::Parts,
+        body: Bytes,
+        request: &ApiRequest,
+        rule: Option<&Rule>,
+    ) -> Result<Answer, Cut> {
+        if let Some(rule) = rule
+            && let Some(answer) = before_commit(rule, request).await?
+        {
+            return Ok(answer);
+        }
+        let view = (request.verb == Verb::Watch).then(|| view(&parts));
+        let answer = self.forward(parts, body).await?;
+        if let Some(rule) = rule {
+            after_commit(rule, request).await?;
+        }
+        Ok(match view {
+            Some(view) if answer.status().is_success() => {
+                self.watched(answer, request, view, rule.map(|rule| rule.fault))
+            }
+            _ => passed_on(answer),
+        })
+    }
+
+    /// A server that cannot be reached looks to the client as it would without the proxy: no answer.
+    async fn forward(&self, parts: request::Parts, body: Bytes) -> Result<Response<Body>, Cut> {
+        self.upstream.send(Request::from_parts(parts, Body::from(body))).await.map_err(|error| {
+            tracing::debug!(%error, "the API server gave no answer");
+            Cut
+        })
+    }
+
+    fn watched(&self, answer: Response<Body>, request: &ApiRequest, view: View, fault: Option<Fault>) -> Answer {
+        let (parts, body) = answer.into_parts();
+        let by_line =
+            parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+        let mut relay = self.watches.relay(request.clone(), view, body, by_line);
+        match fault {
+            Some(Fault::WatchExpired) => relay.expire(),
+            Some(Fault::WatchCutAfter(events)) => relay = relay.cut_after(events),
+            _ => {}
+        }
+        let body = BodyExt::boxed_unsync(StreamBody::new(relay.into_stream()));
+        Response::from_parts(without_hops(parts), body)
+    }
+}
+
+/// What happens to a call on its way to the server: an answer of ours, a cut, or nothing.
+async fn before_commit(rule: &Rule, request: &ApiRequest) -> Result<Option<Answer>, Cut> {
+    match rule.fault {
+        Fault::Latency(latency) => {
+            rule.hit(request);
+            tokio::time::sleep(latency).await;
+            Ok(None)
+        }
+        Fault::Status(code) => {
+            rule.hit(request);
+            Ok(Some(refusal(code, None)))
+        }
+        Fault::TooManyRequests { retry_after_seconds } => {
+            rule.hit(request);
+            Ok(Some(refusal(429, Some(retry_after_seconds))))
+        }
+        Fault::CutBeforeCommit => {
+            rule.hit(request);
+            Err(Cut)
+        }
+        Fault::HoldBeforeCommit => held(rule, request).await.map(|()| None),
+        Fault::CutAfterCommit | Fault::HoldAfterCommit | Fault::WatchExpired | Fault::WatchCutAfter(_) => Ok(None),
+    }
+}
+
+/// What happens to a call after the server has answered it, which it does when it has committed.
+async fn after_commit(rule: &Rule, request: &ApiRequest) -> Result<(), Cut> {
+    match rule.fault {
+        Fault::CutAfterCommit => {
+            rule.hit(request);
+            Err(Cut)
+        }
+        Fault::HoldAfterCommit => held(rule, request).await,
+        Fault::WatchExpired | Fault::WatchCutAfter(_) => {
+            rule.hit(request);
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn held(rule: &Rule, request: &ApiRequest) -> Result<(), Cut> {
+    match rule.held(request).await {
+        Gate::Released => Ok(()),
+        Gate::Cut | Gate::Closed => Err(Cut),
+    }
+}
+
+fn passed_on(answer: Response<Body>) -> Answer {
+    let (parts, body) = answer.into_parts();
+    Response::from_parts(without_hops(parts), BodyExt::boxed_unsync(body.map_err(|_| Cut)))
+}
+
+fn without_hops(mut parts: http::response::Parts) -> http::response::Parts {
+    parts.headers.remove(CONNECTION);
+    parts.headers.remove(TRANSFER_ENCODING);
+    parts
+}
+
+/// An answer in the API server's own form.
+fn refusal(code: u16, retry_after_seconds: Option<u32>) -> Answer {
+    let status = StatusCode::from_u16(code).expect("tests inject codes of HTTP");
+    let text = serde_json::json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": "injected fault", "reason": reason(code), "code": code,
+        "details": retry_after_seconds.map(|seconds| serde_json::json!({ "retryAfterSeconds": seconds })),
+    })
+    .to_string();
+    let body = Full::new(Bytes::from(text)).map_err(|never: Infallible| match never {});
+    let mut answer = Response::new(BodyExt::boxed_unsync(body));
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(seconds) = retry_after_seconds {
+        headers.insert(RETRY_AFTER, seconds.into());
+    }
+    answer
+}
+
+/// The reason the API server gives with a code.
+fn reason(code: u16) -> &'static str {
+    match code {
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        409 => "Conflict",
+        410 => "Expired",
+        422 => "Invalid",
+        429 => "TooManyRequests",
+        500 => "InternalError",
+        503 => "ServiceUnavailable",
+        504 => "Timeout",
+        _ => "",
+    }
+}
+
+fn view(parts: &request::Parts) -> View {
+    let query = parts.uri.query().unwrap_or_default();
+    let mut selectors: Vec<String> = query
+        .split('&')
+        .filter(|pair| pair.starts_with("labelSelector=") || pair.starts_with("fieldSelector="))
+        .map(str::to_owned)
+        .collect();
+    selectors.sort();
+    View { path: parts.uri.path().to_owned(), selectors, accept: accept(&parts.headers) }
+}
+
+fn accept(headers: &HeaderMap) -> String {
+    headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+}

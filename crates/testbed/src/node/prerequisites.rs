@@ -1,0 +1,100 @@
+//! What a real node needs from the machine, found before anything is started.
+
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Where distributions and upstream put the CNI plugins.
+const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
+
+/// The plugins that our network configuration names.
+const CNI_PLUGINS: [&str; 2] = ["bridge", "host-local"];
+
+const PACKAGES: [&str; 4] = ["runc", "containernetworking-plugins", "iproute2", "util-linux"];
+
+/// All that is missing, with the remedy, in one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Missing(Vec<&'static str>);
+
+impl fmt::Display for Missing {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (lacks, packages) = (self.0.join(", "), PACKAGES.join(" "));
+        write!(formatter, "a real node needs {lacks}; as root: apt-get install {packages}")
+    }
+}
+
+pub(super) fn check() -> Result<(), Missing> {
+    let on_path = |program: &str| {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+    };
+    let mut missing = Vec::new();
+    let mut need = |there: bool, name: &'static str| {
+        if !there {
+            missing.push(name);
+        }
+    };
+    need(cfg!(target_os = "linux"), "Linux");
+    need(rustix::process::geteuid().is_root(), "root");
+    for program in ["runc", "ip", "unshare", "nsenter", "mount"] {
+        need(on_path(program), program);
+    }
+    need(cni_folder().is_ok(), "the CNI plugins bridge and host-local");
+    need(has_memory_cgroup(), "control groups with the memory controller at /sys/fs/cgroup");
+    need(knows_overlay(), "the overlay file system");
+    if missing.is_empty() { Ok(()) } else { Err(Missing(missing)) }
+}
+
+pub(super) fn cni_folder() -> Result<&'static Path, Missing> {
+    CNI_FOLDERS
+        .into_iter()
+        .map(Path::new)
+        .find(|folder| CNI_PLUGINS.iter().all(|plugin| folder.join(plugin).is_file()))
+        .ok_or_else(|| Missing(vec!["the CNI plugins bridge and host-local"]))
+}
+
+fn has_memory_cgroup() -> bool {
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let unified = std::fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+    unified.split_whitespace().any(|controller| controller == "memory") || root.join("memory/tasks").is_file()
+}
+
+fn knows_overlay() -> bool {
+    let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    // A module that is not loaded yet is loaded by the first mount.
+    known.contains("overlay") || Path::new("/sys/module/overlay").exists() || Path::new("/lib/modules").exists()
+}
+
+/// Installs the packages where that can be done: as root, on a machine with apt-get. Does nothing where all is there.
+pub fn install() -> io::Result<()> {
+    if check().is_ok() || !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let mut update = Command::new("apt-get");
+    update.arg("update");
+    let mut install = Command::new("apt-get");
+    install.args(["install", "--yes", "--no-install-recommends"]).args(PACKAGES);
+    for mut command in [update, install] {
+        let status = command.env("DEBIAN_FRONTEND", "noninteractive").status()?;
+        if !status.success() {
+            return Err(io::Error::other(format!("{command:?} ended with {status}")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_told_in_one_line_with_the_remedy() {
+        let text = Missing(vec!["root", "runc"]).to_string();
+        assert_eq!(
+            text,
+            "a real node needs root, runc; as root: apt-get install runc containernetworking-plugins iproute2 util-linux"
+        );
+    }
+}
