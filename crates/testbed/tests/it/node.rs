@@ -42,11 +42,11 @@ fn pod(node: &str) -> Pod {
 
 async fn until(pods: &Api<Pod>, what: &str, condition: impl Fn(&Pod) -> bool + Send + Sync) -> Pod {
     let wanted = |pod: Option<&Pod>| pod.is_some_and(&condition);
-    let wait = tokio::time::timeout(STEP, await_condition(pods.clone(), "health", wanted)).await;
-    match wait {
-        Ok(found) => found.unwrap().unwrap(),
-        Err(_) => panic!("not {what} in time: {:#?}", pods.get("health").await.map(|pod| pod.status)),
+    let result = tokio::time::timeout(STEP, await_condition(pods.clone(), "health", wanted)).await;
+    if let Ok(found) = result {
+        return found.unwrap().unwrap();
     }
+    panic!("not {what} in time: {:#?}", pods.get("health").await.map(|pod| pod.status));
 }
 
 fn is_ready(pod: &Pod) -> bool {
