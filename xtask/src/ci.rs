@@ -63,6 +63,9 @@ impl Steps {
 /// Runs all steps, prints where the time went and the counts, and fails if any step did.
 pub fn run() -> Result<()> {
     let mut steps = Steps::default();
+    steps.run("packages of the real node", || {
+        testbed::node::install().context("cannot install them; its tests will say what is missing")
+    });
     steps.run("formatting", || workspace::run(&mut cargo(["fmt", "--all", "--check"])));
     steps.run("clippy", || {
         let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--locked"]);

@@ -127,6 +127,9 @@ impl Report {
     }
 }
 
+/// Not a test but a program that a test starts, and kills.
+const HELPER: &str = " ... ignored, started ";
+
 /// One test binary, or the documentation tests of one crate.
 struct Section {
     prefix: String,
@@ -146,6 +149,9 @@ impl Section {
             self.tests.insert(path.to_owned(), Verdict::Skipped(reason.to_owned()));
         } else if let Some((path, verdict)) = result_line(line) {
             self.lines += 1;
+            if line.contains(HELPER) {
+                return;
+            }
             let skipped = matches!(self.tests.get(path), Some(Verdict::Skipped(_)));
             // A test that skips itself returns, and libtest calls that `ok`.
             if !(skipped && verdict == Verdict::Passed) {
@@ -243,11 +249,12 @@ running 2 tests
 test repair::p17_pod_comes_back has been running for over 60 seconds
 test repair::p17_pod_comes_back ... FAILED
 test slow ... ignored, takes an hour
+test victim ... ignored, started and killed by another
 
 failures:
     repair::p17_pod_comes_back
 
-test result: FAILED. 0 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 61.2s
+test result: FAILED. 0 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 61.2s
 
    Doc-tests plan
 
