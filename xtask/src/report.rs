@@ -101,6 +101,20 @@ pub fn parse(output: &str, executables: &Executables) -> Report {
     report
 }
 
+/// Full names of all tests in the output of `cargo test -- --list`.
+pub fn listed(output: &str, executables: &Executables) -> Vec<String> {
+    let mut prefix = None;
+    let mut names = Vec::new();
+    for line in output.lines() {
+        if let Some(start) = section_start(line, executables) {
+            prefix = Some(start);
+        } else if let (Some(prefix), Some(path)) = (&prefix, line.strip_suffix(": test")) {
+            names.push(format!("{prefix}::{path}"));
+        }
+    }
+    names
+}
+
 impl Report {
     pub fn count(&self, wanted: impl Fn(&Verdict) -> bool) -> usize {
         self.tests.values().filter(|verdict| wanted(verdict)).count()
@@ -325,6 +339,20 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
             &[("performers::it::a", Verdict::Passed)],
             &["performers::it"],
         );
+    }
+
+    #[test]
+    fn listed_tests_have_the_names_of_the_report() {
+        let output = "     Running unittests src/lib.rs (target/debug/deps/plan-0aaa)
+pod::p09_one_container: test
+bench: benchmark
+     Running tests/it/main.rs (target/debug/deps/it-0bbb)
+p17_repair: test
+
+1 test, 0 benchmarks
+";
+        let names = listed(output, &executables(MESSAGES));
+        assert_eq!(names, ["plan::pod::p09_one_container", "performers::it::p17_repair"]);
     }
 
     #[test]
