@@ -148,9 +148,9 @@ impl Operator {
     }
 
     /// Runs until the stop token is cancelled or a part fails. `on_bound` learns the addresses.
-    pub async fn run(self, on_bound: impl FnOnce(Addresses)) -> Result<(), Fatal> {
+    pub async fn run(self, on_bound: impl FnOnce(Addresses) + Send) -> Result<(), Fatal> {
         let mut tasks = Tasks::default();
-        on_bound(self.serve(&mut tasks).await?);
+        on_bound(serve(self.settings.clone(), self.health.clone(), self.metrics.clone(), &mut tasks).await?);
         let (may_lead, filled) = signal::channel(false);
         let caches = filled.clone();
         let drained = CancellationToken::new();
@@ -211,19 +211,23 @@ impl Operator {
         }
         result
     }
+}
 
-    async fn serve(&self, tasks: &mut Tasks) -> Result<Addresses, Fatal> {
-        let mut addresses = Addresses::default();
-        if let Some(address) = self.settings.health_address {
-            let routes = admin::health_routes(self.health.clone());
-            addresses.health = Some(tasks.listen("health", address, routes).await?);
-        }
-        if let Some(address) = self.settings.metrics_address {
-            let routes = admin::metrics_routes(self.metrics.clone());
-            addresses.metrics = Some(tasks.listen("metrics", address, routes).await?);
-        }
-        Ok(addresses)
+/// Opens the admin ports.
+async fn serve(
+    settings: Settings,
+    health: Health,
+    metrics: Arc<Metrics>,
+    tasks: &mut Tasks,
+) -> Result<Addresses, Fatal> {
+    let mut addresses = Addresses::default();
+    if let Some(address) = settings.health_address {
+        addresses.health = Some(tasks.listen("health", address, admin::health_routes(health)).await?);
     }
+    if let Some(address) = settings.metrics_address {
+        addresses.metrics = Some(tasks.listen("metrics", address, admin::metrics_routes(metrics)).await?);
+    }
+    Ok(addresses)
 }
 
 /// Tasks that must live as long as the process.

@@ -3,7 +3,7 @@
 
 mod launch;
 mod port;
-mod shared;
+mod process_wide;
 mod workloads;
 
 use std::{

@@ -1,0 +1,367 @@
+//! A control plane with the operator on it, and the few verbs that tests are written in.
+
+use std::{fmt::Debug, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use api::performer::{Performer, Phase};
+use k8s_openapi::{
+    api::{
+        core::v1::{Namespace, Pod, Service},
+        events::v1::Event,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, Resource,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    runtime::wait::{await_condition, conditions::is_deleted},
+};
+use performers::Config;
+use plan::performers::Policy;
+use runtime::{Addresses, Clock, Fatal, LeaseConfig, Metrics, Operator, Settings, rights};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use testbed::{ControlPlane, Options, User};
+use tokio::sync::{OnceCell, oneshot};
+use tokio_util::sync::CancellationToken;
+
+/// Far above what anything here takes; it ends a test that would otherwise hang.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub const OPERATOR_NAMESPACE: &str = "strata-system";
+pub const OPERATOR_ACCOUNT: &str = "strata";
+
+/// The operator as the chart runs it.
+pub fn operator_user() -> User {
+    User::service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT)
+}
+
+/// As the audit log names it.
+pub const OPERATOR_USER: &str = "system:serviceaccount:strata-system:strata";
+
+/// Installs what the chart installs: namespace, CRD, account, roles.
+pub async fn install(control_plane: &ControlPlane) -> Result<()> {
+    let client = control_plane.client().await?;
+    apply(&Api::all(client.clone()), OPERATOR_NAMESPACE, &namespace(OPERATOR_NAMESPACE)).await?;
+    install_crd(&client, &api::performer::crd()).await?;
+    let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, performers::rights::CLUSTER);
+    apply(&Api::namespaced(client.clone(), OPERATOR_NAMESPACE), OPERATOR_ACCOUNT, &rbac.account).await?;
+    apply(&Api::all(client.clone()), OPERATOR_ACCOUNT, &rbac.cluster_role).await?;
+    apply(&Api::all(client.clone()), OPERATOR_ACCOUNT, &rbac.cluster_binding).await?;
+    apply(&Api::namespaced(client.clone(), OPERATOR_NAMESPACE), "strata-lease", &rbac.role).await?;
+    apply(&Api::namespaced(client, OPERATOR_NAMESPACE), "strata-lease", &rbac.binding).await?;
+    Ok(())
+}
+
+fn namespace(name: &str) -> Namespace {
+    let mut namespace = Namespace::default();
+    namespace.metadata.name = Some(name.to_owned());
+    namespace
+}
+
+pub async fn apply<K>(api: &Api<K>, name: &str, object: &K) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug,
+{
+    api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(object)).await?;
+    Ok(())
+}
+
+/// Installs a Performer CRD and waits until it is served.
+pub async fn install_crd(client: &Client, crd: &CustomResourceDefinition) -> Result<()> {
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let name = crd.metadata.name.as_deref().context("a CRD has a name")?;
+    apply(&crds, name, crd).await?;
+    until(&crds, name, "established", |crd: &CustomResourceDefinition| {
+        let conditions = crd.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+        conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True")
+    })
+    .await?;
+    Ok(())
+}
+
+/// Waits, by watch, until an object is as `holds` wants it.
+pub async fn until<K>(api: &Api<K>, name: &str, what: &str, holds: impl Fn(&K) -> bool) -> Result<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Serialize + 'static,
+{
+    let condition = |object: Option<&K>| object.is_some_and(&holds);
+    match tokio::time::timeout(PATIENCE, await_condition(api.clone(), name, condition)).await {
+        Ok(found) => found?.with_context(|| format!("{name} vanished")),
+        Err(_) => {
+            let last = api.get_opt(name).await?;
+            bail!("{name} did not become {what}; it is\n{}", serde_json::to_string_pretty(&last)?)
+        }
+    }
+}
+
+/// A running operator in this process.
+pub struct Running {
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<Result<(), Fatal>>,
+    pub addresses: Addresses,
+    pub metrics: Arc<Metrics>,
+    pub clock: Clock,
+}
+
+impl Running {
+    /// Starts an operator with a client of its own on the present runtime.
+    pub async fn start(client: Client, settings: Settings, config: Config) -> Result<Self> {
+        let (stop, clock) = (CancellationToken::new(), Clock::default());
+        let mut operator = Operator::new(client, settings, clock.clone(), stop.clone());
+        performers::install(&mut operator, config);
+        let metrics = operator.metrics.clone();
+        let (bound, addresses) = oneshot::channel();
+        let task = tokio::spawn(operator.run(|addresses| {
+            let _ = bound.send(addresses);
+        }));
+        Ok(Self { stop, task, addresses: addresses.await?, metrics, clock })
+    }
+
+    /// An orderly end, as by SIGTERM.
+    pub async fn stop(self) -> Result<()> {
+        self.stop.cancel();
+        Ok(self.task.await??)
+    }
+
+    /// A sudden end: no await of it is ever continued.
+    pub async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+
+    /// The value of a metric line that starts with `line`.
+    pub fn metric(&self, line: &str) -> f64 {
+        let text = self.metrics.encode().expect("metrics encode");
+        let found = text.lines().find_map(|l| l.strip_prefix(line)?.trim().parse().ok());
+        found.unwrap_or(0.0)
+    }
+}
+
+/// Settings for an operator alone on its control plane.
+pub fn alone() -> Settings {
+    let loopback = Some(([127, 0, 0, 1], 0).into());
+    Settings {
+        lease: None,
+        health_address: loopback,
+        metrics_address: loopback,
+        grace: Duration::from_secs(5),
+        request_timeout: Duration::from_secs(10),
+        list_mode: None,
+        instance: "test".into(),
+    }
+}
+
+/// The same with leader election, as `identity`.
+#[allow(dead_code, reason = "used by tests that start several operators")]
+pub fn elected(identity: &str, duration: Duration) -> Settings {
+    Settings {
+        lease: Some(LeaseConfig {
+            namespace: OPERATOR_NAMESPACE.into(),
+            name: "b8e8a8a8.hourglass.eigenlayer.io".into(),
+            identity: identity.into(),
+            duration,
+        }),
+        ..alone()
+    }
+}
+
+/// Short intervals, for tests of what takes minutes with the defaults.
+pub fn hasty() -> Config {
+    Config {
+        resync: Duration::from_millis(500),
+        policy: Policy {
+            pending_limit: Duration::from_secs(3),
+            pending_limit_cap: Duration::from_secs(24),
+            failure_delay: Duration::from_millis(500),
+            failure_delay_cap: Duration::from_secs(4),
+            deletion_margin: Duration::from_secs(2),
+            ..Policy::default()
+        },
+        ..Config::default()
+    }
+}
+
+/// A control plane and an operator that all tests of this process share, each in a namespace of its own.
+pub struct World {
+    pub control_plane: ControlPlane,
+    pub operator: Running,
+}
+
+static CALM: OnceCell<World> = OnceCell::const_new();
+static HASTY: OnceCell<World> = OnceCell::const_new();
+
+impl World {
+    /// The default intervals: what happens within seconds here was not caused by a resync.
+    pub async fn calm() -> &'static Self {
+        CALM.get_or_init(|| Self::on_own_thread(Config::default())).await
+    }
+
+    /// Short intervals.
+    pub async fn hasty() -> &'static Self {
+        HASTY.get_or_init(|| Self::on_own_thread(hasty())).await
+    }
+
+    /// On a thread and runtime of its own, because those of a test end with the test.
+    async fn on_own_thread(config: Config) -> Self {
+        let (sender, receiver) = oneshot::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                if sender.send(Self::start(config).await).is_ok() {
+                    std::future::pending::<()>().await;
+                }
+            });
+        });
+        receiver.await.expect("the world's thread lives").expect("the world starts")
+    }
+
+    /// A world for one test alone.
+    pub async fn start(config: Config) -> Result<Self> {
+        let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
+        install(&control_plane).await?;
+        let client = control_plane.client_as(&operator_user()).await?;
+        let operator = Running::start(client, alone(), config).await?;
+        Ok(Self { control_plane, operator })
+    }
+
+    pub async fn space(&self, prefix: &str) -> Space {
+        Space::new(&self.control_plane, prefix).await.expect("a namespace")
+    }
+}
+
+/// One test's namespace.
+pub struct Space {
+    pub client: Client,
+    pub namespace: String,
+    pub performers: Api<Performer>,
+    pub pods: Api<Pod>,
+    pub services: Api<Service>,
+    pub events: Api<Event>,
+}
+
+/// The least that a Performer needs; tests add to it.
+pub fn spec() -> Value {
+    json!({ "avsAddress": "0x1234567890abcdef1234567890abcdef12345678", "image": "registry.test/performer:v1" })
+}
+
+/// `spec()` with other fields put over it.
+pub fn spec_with(fields: Value) -> Value {
+    let mut spec = spec();
+    for (name, value) in fields.as_object().expect("an object of fields") {
+        spec[name] = value.clone();
+    }
+    spec
+}
+
+impl Space {
+    pub async fn new(control_plane: &ControlPlane, prefix: &str) -> Result<Self> {
+        let namespace = control_plane.namespace(prefix).await?;
+        let client = control_plane.client().await?;
+        Ok(Self {
+            performers: Api::namespaced(client.clone(), &namespace),
+            pods: Api::namespaced(client.clone(), &namespace),
+            services: Api::namespaced(client.clone(), &namespace),
+            events: Api::namespaced(client.clone(), &namespace),
+            namespace,
+            client,
+        })
+    }
+
+    pub fn performer(&self, name: &str, spec: &Value) -> Performer {
+        let object = json!({ "metadata": { "name": name, "namespace": self.namespace }, "spec": spec });
+        serde_json::from_value(object).expect("a performer")
+    }
+
+    pub async fn create(&self, name: &str, spec: Value) -> Result<Performer> {
+        Ok(self.performers.create(&PostParams::default(), &self.performer(name, &spec)).await?)
+    }
+
+    /// Creates and waits until ready.
+    pub async fn create_ready(&self, name: &str, spec: Value) -> Result<Performer> {
+        self.create(name, spec).await?;
+        self.until_ready(name).await
+    }
+
+    pub async fn patch(&self, name: &str, patch: Value) -> Result<Performer> {
+        Ok(self.performers.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?)
+    }
+
+    pub async fn until(&self, name: &str, what: &str, holds: impl Fn(&Performer) -> bool) -> Result<Performer> {
+        until(&self.performers, name, what, holds).await
+    }
+
+    pub async fn until_ready(&self, name: &str) -> Result<Performer> {
+        self.until(name, "ready", |p| p.status.as_ref().is_some_and(|s| s.ready && s.phase == Some(Phase::Running)))
+            .await
+    }
+
+    /// Waits until the condition `kind` has this reason and status.
+    pub async fn until_condition(&self, name: &str, kind: &str, status: &str, reason: &str) -> Result<Performer> {
+        let what = format!("{kind}={status} {reason}");
+        self.until(name, &what, |p| {
+            let found = condition(p, kind);
+            found["status"] == status && found["reason"] == reason
+        })
+        .await
+    }
+
+    pub async fn pod(&self, name: &str) -> Result<Pod> {
+        Ok(self.pods.get(&format!("performer-{name}")).await?)
+    }
+
+    pub async fn service(&self, name: &str) -> Result<Service> {
+        Ok(self.services.get(&format!("performer-{name}")).await?)
+    }
+
+    pub async fn until_pod(&self, name: &str, what: &str, holds: impl Fn(&Pod) -> bool) -> Result<Pod> {
+        until(&self.pods, &format!("performer-{name}"), what, holds).await
+    }
+
+    /// Waits for another pod than `former`.
+    pub async fn until_replaced(&self, name: &str, former: &Pod) -> Result<Pod> {
+        let uid = former.metadata.uid.clone();
+        self.until_pod(name, "replaced", |pod| pod.metadata.uid != uid).await
+    }
+
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        self.performers.delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    pub async fn until_gone<K>(&self, api: &Api<K>, name: &str, uid: &str) -> Result<()>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+    {
+        let gone = await_condition(api.clone(), name, is_deleted(uid));
+        tokio::time::timeout(PATIENCE, gone).await.with_context(|| format!("{name} did not go"))??;
+        Ok(())
+    }
+
+    /// Deletes a Performer and waits until it is gone.
+    pub async fn delete_and_wait(&self, name: &str) -> Result<()> {
+        let uid = self.performers.get(name).await?.metadata.uid.context("it has a uid")?;
+        self.delete(name).await?;
+        self.until_gone(&self.performers, name, &uid).await
+    }
+
+    /// Reasons of the events about a Performer, oldest first.
+    pub async fn event_reasons(&self, name: &str) -> Result<Vec<String>> {
+        let mut events = self.events.list(&ListParams::default()).await?.items;
+        events.retain(|event| {
+            event
+                .regarding
+                .as_ref()
+                .is_some_and(|r| r.name.as_deref() == Some(name) && r.kind.as_deref() == Some("Performer"))
+        });
+        events.sort_by_key(|event| event.event_time.as_ref().map(|time| time.0));
+        Ok(events.into_iter().filter_map(|event| event.reason).collect())
+    }
+}
+
+/// A condition as JSON; null when absent.
+pub fn condition(performer: &Performer, kind: &str) -> Value {
+    let status = serde_json::to_value(&performer.status).expect("a status is JSON");
+    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.into_iter().find(|condition| condition["type"] == kind).unwrap_or(Value::Null)
+}
