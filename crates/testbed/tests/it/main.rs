@@ -1,13 +1,14 @@
 //! The testbed's own tests, on the real programs.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails where it stands")]
 
 #![expect(clippy::unwrap_used, reason = "all of this is tests; clippy takes only the marked functions for such")]
 
 mod control_plane;
 mod fault_proxy;
-mod faults;
 mod lifetime;
 mod pods;
 mod real_node;
+mod restarts;
 mod tool_cache;
 
 use std::{fmt::Debug, time::Duration};
