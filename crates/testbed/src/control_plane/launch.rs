@@ -114,8 +114,6 @@ fn etcd_flags(server: &str, directory: &Path, authority: &Authority, files: &Ide
         ("client-cert-auth", "true".to_owned()),
         ("trusted-ca-file", text(&authority.certificate_file())),
         ("log-level", "warn".to_owned()),
-        // The API server compacts; the space is given back in dev sessions of many days.
-        ("auto-compaction-retention", "0".to_owned()),
     ])
 }
 

@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, api::PostParams, runtime::wait::await_condition};
 use serde_json::json;
 use testbed::{ControlPlane, Options, node::RealNode};
+use tokio::io::AsyncReadExt;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 const IMAGE: &str = "docker.io/local/health:1";
@@ -87,7 +88,9 @@ async fn a_pod_lives_by_its_real_probes() {
     }
     let _alone = ONE_AT_A_TIME.lock().await;
     let control_plane = ControlPlane::start(Options::default()).await.unwrap();
+    let settings = kernel_settings();
     let node = RealNode::start(&control_plane).await.unwrap();
+    assert_eq!(kernel_settings(), settings, "a kubelet must not change the machine");
     node.import_image(IMAGE, &RealNode::health_program().await.unwrap()).await.unwrap();
     let namespace = control_plane.namespace("node").await.unwrap();
     let client = control_plane.client().await.unwrap();
@@ -120,6 +123,11 @@ async fn a_pod_lives_by_its_real_probes() {
     assert_eq!(Api::<Node>::all(client).get_opt(&name).await.unwrap(), None);
 }
 
+/// Two that every kubelet sets, to 10 and 1.
+fn kernel_settings() -> [String; 2] {
+    ["panic", "panic_on_oops"].map(|name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap())
+}
+
 /// What a node has on this machine: bridge, control groups, folder, processes.
 fn traces(name: &str) -> Vec<String> {
     let folder = std::env::temp_dir().join(name.replace("strata-n", "strata-node-"));
@@ -144,12 +152,11 @@ fn processes_of(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-const VICTIM: &str = "node::victim_of_a_kill";
+/// Set for the process that is to be killed.
+const VICTIM: &str = "STRATA_TEST_VICTIM";
 
 /// Runs a node with a pod until it is killed.
-#[tokio::test]
-#[ignore = "started and killed by a_killed_owner_leaves_nothing_that_the_next_start_does_not_remove"]
-async fn victim_of_a_kill() {
+async fn be_a_victim() {
     let control_plane = ControlPlane::start(Options::bare()).await.unwrap();
     let node = RealNode::start(&control_plane).await.unwrap();
     node.import_image(IMAGE, &RealNode::health_program().await.unwrap()).await.unwrap();
@@ -162,17 +169,27 @@ async fn victim_of_a_kill() {
     pods.create(&PostParams::default(), &pod).await.unwrap();
     until(&pods, "ready", is_ready).await;
     eprintln!("runs {}", node.name());
-    std::future::pending::<()>().await;
+    // Ends by itself only when the one who should have killed it is gone.
+    let _ = tokio::io::stdin().read_u8().await;
 }
 
 #[tokio::test]
 async fn a_killed_owner_leaves_nothing_that_the_next_start_does_not_remove() {
+    if std::env::var_os(VICTIM).is_some() {
+        return Box::pin(be_a_victim()).await;
+    }
     if !RealNode::is_available().unwrap() {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
     let mut victim = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", VICTIM, "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "real_node::a_killed_owner_leaves_nothing_that_the_next_start_does_not_remove",
+            "--nocapture",
+        ])
+        .env(VICTIM, "1")
+        .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
