@@ -231,3 +231,39 @@ fn minutes(time: Duration) -> String {
         format!("{} min {:02} s", time.as_secs() / 60, time.as_secs() % 60)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_outputs_come_in_the_order_they_were_written() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo a; echo b >&2; printf c; exit 3"]);
+        let mut seen = Vec::new();
+        let (status, output) = merged_output(&mut command, |line| {
+            seen.push(line.to_vec());
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(status.code(), Some(3));
+        assert_eq!(output, "a\nb\nc");
+        assert_eq!(seen, [b"a\n".to_vec(), b"b\n".to_vec(), b"c".to_vec()]);
+    }
+
+    #[test]
+    fn a_failed_step_is_kept_and_the_next_one_runs() {
+        let mut steps = Steps::default();
+        assert_eq!(steps.run("first", || bail!("no")), None::<()>);
+        assert_eq!(steps.run("second", || Ok(7)), Some(7));
+        assert_eq!(steps.failed(), ["first"]);
+        let summary = steps.summary();
+        assert!(summary.contains("FAILED  first\n") && summary.contains("ok      second\n"), "{summary}");
+    }
+
+    #[test]
+    fn times_are_for_people() {
+        assert_eq!(minutes(Duration::from_millis(1250)), "1.2 s");
+        assert_eq!(minutes(Duration::from_secs(125)), "2 min 05 s");
+    }
+}
