@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The original operator's lease: where both run, only one of them acts.
-const DEFAULT_LEASE: &str = "b8e8a8a8.hourglass.eigenlayer.io";
+pub const DEFAULT_LEASE: &str = "b8e8a8a8.hourglass.eigenlayer.io";
 
 /// Every setting is taken from its flag, else its environment variable, else the configuration file, else the default.
 #[derive(Debug, Args)]
