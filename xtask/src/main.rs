@@ -1,6 +1,7 @@
 //! Tasks of the repository: `cargo xtask --help`.
 
 mod acceptance;
+mod bench;
 mod ci;
 mod codegen;
 mod deny;
@@ -49,13 +50,10 @@ enum Task {
     Tidy,
     /// Compare docs/acceptance.md with the report of the last whole test run
     Acceptance,
-    /// Measure a layer against a real API server (release build; prints versions and conditions)
+    /// Measure a layer against a real control plane (release build; prints versions and conditions)
     Bench {
-        /// The benchmark, named for its layer: performers
-        layer: String,
-        /// Passed on to the benchmark, such as --count 5000 --json
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<String>,
+        #[command(subcommand)]
+        benchmark: bench::Benchmark,
     },
 }
 
@@ -93,9 +91,6 @@ fn run(task: Task) -> Result<()> {
         Task::Codegen { check } => codegen::run(check),
         Task::Tidy => tidy::run(),
         Task::Acceptance => ci::acceptance(),
-        Task::Bench { layer, arguments } => {
-            let mut cargo = workspace::cargo(["bench", "--package", "strata", "--bench", &layer, "--"]);
-            workspace::run(cargo.args(arguments))
-        }
+        Task::Bench { benchmark } => bench::run(&benchmark),
     }
 }

@@ -41,16 +41,10 @@ pub const OPERATOR_USER: &str = "system:serviceaccount:strata-system:strata";
 
 /// Installs what the chart installs: namespace, CRD, account, roles.
 pub async fn install(control_plane: &ControlPlane) -> Result<()> {
-    let client = control_plane.client().await?;
-    apply(&Api::all(client.clone()), OPERATOR_NAMESPACE, &namespace(OPERATOR_NAMESPACE)).await?;
-    install_crd(&client, &api::performer::crd()).await?;
     let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, performers::rights::CLUSTER);
-    apply(&Api::namespaced(client.clone(), OPERATOR_NAMESPACE), OPERATOR_ACCOUNT, &rbac.account).await?;
-    apply(&Api::all(client.clone()), OPERATOR_ACCOUNT, &rbac.cluster_role).await?;
-    apply(&Api::all(client.clone()), OPERATOR_ACCOUNT, &rbac.cluster_binding).await?;
-    apply(&Api::namespaced(client.clone(), OPERATOR_NAMESPACE), "strata-lease", &rbac.role).await?;
-    apply(&Api::namespaced(client, OPERATOR_NAMESPACE), "strata-lease", &rbac.binding).await?;
-    Ok(())
+    let mut objects = vec![json!(namespace(OPERATOR_NAMESPACE)), json!(api::performer::crd())];
+    objects.extend(rbac.objects());
+    Ok(control_plane.install(&objects).await?)
 }
 
 fn namespace(name: &str) -> Namespace {
