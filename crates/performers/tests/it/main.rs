@@ -1,5 +1,6 @@
 //! The performers layer on a real API server, under the chart's ServiceAccount and rights.
 
+mod capture;
 mod condition;
 mod crd;
 mod fault;
