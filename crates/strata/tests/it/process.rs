@@ -1,7 +1,6 @@
 //! The operator as a process of its own: how it stops, and how it ends when it can no longer work.
 
 use std::{
-    fs::OpenOptions,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
@@ -9,7 +8,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use rustix::{
-    fs::{CWD, FileType, Mode, mknodat},
+    fs::{CWD, FileType, Mode, OFlags, mknodat, open},
+    io::write,
     process::Signal,
 };
 use testbed::{
@@ -81,12 +81,16 @@ async fn p52_a_stop_finishes_or_safely_abandons_its_rounds_within_the_grace_peri
 #[tokio::test]
 async fn a_stalled_process_ends_itself() -> Result<()> {
     let scene = Scene::start(Options::bare()).await?;
-    // The task that writes to a full pipe which nobody reads stands still, and with it all others.
+    let space = scene.space("stall").await?;
     let log = scene.control_plane.directory().join("unread");
     mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
-    let _unread = OpenOptions::new().read(true).write(true).open(&log)?;
-    let flags = ["--leader-elect=false", "--log-level=trace"];
-    let operator = Child::start(program(&scene.proxy.kubeconfig_path(), log, &flags))?;
+    let unread = open(&log, OFlags::RDWR | OFlags::NONBLOCK, Mode::empty())?;
+    let operator = Child::start(program(&scene.proxy.kubeconfig_path(), log, &["--leader-elect=false"]))?;
+    space.create("a", spec()).await?;
+    space.until_pod("a", "there", |_| true).await?;
+    // Whoever writes to a full pipe that nobody reads stands still, and with it all tasks of its thread.
+    while write(&unread, &[b'\n'; 1024]).is_ok() {}
+    space.create("b", spec()).await?;
     // Ten seconds without a sign of life, and as much again for a busy machine.
     let ended = tokio::time::timeout(Duration::from_secs(40), operator.exited()).await;
     assert_eq!(ended.context("it ends by itself")?, 70);
