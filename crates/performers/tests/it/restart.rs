@@ -14,7 +14,7 @@ use runtime::Settings;
 use serde_json::json;
 use testbed::{
     ControlPlane, Options,
-    fault::{Calls, Fault, Verb},
+    fault::{Calls, Fault, Injected, Seen, Verb},
     process::Child,
 };
 
@@ -104,10 +104,18 @@ impl Stage {
         // A restarted server has no memory of its own of what etcd forgot.
         self.scene.control_plane.apiserver().restart().await?;
         self.scene.control_plane.ready().await?;
-        deaf.iter().for_each(testbed::fault::Injected::end);
+        let before = self.scene.proxy.requests().len();
+        deaf.iter().for_each(Injected::end);
         self.space.until_replaced("settled", &former).await?;
         self.space.until_ready("settled").await?;
         let running = format!(r#"strata_performers{{namespace="{}",phase="Running"}}"#, self.space.namespace);
+        // One that went on from where it was and was told 410, and one that begins anew.
+        let watches = |resource: &str| {
+            let requests = self.scene.proxy.requests();
+            let of_resource = |seen: &&Seen| seen.request.verb == Verb::Watch && seen.request.is_for(resource);
+            requests[before..].iter().filter(of_resource).filter(|seen| seen.code == Some(200)).count()
+        };
+        eventually("all begins anew", || watches("pods") >= 2 && watches("services") >= 2).await?;
         eventually("no ghost is counted", || self.operator.metric(&running) == 3.0).await?;
         self.space.create_ready("remembered", spec()).await?;
         Ok(())
@@ -115,11 +123,10 @@ impl Stage {
 
     /// The wall clock jumps; what is settled stays untouched, and everything else works as before.
     async fn clock_steps(&self) -> Result<()> {
-        let of_settled = |seen: &testbed::fault::Seen| {
-            matches!(seen.request.name.as_deref(), Some("settled" | "performer-settled"))
-        };
+        let of_settled = |seen: &Seen| matches!(seen.request.name.as_deref(), Some("settled" | "performer-settled"));
         let writes = || self.scene.writes(&self.space.namespace).iter().filter(|seen| of_settled(seen)).count();
-        let rounds = || self.operator.metric(r#"controller_runtime_reconcile_total{controller="performer",result="success"}"#);
+        let rounds =
+            || self.operator.metric(r#"controller_runtime_reconcile_total{controller="performer",result="success"}"#);
         let before = writes();
         for (index, hours) in [1, -3, 26, -24 * 400].into_iter().enumerate() {
             self.operator.clock.step(SignedDuration::from_hours(hours));
