@@ -83,7 +83,8 @@ async fn p46_lines_are_structured_and_hold_no_environment_value() -> Result<()> 
     assert_eq!(messages("creating pod")[0]["image"], "registry.test/performer:v1");
     assert_eq!(messages("creating service")[0]["serviceName"], "performer-a");
     assert_eq!(messages("creating service")[0]["port"], 9090);
-    let failure = messages("round failed").into_iter().find(|line| line["level"] == "ERROR").expect("the refusal is logged");
+    let failure =
+        messages("round failed").into_iter().find(|line| line["level"] == "ERROR").expect("the refusal is logged");
     assert!(failure["recovery"].as_str().is_some_and(|recovery| !recovery.is_empty()), "{failure}");
     assert_eq!(failure["span"]["performer"], format!("{}/refused", space.namespace));
     assert!(!world.logs.text().contains(CANARY), "the log tells an environment value");
