@@ -80,7 +80,8 @@ async fn remove(cluster: &Cluster, object: &DynamicObject, report: &Report) -> R
     }
     let kind = object.types.as_ref().map(|types| types.kind.as_str());
     let kept_for = match kind {
-        Some("Namespace") => content(cluster, &object.name_any()).await?,
+        // Content that cannot be listed, as with a broken aggregated API, is not absent.
+        Some("Namespace") => content(cluster, &object.name_any()).await.unwrap_or_else(|failure| vec![failure.message]),
         Some("CustomResourceDefinition") => performers(cluster).await?,
         _ => Vec::new(),
     };

@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     cluster::{NAMESPACE, POLL},
-    place::Place,
+    place::{OPERATOR_LOG, Place},
 };
 use crate::Failure;
 
@@ -40,7 +40,7 @@ impl Operator {
     pub async fn start(place: &Place, kubeconfig: &Path) -> Result<Self, Failure> {
         let binary = std::env::current_exe()
             .map_err(|error| Failure::new(format!("cannot find this program's own file: {error}")))?;
-        let log = place.file("strata-operator.log");
+        let log = place.file(OPERATOR_LOG);
         let begin = fs::metadata(&log).map_or(0, |metadata| metadata.len());
         let program = Program::new(NAME, binary, &log)
             .args(["operator", "--kubeconfig"])

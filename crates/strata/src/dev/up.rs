@@ -113,6 +113,7 @@ pub async fn stop_on_signal(stop: CancellationToken) {
 /// Starts everything, keeps it up until `stop`, and ends it. The place must be held.
 pub async fn serve(place: &Place, flags: &UpFlags, report: &Report, stop: &CancellationToken) -> Result<(), Failure> {
     place.forget_session();
+    place.empty_logs();
     let mut running = tokio::select! {
         running = Running::start(place, flags, report) => running?,
         () = stop.cancelled() => return Err(Failure::new("interrupted; everything was ended")),
@@ -185,7 +186,8 @@ impl Running {
     async fn apply_examples(&self, cluster: &Cluster, flags: &UpFlags, report: &Report) -> Result<(), Failure> {
         let real = flags.real_node.then(example::real);
         let performers = example::apply(cluster, example::objects().into_iter().chain(real), report).await?;
-        let patience = if self.own.is_some() { SETTLE_PATIENCE } else { GUEST_SETTLE_PATIENCE };
+        let default = if self.own.is_some() { SETTLE_PATIENCE } else { GUEST_SETTLE_PATIENCE };
+        let patience = flags.wait.unwrap_or(default);
         let operator = &self.operator.child;
         let unsettled = tokio::select! {
             unsettled = example::settle(cluster, performers, patience, report) => unsettled?,
