@@ -48,7 +48,11 @@ enum Task {
     /// Check crate arrows, file sizes and banned names
     Tidy,
     /// Compare docs/acceptance.md with the report of the last whole test run
-    Acceptance,
+    Acceptance {
+        /// Put every test named pNN_… into row PNN instead, and drop names of tests that are gone
+        #[arg(long)]
+        update: bool,
+    },
     /// Measure a layer against a real API server (release build; prints versions and conditions)
     Bench {
         /// The benchmark, named for its layer: performers
@@ -92,7 +96,8 @@ fn run(task: Task) -> Result<()> {
         }
         Task::Codegen { check } => codegen::run(check),
         Task::Tidy => tidy::run(),
-        Task::Acceptance => ci::acceptance(),
+        Task::Acceptance { update: true } => ci::update_acceptance(),
+        Task::Acceptance { update: false } => ci::acceptance(),
         Task::Bench { layer, arguments } => {
             let mut cargo = workspace::cargo(["bench", "--package", "strata", "--bench", &layer, "--"]);
             workspace::run(cargo.args(arguments))

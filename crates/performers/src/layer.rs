@@ -54,12 +54,15 @@ impl Layer for Performers {
     }
 
     async fn gather(&self, key: &Key) -> Result<Option<Observed>, Error> {
+        let owned = owned_key(key);
+        self.performers.settle(key).await?;
+        self.pods.settle(&owned).await?;
+        self.services.settle(&owned).await?;
         let Some(performer) = self.performers.get(key) else {
             self.replacements().remove(key);
             return Ok(None);
         };
         let uid = performer.value.metadata.uid.as_deref().unwrap_or_default();
-        let owned = owned_key(key);
         let surroundings = performer::Observed {
             pod: match self.pods.store().is_synced() {
                 true => Slot::of_pod(self.pods.get(&owned).map(|pod| pod.value.clone()), uid),

@@ -82,12 +82,17 @@ async fn round<L: Layer>(layer: &L, key: &Key, now: Timestamp) -> Result<Next, E
 /// A layer with its types erased, so that the loop below is compiled once.
 trait Rounds: Send + Sync + 'static {
     fn controller(&self) -> &'static str;
+    fn span(&self, key: &Key) -> tracing::Span;
     fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Next, Error>>;
 }
 
 impl<L: Layer> Rounds for L {
     fn controller(&self) -> &'static str {
         L::CONTROLLER
+    }
+
+    fn span(&self, key: &Key) -> tracing::Span {
+        L::span(key)
     }
 
     fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Next, Error>> {
@@ -175,7 +180,7 @@ impl Driver {
             }
             Err(error) => {
                 let class = error.class();
-                log_failure(controller, &turn.key, &error, class);
+                self.rounds.span(&turn.key).in_scope(|| log_failure(controller, &error, class));
                 (Next::Failed(class, error.retry_after()), RoundResult::Error(class))
             }
         };
@@ -184,20 +189,19 @@ impl Driver {
     }
 }
 
-fn log_failure(controller: &'static str, key: &Key, error: &Error, class: Class) {
+/// To be called in the round's span, which says which object it was.
+fn log_failure(controller: &'static str, error: &Error, class: Class) {
     let recovery = match class {
         Class::Transient => "retried with growing delay",
         Class::Conflict => "retried with a fresh view",
         Class::Invalid => "retried with growing delay; the cause is outside the operator",
         Class::Terminal => "waits for a change or the next resync",
     };
-    let object = key.to_string();
-    let namespace = &*key.namespace;
     // A conflict is everyday life with several writers, not a fault.
     if class == Class::Conflict {
-        tracing::debug!(controller, namespace, object, error = %Chain(error), class = class.label(), recovery, "round failed");
+        tracing::debug!(controller, error = %Chain(error), class = class.label(), recovery, "round failed");
     } else {
-        tracing::error!(controller, namespace, object, error = %Chain(error), class = class.label(), recovery, "round failed");
+        tracing::error!(controller, error = %Chain(error), class = class.label(), recovery, "round failed");
     }
 }
 

@@ -3,7 +3,7 @@
 
 mod launch;
 mod port;
-mod shared;
+mod process_wide;
 mod workloads;
 
 use std::{
@@ -251,10 +251,11 @@ impl ControlPlane {
 
     fn kubeconfig_path(&self, user: &User) -> PathBuf {
         let name = match user {
-            User::Named { name, .. } => name.clone(),
-            User::ServiceAccount { namespace, name } => format!("{namespace}-{name}"),
+            User::Named { name, group: None } => name.clone(),
+            User::Named { name, group: Some(group) } => format!("{name}.{group}"),
+            User::ServiceAccount { namespace, name } => format!("system:serviceaccount:{namespace}:{name}"),
         };
-        let name = name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "-");
+        let name = name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "-");
         self.directory.path.join(format!("{name}.kubeconfig"))
     }
 
@@ -286,16 +287,17 @@ struct Directory {
 
 impl Directory {
     fn open(fixed: Option<&Path>) -> Result<Self, Error> {
+        let fail = |path: &Path| {
+            let path = path.to_owned();
+            move |source| Error::Directory { path, source }
+        };
         let (path, removed_at_end) = match fixed {
             Some(path) => (path.to_owned(), None),
-            None => temporary()
-                .map(|(path, remover)| (path, Some(remover)))
-                .map_err(|source| Error::Directory { path: std::env::temp_dir(), source })?,
+            None => temporary().map_err(fail(&std::env::temp_dir()))?,
         };
-        let fail = |source| Error::Directory { path: path.clone(), source };
-        fs::create_dir_all(&path).map_err(fail)?;
-        let path = path.canonicalize().map_err(fail)?;
-        let lock = File::create(path.join("lock")).map_err(|source| Error::Directory { path: path.clone(), source })?;
+        fs::create_dir_all(&path).map_err(fail(&path))?;
+        let path = path.canonicalize().map_err(fail(&path))?;
+        let lock = File::create(path.join("lock")).map_err(fail(&path))?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(Error::InUse { path });
         }
@@ -303,9 +305,14 @@ impl Directory {
     }
 }
 
-/// Removed by a process of its own, since a test binary ends without dropping its statics.
-fn temporary() -> io::Result<(PathBuf, RemovedAtEnd)> {
+/// Removed by a process of its own, since a test binary ends without dropping its statics; kept, for a
+/// look at the logs, when `STRATA_TESTBED_KEEP` is set.
+fn temporary() -> io::Result<(PathBuf, Option<RemovedAtEnd>)> {
     let path = tempfile::Builder::new().prefix("strata-testbed-").tempdir()?.keep();
+    if std::env::var_os("STRATA_TESTBED_KEEP").is_some() {
+        eprintln!("keeping {}", path.display());
+        return Ok((path, None));
+    }
     let remover = RemovedAtEnd::new(&path)?;
-    Ok((path, remover))
+    Ok((path, Some(remover)))
 }

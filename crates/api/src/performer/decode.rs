@@ -46,9 +46,7 @@ impl Visitor<'_> for SaturatedVisitor {
 
     fn visit_i64<E: Error>(self, v: i64) -> Result<Saturated, E> {
         let held = v.clamp(i64::from(i32::MIN), i64::from(i32::MAX));
-        Ok(Saturated(
-            i32::try_from(held).expect("clamped to the range of i32"),
-        ))
+        Ok(Saturated(i32::try_from(held).expect("clamped to the range of i32")))
     }
 
     fn visit_u64<E: Error>(self, v: u64) -> Result<Saturated, E> {

@@ -25,8 +25,10 @@ use testbed::{ControlPlane, Options, User};
 use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use crate::log::Logs;
+
 /// Far above what anything here takes; it ends a test that would otherwise hang.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub const OPERATOR_NAMESPACE: &str = "strata-system";
 pub const OPERATOR_ACCOUNT: &str = "strata";
@@ -41,9 +43,14 @@ pub const OPERATOR_USER: &str = "system:serviceaccount:strata-system:strata";
 
 /// Installs what the chart installs: namespace, CRD, account, roles.
 pub async fn install(control_plane: &ControlPlane) -> Result<()> {
+    install_crd(&control_plane.client().await?, &api::performer::crd()).await?;
+    install_account(control_plane).await
+}
+
+/// Namespace, account and roles alone, for tests that bring another CRD or none.
+pub async fn install_account(control_plane: &ControlPlane) -> Result<()> {
     let client = control_plane.client().await?;
     apply(&Api::all(client.clone()), OPERATOR_NAMESPACE, &namespace(OPERATOR_NAMESPACE)).await?;
-    install_crd(&client, &api::performer::crd()).await?;
     let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, performers::rights::CLUSTER);
     apply(&Api::namespaced(client.clone(), OPERATOR_NAMESPACE), OPERATOR_ACCOUNT, &rbac.account).await?;
     apply(&Api::all(client.clone()), OPERATOR_ACCOUNT, &rbac.cluster_role).await?;
@@ -53,7 +60,7 @@ pub async fn install(control_plane: &ControlPlane) -> Result<()> {
     Ok(())
 }
 
-fn namespace(name: &str) -> Namespace {
+pub fn namespace(name: &str) -> Namespace {
     let mut namespace = Namespace::default();
     namespace.metadata.name = Some(name.to_owned());
     namespace
@@ -186,6 +193,8 @@ pub fn hasty() -> Config {
 pub struct World {
     pub control_plane: ControlPlane,
     pub operator: Running,
+    /// What the operator of a shared world logged.
+    pub logs: Logs,
 }
 
 static CALM: OnceCell<World> = OnceCell::const_new();
@@ -207,8 +216,11 @@ impl World {
         let (sender, receiver) = oneshot::channel();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let logs = Logs::default();
+            let _captured = logs.capture();
             runtime.block_on(async {
-                if sender.send(Self::start(config).await).is_ok() {
+                let world = Self::start(config).await.map(|world| Self { logs, ..world });
+                if sender.send(world).is_ok() {
                     std::future::pending::<()>().await;
                 }
             });
@@ -222,7 +234,7 @@ impl World {
         install(&control_plane).await?;
         let client = control_plane.client_as(&operator_user()).await?;
         let operator = Running::start(client, alone(), config).await?;
-        Ok(Self { control_plane, operator })
+        Ok(Self { control_plane, operator, logs: Logs::default() })
     }
 
     pub async fn space(&self, prefix: &str) -> Space {
@@ -231,6 +243,7 @@ impl World {
 }
 
 /// One test's namespace.
+#[derive(Clone)]
 pub struct Space {
     pub client: Client,
     pub namespace: String,
@@ -302,6 +315,15 @@ impl Space {
         self.until(name, &what, |p| {
             let found = condition(p, kind);
             found["status"] == status && found["reason"] == reason
+        })
+        .await
+    }
+
+    /// Waits until the status speaks of the present spec and says ready.
+    pub async fn until_settled(&self, name: &str) -> Result<Performer> {
+        self.until(name, "settled", |p| {
+            let is_ready = p.status.as_ref().is_some_and(|s| s.ready && s.phase == Some(Phase::Running));
+            is_ready && condition(p, "Available")["observedGeneration"] == json!(p.metadata.generation)
         })
         .await
     }

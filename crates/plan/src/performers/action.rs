@@ -8,18 +8,10 @@ use serde_json::Value;
 pub enum Action {
     /// Store this list as the Performer's `metadata.finalizers` (it holds ours), provided the
     /// Performer still has this resource version.
-    AddFinalizer {
-        resource_version: String,
-        finalizers: Vec<String>,
-    },
+    AddFinalizer { resource_version: String, finalizers: Vec<String> },
     /// Delete the pod, provided it still is this one in this version. `replacements` is the count
     /// the next pod carries: keep it for [`super::Observed::replacements`] until that pod exists.
-    DeletePod {
-        uid: Box<str>,
-        resource_version: Box<str>,
-        cause: Cause,
-        replacements: u32,
-    },
+    DeletePod { uid: Box<str>, resource_version: Box<str>, cause: Cause, replacements: u32 },
     /// Create the pod. Should the name exist, look whose it is: ours is [`Outcome::Done`] (an
     /// answer got lost), anything else [`Outcome::NameTaken`].
     CreatePod(Box<Pod>),
@@ -30,16 +22,10 @@ pub enum Action {
     /// beside ours under the same name, and the server would refuse both.
     RepairService { patch: Value },
     /// Delete the Service, provided it still is this one.
-    DeleteService {
-        uid: Box<str>,
-        resource_version: Box<str>,
-    },
+    DeleteService { uid: Box<str>, resource_version: Box<str> },
     /// Store this list as the Performer's `metadata.finalizers` (ours taken out), provided the
     /// Performer still has this resource version.
-    ReleaseFinalizer {
-        resource_version: String,
-        finalizers: Vec<String>,
-    },
+    ReleaseFinalizer { resource_version: String, finalizers: Vec<String> },
 }
 
 /// Why a pod is deleted.

@@ -38,9 +38,7 @@ impl Slot<PodFacts> {
         match found {
             None => Self::Absent,
             Some(pod) if pod.owner_uid.as_deref() == Some(performer_uid) => Self::Ours(pod),
-            Some(pod) => Self::Foreign {
-                owner_uid: pod.owner_uid,
-            },
+            Some(pod) => Self::Foreign { owner_uid: pod.owner_uid },
         }
     }
 }
@@ -50,12 +48,8 @@ impl Slot<ServiceFacts> {
     pub fn of_service(found: Option<ServiceFacts>, performer_uid: &str) -> Self {
         match found {
             None => Self::Absent,
-            Some(service) if service.owner_uid.as_deref() == Some(performer_uid) => {
-                Self::Ours(service)
-            }
-            Some(service) => Self::Foreign {
-                owner_uid: service.owner_uid,
-            },
+            Some(service) if service.owner_uid.as_deref() == Some(performer_uid) => Self::Ours(service),
+            Some(service) => Self::Foreign { owner_uid: service.owner_uid },
         }
     }
 }
@@ -89,9 +83,7 @@ impl Observed {
                 self.pod = Slot::Ours(PodFacts::of_new(pod, now));
                 self.replacements = 0;
             }
-            (Action::CreatePod(_), Outcome::NameTaken) => {
-                self.pod = Slot::Foreign { owner_uid: None }
-            }
+            (Action::CreatePod(_), Outcome::NameTaken) => self.pod = Slot::Foreign { owner_uid: None },
             (Action::DeletePod { replacements, .. }, Outcome::Done) => {
                 self.replacements = *replacements;
                 if let Slot::Ours(pod) = &mut self.pod {
@@ -102,12 +94,8 @@ impl Observed {
                     }
                 }
             }
-            (Action::CreateService(_), Outcome::Done) => {
-                self.service = Slot::Ours(ServiceFacts::default())
-            }
-            (Action::CreateService(_), Outcome::NameTaken) => {
-                self.service = Slot::Foreign { owner_uid: None }
-            }
+            (Action::CreateService(_), Outcome::Done) => self.service = Slot::Ours(ServiceFacts::default()),
+            (Action::CreateService(_), Outcome::NameTaken) => self.service = Slot::Foreign { owner_uid: None },
             (Action::DeleteService { .. }, Outcome::Done) => self.service = Slot::Absent,
             _ => {}
         }
