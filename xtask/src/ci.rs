@@ -63,9 +63,7 @@ impl Steps {
 /// Runs all steps, prints where the time went and the counts, and fails if any step did.
 pub fn run() -> Result<()> {
     let mut steps = Steps::default();
-    steps.run("packages of the real node", || {
-        testbed::node::install().context("cannot install them; its tests will say what is missing")
-    });
+    steps.run("packages of the real node", install_packages);
     steps.run("formatting", || workspace::run(&mut cargo(["fmt", "--all", "--check"])));
     steps.run("clippy", || {
         let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--locked"]);
@@ -92,6 +90,17 @@ pub fn run() -> Result<()> {
     match steps.failed().as_slice() {
         [] => Ok(()),
         failed => bail!("failed: {}", failed.join(", ")),
+    }
+}
+
+/// Where it cannot be done, the tests that need them say what is missing; CI must have them.
+fn install_packages() -> Result<()> {
+    match testbed::node::install() {
+        Err(error) if !in_ci() => {
+            eprintln!("    not installed: {error}");
+            Ok(())
+        }
+        result => result.context("cannot install them"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tasks of the repository: `cargo xtask --help`.
 
 mod acceptance;
+mod bench;
 mod ci;
 mod codegen;
 mod deny;
@@ -53,13 +54,10 @@ enum Task {
         #[arg(long)]
         update: bool,
     },
-    /// Measure a layer against a real API server (release build; prints versions and conditions)
+    /// Measure a layer against a real control plane (release build; prints versions and conditions)
     Bench {
-        /// The benchmark, named for its layer: performers
-        layer: String,
-        /// Passed on to the benchmark, such as --count 5000 --json
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<String>,
+        #[command(subcommand)]
+        benchmark: bench::Benchmark,
     },
 }
 
@@ -98,9 +96,6 @@ fn run(task: Task) -> Result<()> {
         Task::Tidy => tidy::run(),
         Task::Acceptance { update: true } => ci::update_acceptance(),
         Task::Acceptance { update: false } => ci::acceptance(),
-        Task::Bench { layer, arguments } => {
-            let mut cargo = workspace::cargo(["bench", "--package", "strata", "--bench", &layer, "--"]);
-            workspace::run(cargo.args(arguments))
-        }
+        Task::Bench { benchmark } => bench::run(&benchmark),
     }
 }

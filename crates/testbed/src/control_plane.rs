@@ -23,10 +23,11 @@ use kube::{
 };
 pub use port::free_port;
 use rustix::fs::{FlockOperation, flock};
-pub use workloads::Workloads;
+pub use workloads::{CLIENT_LIMITS, Workloads};
 
 use crate::{
     audit::AuditLog,
+    install,
     pki::{self, Authority, write_private},
     process::{self, Child, RemovedAtEnd},
     tools,
@@ -99,7 +100,7 @@ impl Options {
 }
 
 /// Starting takes 5 s on an idle two-core machine; a loaded CI machine was seen to need ten times that.
-const READY_PATIENCE: Duration = Duration::from_mins(2);
+pub(crate) const READY_PATIENCE: Duration = Duration::from_mins(2);
 /// Readiness has no event to wait for; this often is invisible beside the start itself.
 const READY_POLL: Duration = Duration::from_millis(50);
 /// What etcd needs to close its files; it is killed after that, which it survives as well.
@@ -229,6 +230,11 @@ impl ControlPlane {
         let text = serde_saphyr::to_string(&value).expect("a JSON value has a YAML form");
         write_private(&path, &text)?;
         Ok(path)
+    }
+
+    /// Applies objects of any kind in order, as the admin; what a chart installs. CRDs are served when this returns.
+    pub async fn install(&self, objects: &[serde_json::Value]) -> Result<(), Error> {
+        install::install(&self.client().await?, objects).await
     }
 
     /// Creates a namespace with a unique name in which pods can be created at once.

@@ -19,7 +19,7 @@ const MARKER: &str = "PROGRAMS ";
 
 /// The victim: run by the test below in a process of its own.
 #[tokio::test]
-#[ignore = "is killed by children_end_with_a_killed_parent"]
+#[ignore = "started and killed by children_end_with_a_killed_parent"]
 async fn victim() -> Result<()> {
     let control_plane = ControlPlane::start(Options::bare()).await?;
     // A stopped process must end as well.

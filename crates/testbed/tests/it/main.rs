@@ -1,6 +1,4 @@
 //! The testbed's own tests, on the real programs.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails where it stands")]
-
 #![expect(clippy::unwrap_used, reason = "all of this is tests; clippy takes only the marked functions for such")]
 
 mod control_plane;

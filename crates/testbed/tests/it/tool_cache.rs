@@ -11,7 +11,7 @@ use tokio::{
 
 /// Run by the tests below in processes of their own, since each needs its own environment.
 #[tokio::test]
-#[ignore = "is run by the other tests of this file"]
+#[ignore = "started by the other tests of this file"]
 async fn asker() -> Result<()> {
     println!("\nPATH {}", tools::path("etcd").await?.display());
     Ok(())
