@@ -11,6 +11,7 @@ mod leave;
 mod operator;
 mod own;
 mod place;
+mod running;
 mod session;
 mod status;
 mod up;

@@ -7,7 +7,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, Discovery, ResourceExt,
     api::{DeleteParams, DynamicObject, ListParams},
-    discovery::{Scope, verbs},
+    discovery::{ApiGroup, Scope, verbs},
 };
 use tokio::time::Instant;
 
@@ -139,7 +139,7 @@ async fn performers(cluster: &Cluster) -> Result<Vec<String>, Failure> {
 async fn content(cluster: &Cluster, namespace: &str) -> Result<Vec<String>, Failure> {
     let discovery = Discovery::new(cluster.client.clone()).run().await?;
     let mut content = Vec::new();
-    for (resource, capabilities) in discovery.groups().flat_map(|group| group.recommended_resources()) {
+    for (resource, capabilities) in discovery.groups().flat_map(ApiGroup::recommended_resources) {
         let is_object = capabilities.scope == Scope::Namespaced
             && capabilities.supports_operation(verbs::LIST)
             && capabilities.supports_operation(verbs::DELETE);

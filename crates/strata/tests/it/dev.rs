@@ -2,7 +2,7 @@
 
 mod environment;
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use api::performer::Performer;
@@ -19,8 +19,10 @@ use kube::{
     api::{DeleteParams, ListParams, PostParams},
     runtime::wait::await_condition,
 };
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use testbed::{ControlPlane, Options, tools};
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 const OPERATOR: &str = "system:serviceaccount:strata-system:strata";
 const PROGRAMS: [&str; 6] =
@@ -70,16 +72,17 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
 async fn dev_survives_rivals_and_the_sigkill_of_its_supervisor() -> Result<()> {
     let dev = Environment::new()?;
     let (one, other) = tokio::join!(dev.dev(&["up", "--detach"]), dev.dev(&["up", "--detach"]));
-    (one?, other?);
+    one?;
+    other?;
     assert_eq!(dev.supervisors()?.len(), 1);
 
     let pid = operator_pid(&dev.status().await?)?;
-    environment::kill(pid)?;
+    environment::signal(pid, Signal::KILL)?;
     let restarted = async || Ok(operator_pid(&dev.status().await?)? != pid);
     eventually("the operator to come back", restarted).await?;
 
     let supervisor = dev.supervisors()?[0];
-    environment::kill(supervisor)?;
+    environment::signal(supervisor, Signal::KILL)?;
     eventually("every process to be gone", async || Ok(dev.processes()?.is_empty())).await?;
     assert!(!run(dev.command(&["status"])).await?.status.success());
     assert!(!run(dev.command(&["kubeconfig"])).await?.status.success());
@@ -88,6 +91,21 @@ async fn dev_survives_rivals_and_the_sigkill_of_its_supervisor() -> Result<()> {
     assert_eq!(names(&dev.status().await?), PROGRAMS);
     dev.dev(&["down"]).await?;
     assert_eq!(dev.processes()?, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test]
+async fn dev_up_in_the_foreground_ends_everything_with_ctrl_c() -> Result<()> {
+    let dev = Environment::new()?;
+    let mut command = dev.command(&["up"]);
+    let mut up = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut lines = BufReader::new(up.stdout.take().context("no stdout")?).lines();
+    while !lines.next_line().await?.context("it ended before it was up")?.contains("strata is up") {}
+    assert_eq!(names(&dev.status().await?), PROGRAMS);
+    environment::signal(up.id().context("it has ended")?, Signal::INT)?;
+    assert!(up.wait().await?.success());
+    assert_eq!(dev.processes()?, Vec::<String>::new());
+    assert!(!dev.directory().join("session.json").exists());
     Ok(())
 }
 
@@ -135,7 +153,7 @@ async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> 
     mine.create(&PostParams::default(), &serde_json::from_value(spec)?).await?;
     await_condition(mine.clone(), "mine", is_ready).await?;
 
-    environment::kill(dev.supervisors()?[0])?;
+    environment::signal(dev.supervisors()?[0], Signal::KILL)?;
     eventually("the operator to be gone", async || Ok(dev.processes()?.is_empty())).await?;
     let told = dev.told(&["down"]).await?;
     assert!(told.contains("stays, because of Performer default/mine"), "{told}");

@@ -123,9 +123,9 @@ pub fn write_program(path: &Path, text: &str) -> Result<()> {
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
 }
 
-pub fn kill(pid: u32) -> Result<()> {
+pub fn signal(pid: u32, signal: Signal) -> Result<()> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("no such process")?;
-    Ok(kill_process(pid, Signal::KILL)?)
+    Ok(kill_process(pid, signal)?)
 }
 
 pub async fn eventually(what: &str, is_so: impl AsyncFn() -> Result<bool>) -> Result<()> {
