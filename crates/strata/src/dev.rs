@@ -11,16 +11,17 @@ mod leave;
 mod operator;
 mod own;
 mod place;
+mod running;
 mod session;
 mod status;
 mod up;
 
-use std::{error::Error, path::PathBuf, process::ExitCode};
+use std::{error::Error, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};
 use place::Place;
 
-use crate::Failure;
+use crate::{Failure, config::duration};
 
 #[derive(Debug, Args)]
 pub struct Flags {
@@ -87,6 +88,9 @@ struct UpFlags {
     /// Use the cluster of this kubeconfig (its current context) instead of starting one
     #[arg(long, value_name = "FILE", conflicts_with_all = ["fresh", "real_node"])]
     kubeconfig: Option<PathBuf>,
+    /// How long the examples may take to be ready [default: 2m; 30s with --kubeconfig, where that is no failure]
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    wait: Option<Duration>,
 }
 
 pub fn run(flags: Flags) -> Result<ExitCode, Failure> {

@@ -1,0 +1,4 @@
+//! Whole-system tests of the binary.
+
+#[cfg(feature = "dev")]
+mod dev;
