@@ -23,7 +23,7 @@ func main() {
 		waitForEnd()
 		return
 	}
-	port := flag.Int("port", 50051, "port of the gRPC health service")
+	port := flag.Int("port", 9090, "port of the gRPC health service")
 	controlPort := flag.Int("control-port", 8080, "port that takes POST /serving, /not-serving and /exit/CODE; 0 for none")
 	starts := flag.String("start", "serving", "state at start: serving or not-serving")
 	flag.Parse()
@@ -37,6 +37,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	log.Printf("health service on port %d", *port)
 	server := grpc.NewServer()
 	grpc_health_v1.RegisterHealthServer(server, status)
 	go func() {

@@ -60,27 +60,50 @@ impl Findings {
 fn parse(markdown: &str) -> Table {
     let mut table = Table::default();
     for line in markdown.lines() {
-        let Some(cells) = line.trim().strip_prefix('|').and_then(|rest| rest.strip_suffix('|')) else {
-            continue;
-        };
-        let cells: Vec<&str> = cells.split('|').map(str::trim).collect();
-        let Some(id) = cells.first().filter(|id| is_row_id(id)) else {
-            continue;
-        };
+        let Some(cells) = row_cells(line) else { continue };
+        let id = cells[0];
         let &[_, _, tests] = cells.as_slice() else {
             table.problems.push(format!("{id}: {} cells instead of 3", cells.len()));
             continue;
         };
-        let names = tests
-            .split(',')
-            .map(|name| name.trim().trim_matches('`').to_owned())
-            .filter(|name| !name.is_empty())
-            .collect();
-        if table.rows.insert((*id).to_owned(), names).is_some() {
+        if table.rows.insert(id.to_owned(), names(tests)).is_some() {
             table.problems.push(format!("{id}: more than one row"));
         }
     }
     table
+}
+
+fn row_cells(line: &str) -> Option<Vec<&str>> {
+    let cells = line.trim().strip_prefix('|')?.strip_suffix('|')?;
+    let cells: Vec<&str> = cells.split('|').map(str::trim).collect();
+    is_row_id(cells.first()?).then_some(cells)
+}
+
+fn names(cell: &str) -> Vec<String> {
+    let names = cell.split(',').map(|name| name.trim().trim_matches('`').to_owned());
+    names.filter(|name| !name.is_empty()).collect()
+}
+
+/// The same table with its last column brought up to date: a test whose name starts with a row's
+/// number (`p17_…`) is in that row, and names of tests that no longer exist are dropped.
+pub fn update(markdown: &str, tests: &[String]) -> String {
+    let line = |line: &str| {
+        let cells = row_cells(line).filter(|cells| cells.len() == 3);
+        let Some(&[id, what, cell]) = cells.as_deref() else { return format!("{line}\n") };
+        let kept = names(cell).into_iter().filter(|name| tests.contains(name));
+        let numbered = tests.iter().filter(|test| numbers(test).any(|number| number == id)).cloned();
+        let mut all: Vec<String> = kept.chain(numbered).map(|name| format!("`{name}`")).collect();
+        all.sort();
+        all.dedup();
+        format!("| {id} | {what} | {} |\n", all.join(", "))
+    };
+    markdown.lines().map(line).collect()
+}
+
+/// `plan::it::p05_p09_ports` is about P05 and P09.
+fn numbers(test: &str) -> impl Iterator<Item = String> {
+    let name = test.rsplit("::").next().unwrap_or(test);
+    name.split('_').map(str::to_uppercase).take_while(|word| is_row_id(word))
 }
 
 fn is_row_id(cell: &str) -> bool {
@@ -116,6 +139,18 @@ mod tests {
         let findings = check(&table(rows), &report, skips_allowed);
         assert_eq!(findings.problems, problems);
         assert_eq!(findings.skips, skips);
+    }
+
+    #[test]
+    fn updating_adds_numbered_tests_and_drops_those_that_are_gone() {
+        let before =
+            "# Title\n\n| # | Check | Tests |\n| P05 | ports | `plan::gone`, `plan::kept` |\n| P09 | one |  |\n";
+        let tests = ["plan::kept", "plan::it::p05_p09_ports", "plan::p09_one", "plan::p5_x"].map(str::to_owned);
+        let after = "# Title\n\n| # | Check | Tests |\n\
+                     | P05 | ports | `plan::it::p05_p09_ports`, `plan::kept` |\n\
+                     | P09 | one | `plan::it::p05_p09_ports`, `plan::p09_one` |\n";
+        assert_eq!(update(before, &tests), after);
+        assert_eq!(update(after, &tests), after);
     }
 
     #[test]

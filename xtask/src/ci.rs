@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::report::{self, Executables, Report, Verdict};
 use crate::workspace::{self, cargo};
@@ -63,6 +63,7 @@ impl Steps {
 /// Runs all steps, prints where the time went and the counts, and fails if any step did.
 pub fn run() -> Result<()> {
     let mut steps = Steps::default();
+    steps.run("packages of the real node", install_packages);
     steps.run("formatting", || workspace::run(&mut cargo(["fmt", "--all", "--check"])));
     steps.run("clippy", || {
         let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--locked"]);
@@ -92,9 +93,32 @@ pub fn run() -> Result<()> {
     }
 }
 
+/// Where it cannot be done, the tests that need them say what is missing; CI must have them.
+fn install_packages() -> Result<()> {
+    match testbed::node::install() {
+        Err(error) if !in_ci() => {
+            eprintln!("    not installed: {error}");
+            Ok(())
+        }
+        result => result.context("cannot install them"),
+    }
+}
+
 /// Compares the table with the report that the last whole run left behind.
 pub fn acceptance() -> Result<()> {
     check_acceptance(&saved_report()?)
+}
+
+/// Brings the table's test names up to date with the tests there are.
+pub fn update_acceptance() -> Result<()> {
+    build_tests()?;
+    let mut list = cargo(["test", "--workspace", "--locked", "--", "--list"]);
+    let (status, output) = merged_output(&mut list, |_| Ok(()))?;
+    ensure!(status.success(), "cargo test --list ended with {status}: {output}");
+    let tests = report::listed(&output, &saved_executables()?);
+    let path = acceptance_file();
+    let markdown = std::fs::read_to_string(&path)?;
+    workspace::write(&path, table::update(&markdown, &tests).as_bytes())
 }
 
 /// Builds every test program and keeps Cargo's list of them.
@@ -106,29 +130,39 @@ fn build_tests() -> Result<()> {
 }
 
 /// Runs all tests in one `cargo test`, shows the output and keeps it.
-///
-/// Cargo names the binaries on standard error, libtest the tests on standard output: one pipe for
-/// both keeps their order.
 fn run_tests() -> Result<Report> {
     let mut test = cargo(["test", "--workspace", "--locked", "--no-fail-fast"]);
     test.args(["--", "--test-threads", TEST_THREADS]);
-    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
-    let writers = (Stdio::from(writer.try_clone()?), Stdio::from(writer));
-    let mut child = test.stdout(writers.0).stderr(writers.1).spawn().context("cannot start cargo")?;
-    drop(test); // holds the pipe's writing ends, and so its end back
-
     let mut file = File::create(report_file()).context("cannot create the test report")?;
-    let mut shown = std::io::stdout().lock();
+    // A failing test is the verdict's business; here only whether there is a report.
+    merged_output(&mut test, |line| {
+        file.write_all(line)?;
+        std::io::stdout().write_all(line)
+    })?;
+    saved_report()
+}
+
+/// Runs a command to its end and hands on each line as it comes.
+///
+/// Cargo names the binaries on standard error, libtest the tests on standard output: one pipe for
+/// both keeps their order.
+fn merged_output(
+    command: &mut Command,
+    mut each: impl FnMut(&[u8]) -> std::io::Result<()>,
+) -> Result<(ExitStatus, String)> {
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    command.stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().context("cannot start cargo")?;
+    // The command still holds the pipe's writing ends; without them it ends with the child.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut lines = BufReader::new(reader);
-    let mut line = Vec::new();
+    let (mut line, mut all) = (Vec::new(), String::new());
     while lines.read_until(b'\n', &mut line)? > 0 {
-        file.write_all(&line)?;
-        shown.write_all(&line)?;
+        each(&line)?;
+        all.push_str(&String::from_utf8_lossy(&line));
         line.clear();
     }
-    // A failing test is the verdict's business; here only whether there is a report.
-    child.wait().context("cannot wait for cargo")?;
-    saved_report()
+    Ok((child.wait().context("cannot wait for cargo")?, all))
 }
 
 fn judge(report: &Report) -> Result<()> {
@@ -157,8 +191,7 @@ fn judge(report: &Report) -> Result<()> {
 }
 
 fn check_acceptance(report: &Report) -> Result<()> {
-    let path = workspace::root().join("docs/acceptance.md");
-    let markdown = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let markdown = std::fs::read_to_string(acceptance_file()).context("cannot read docs/acceptance.md")?;
     let findings = table::check(&markdown, report, !in_ci());
     for line in findings.skips.iter().chain(&findings.problems) {
         eprintln!("    {line}");
@@ -170,13 +203,21 @@ fn check_acceptance(report: &Report) -> Result<()> {
 }
 
 fn saved_report() -> Result<Report> {
-    let read = |path: PathBuf| {
-        std::fs::read(&path)
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-            .with_context(|| format!("cannot read {}: run cargo xtask ci first", path.display()))
-    };
-    let executables: Executables = report::executables(&read(executables_file())?);
-    Ok(report::parse(&read(report_file())?, &executables))
+    Ok(report::parse(&saved(&report_file())?, &saved_executables()?))
+}
+
+fn saved_executables() -> Result<Executables> {
+    Ok(report::executables(&saved(&executables_file())?))
+}
+
+fn saved(path: &Path) -> Result<String> {
+    let bytes =
+        std::fs::read(path).with_context(|| format!("cannot read {}: run cargo xtask ci first", path.display()))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn acceptance_file() -> PathBuf {
+    workspace::root().join("docs/acceptance.md")
 }
 
 fn in_ci() -> bool {
@@ -197,5 +238,41 @@ fn minutes(time: Duration) -> String {
         format!("{seconds:.1} s")
     } else {
         format!("{} min {:02} s", time.as_secs() / 60, time.as_secs() % 60)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_outputs_come_in_the_order_they_were_written() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo a; echo b >&2; printf c; exit 3"]);
+        let mut seen = Vec::new();
+        let (status, output) = merged_output(&mut command, |line| {
+            seen.push(line.to_vec());
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(status.code(), Some(3));
+        assert_eq!(output, "a\nb\nc");
+        assert_eq!(seen, [b"a\n".to_vec(), b"b\n".to_vec(), b"c".to_vec()]);
+    }
+
+    #[test]
+    fn a_failed_step_is_kept_and_the_next_one_runs() {
+        let mut steps = Steps::default();
+        assert_eq!(steps.run("first", || bail!("no")), None::<()>);
+        assert_eq!(steps.run("second", || Ok(7)), Some(7));
+        assert_eq!(steps.failed(), ["first"]);
+        let summary = steps.summary();
+        assert!(summary.contains("FAILED  first\n") && summary.contains("ok      second\n"), "{summary}");
+    }
+
+    #[test]
+    fn times_are_for_people() {
+        assert_eq!(minutes(Duration::from_millis(1250)), "1.2 s");
+        assert_eq!(minutes(Duration::from_secs(125)), "2 min 05 s");
     }
 }

@@ -1,6 +1,7 @@
 //! Tasks of the repository: `cargo xtask --help`.
 
 mod acceptance;
+mod bench;
 mod ci;
 mod codegen;
 mod deny;
@@ -48,14 +49,15 @@ enum Task {
     /// Check crate arrows, file sizes and banned names
     Tidy,
     /// Compare docs/acceptance.md with the report of the last whole test run
-    Acceptance,
-    /// Measure a layer against a real API server (release build; prints versions and conditions)
+    Acceptance {
+        /// Put every test named pNN_… into row PNN instead, and drop names of tests that are gone
+        #[arg(long)]
+        update: bool,
+    },
+    /// Measure a layer against a real control plane (release build; prints versions and conditions)
     Bench {
-        /// The benchmark, named for its layer: performers
-        layer: String,
-        /// Passed on to the benchmark, such as --count 5000 --json
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<String>,
+        #[command(subcommand)]
+        benchmark: bench::Benchmark,
     },
 }
 
@@ -92,10 +94,8 @@ fn run(task: Task) -> Result<()> {
         }
         Task::Codegen { check } => codegen::run(check),
         Task::Tidy => tidy::run(),
-        Task::Acceptance => ci::acceptance(),
-        Task::Bench { layer, arguments } => {
-            let mut cargo = workspace::cargo(["bench", "--package", "strata", "--bench", &layer, "--"]);
-            workspace::run(cargo.args(arguments))
-        }
+        Task::Acceptance { update: true } => ci::update_acceptance(),
+        Task::Acceptance { update: false } => ci::acceptance(),
+        Task::Bench { benchmark } => bench::run(&benchmark),
     }
 }

@@ -101,6 +101,20 @@ pub fn parse(output: &str, executables: &Executables) -> Report {
     report
 }
 
+/// Full names of all tests in the output of `cargo test -- --list`.
+pub fn listed(output: &str, executables: &Executables) -> Vec<String> {
+    let mut prefix = None;
+    let mut names = Vec::new();
+    for line in output.lines() {
+        if let Some(start) = section_start(line, executables) {
+            prefix = Some(start);
+        } else if let (Some(prefix), Some(path)) = (&prefix, line.strip_suffix(": test")) {
+            names.push(format!("{prefix}::{path}"));
+        }
+    }
+    names
+}
+
 impl Report {
     pub fn count(&self, wanted: impl Fn(&Verdict) -> bool) -> usize {
         self.tests.values().filter(|verdict| wanted(verdict)).count()
@@ -127,6 +141,9 @@ impl Report {
     }
 }
 
+/// Not a test but a program that a test starts, and kills.
+const HELPER: &str = " ... ignored, started ";
+
 /// One test binary, or the documentation tests of one crate.
 struct Section {
     prefix: String,
@@ -146,6 +163,9 @@ impl Section {
             self.tests.insert(path.to_owned(), Verdict::Skipped(reason.to_owned()));
         } else if let Some((path, verdict)) = result_line(line) {
             self.lines += 1;
+            if line.contains(HELPER) {
+                return;
+            }
             let skipped = matches!(self.tests.get(path), Some(Verdict::Skipped(_)));
             // A test that skips itself returns, and libtest calls that `ok`.
             if !(skipped && verdict == Verdict::Passed) {
@@ -243,11 +263,12 @@ running 2 tests
 test repair::p17_pod_comes_back has been running for over 60 seconds
 test repair::p17_pod_comes_back ... FAILED
 test slow ... ignored, takes an hour
+test victim ... ignored, started and killed by another
 
 failures:
     repair::p17_pod_comes_back
 
-test result: FAILED. 0 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 61.2s
+test result: FAILED. 0 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 61.2s
 
    Doc-tests plan
 
@@ -318,6 +339,20 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
             &[("performers::it::a", Verdict::Passed)],
             &["performers::it"],
         );
+    }
+
+    #[test]
+    fn listed_tests_have_the_names_of_the_report() {
+        let output = "     Running unittests src/lib.rs (target/debug/deps/plan-0aaa)
+pod::p09_one_container: test
+bench: benchmark
+     Running tests/it/main.rs (target/debug/deps/it-0bbb)
+p17_repair: test
+
+1 test, 0 benchmarks
+";
+        let names = listed(output, &executables(MESSAGES));
+        assert_eq!(names, ["plan::pod::p09_one_container", "performers::it::p17_repair"]);
     }
 
     #[test]

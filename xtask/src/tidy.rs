@@ -2,6 +2,7 @@
 
 mod arrows;
 mod blank;
+mod links;
 mod source;
 
 use std::path::{Path, PathBuf};
@@ -24,26 +25,33 @@ pub fn run() -> Result<()> {
 
 fn problems(root: &Path) -> Result<Vec<String>> {
     let mut problems = arrows::check(&workspace::metadata(root)?)?;
-    let files = rust_files(root)?;
-    for file in &files {
-        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-        let path = file.strip_prefix(root).unwrap_or(file);
-        problems.extend(source::check(path, &text));
+    for file in files(root, &["crates", "xtask"], "rs")? {
+        problems.extend(source::check(&file, &read(root, &file)?));
+    }
+    let pages = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(PathBuf::from);
+    for page in files(root, &["docs"], "md")?.into_iter().chain(pages) {
+        problems.extend(links::check(root, &page, &read(root, &page)?));
     }
     Ok(problems)
 }
 
-/// All Rust files of our crates, in a stable order.
-fn rust_files(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut folders = vec![root.join("crates"), root.join("xtask")];
+fn read(root: &Path, file: &Path) -> Result<String> {
+    std::fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {}", file.display()))
+}
+
+/// All files of that kind in the folders, by their path in the repository and in a stable order.
+fn files(root: &Path, folders: &[&str], extension: &str) -> Result<Vec<PathBuf>> {
+    let mut folders: Vec<PathBuf> = folders.iter().map(PathBuf::from).collect();
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
-        let entries = std::fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+        let entries =
+            std::fs::read_dir(root.join(&folder)).with_context(|| format!("cannot list {}", folder.display()))?;
         for entry in entries {
-            let path = entry?.path();
-            if path.is_dir() {
+            let entry = entry?;
+            let path = folder.join(entry.file_name());
+            if entry.file_type()?.is_dir() {
                 folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
+            } else if path.extension().is_some_and(|found| found == extension) {
                 files.push(path);
             }
         }

@@ -138,10 +138,7 @@ pub struct Condition {
 /// type there, and an object that the API server stored must always decode.
 pub fn known_conditions<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Condition>, D::Error> {
     let all = Option::<Vec<serde_json::Value>>::deserialize(d)?.unwrap_or_default();
-    Ok(all
-        .into_iter()
-        .filter_map(|c| serde_json::from_value(c).ok())
-        .collect())
+    Ok(all.into_iter().filter_map(|c| serde_json::from_value(c).ok()).collect())
 }
 
 // By hand, because the schema must accept what any writer may put there, not only our enums.

@@ -14,13 +14,11 @@ use serde::{Deserialize, Serialize, Serializer};
 
 pub use crd::crd;
 pub use name::{
-    APP, DEFAULT_GRPC_PORT, FINALIZER, GRPC_PORT_NAME, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION,
-    LABEL_APP, LABEL_AVS, LABEL_PERFORMER, MAX_NAME, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
-    dns_name, grpc_endpoint, owned_name,
+    APP, DEFAULT_GRPC_PORT, FINALIZER, GRPC_PORT_NAME, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_APP, LABEL_AVS,
+    LABEL_PERFORMER, MAX_NAME, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION, dns_name, grpc_endpoint, owned_name,
 };
 pub use spec::{
-    EnvironmentSource, EnvironmentValue, HardwareRequirements, PerformerConfig, PerformerSpec,
-    PullPolicy, Scheduling,
+    EnvironmentSource, EnvironmentValue, HardwareRequirements, PerformerConfig, PerformerSpec, PullPolicy, Scheduling,
 };
 pub use status::{PerformerStatus, Phase};
 

@@ -21,11 +21,7 @@ pub struct Plan<A> {
 
 impl<A> Default for Plan<A> {
     fn default() -> Self {
-        Self {
-            actions: Vec::new(),
-            blocked: Vec::new(),
-            next_look: None,
-        }
+        Self { actions: Vec::new(), blocked: Vec::new(), next_look: None }
     }
 }
 
@@ -36,10 +32,7 @@ impl<A> Plan<A> {
     }
 
     fn block(&mut self, reason: Reason, message: impl Into<String>) {
-        self.blocked.push(Blocked {
-            reason,
-            message: message.into(),
-        });
+        self.blocked.push(Blocked { reason, message: message.into() });
     }
 }
 

@@ -1,8 +1,9 @@
 //! One kind as a layer sees it: its cache, and writes whose answers enter the cache.
 
 use std::{
+    collections::HashSet,
     fmt::Debug,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -64,12 +65,21 @@ pub struct Kind<W, T> {
     pub(crate) resource: &'static str,
     /// Why the watch does not run, if it does not.
     trouble: Mutex<Option<String>>,
+    /// Keys whose last write had no answer: it may or may not have been carried out.
+    doubtful: Mutex<HashSet<Key>>,
 }
 
 impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     /// `keep` reduces a decoded object to what stays in memory; `None` for objects that are none of our business.
     pub fn new(resource: &'static str, writer: Writer, keep: fn(W) -> Option<T>) -> Arc<Self> {
-        Arc::new(Self { store: Store::default(), keep, writer, resource, trouble: Mutex::default() })
+        Arc::new(Self {
+            store: Store::default(),
+            keep,
+            writer,
+            resource,
+            trouble: Mutex::default(),
+            doubtful: Mutex::default(),
+        })
     }
 
     pub fn store(&self) -> &Store<T> {
@@ -78,6 +88,19 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
 
     pub fn get(&self, key: &Key) -> Option<Arc<Versioned<T>>> {
         self.store.get(key)
+    }
+
+    /// Finds out what became of a write of this key that had no answer; without one it costs nothing.
+    pub async fn settle(&self, key: &Key) -> Result<(), Error> {
+        if self.doubtful().contains(key) {
+            self.refresh(key).await?;
+            self.doubtful().remove(key);
+        }
+        Ok(())
+    }
+
+    fn doubtful(&self) -> MutexGuard<'_, HashSet<Key>> {
+        self.doubtful.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Filled, or why not.
@@ -127,7 +150,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         match self.send::<serde_json::Value>("delete", request).await {
             Ok(answer) => Ok(self.remains(key, answer)),
             Err(error) if error.is_not_found() => {
-                self.forget(key);
+                self.store.deleted(key);
                 Ok(Deleted::Gone)
             }
             Err(error) => Err(self.look_after(key, error).await),
@@ -143,7 +166,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
                 Ok(())
             }
             Err(error) if error.is_not_found() => {
-                self.forget(key);
+                self.store.deleted(key);
                 Ok(())
             }
             Err(error) => Err(error),
@@ -158,7 +181,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
                 Deleted::Terminating
             }
             _ => {
-                self.forget(key);
+                self.store.deleted(key);
                 Deleted::Gone
             }
         }
@@ -167,12 +190,6 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     pub(crate) fn take_in(&self, object: W) -> bool {
         let Some((key, version)) = identity(object.meta()) else { return false };
         (self.keep)(object).is_some_and(|value| self.store.observe(key, version, value))
-    }
-
-    fn forget(&self, key: &Key) {
-        if let Some(known) = self.store.get(key) {
-            self.store.forget(key, known.version);
-        }
     }
 
     /// The answer to a write enters the cache; its version is what the next write of this round builds on.
@@ -187,8 +204,12 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         }
     }
 
-    /// A conflict means that our view was old, and its event may be held up: read once, so that the retry sees.
+    /// A conflict means that our view was old, and its event may be held up: read once, so that the retry sees. After
+    /// no answer at all there is little hope for a read now: the next round begins with it.
     async fn look_after(&self, key: &Key, error: Error) -> Error {
+        if matches!(error, Error::Client { .. } | Error::TimedOut { .. }) {
+            self.doubtful().insert(key.clone());
+        }
         if error.status().is_some_and(|status| matches!(status.code, 404 | 409))
             && let Err(read) = self.refresh(key).await
         {

@@ -4,6 +4,7 @@
 //! from leadership to metrics, is the same for all layers.
 
 mod admin;
+mod client;
 mod clock;
 mod driver;
 mod error;
@@ -20,6 +21,7 @@ mod store;
 mod telemetry;
 mod watch;
 
+pub use client::connect;
 pub use clock::Clock;
 pub use driver::{Executed, Layer};
 pub use error::{Class, Error};

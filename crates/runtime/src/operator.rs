@@ -214,7 +214,12 @@ impl Operator {
 }
 
 /// Opens the admin ports.
-async fn serve(settings: Settings, health: Health, metrics: Arc<Metrics>, tasks: &mut Tasks) -> Result<Addresses, Fatal> {
+async fn serve(
+    settings: Settings,
+    health: Health,
+    metrics: Arc<Metrics>,
+    tasks: &mut Tasks,
+) -> Result<Addresses, Fatal> {
     let mut addresses = Addresses::default();
     if let Some(address) = settings.health_address {
         addresses.health = Some(tasks.listen("health", address, admin::health_routes(health)).await?);

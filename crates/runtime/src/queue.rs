@@ -22,6 +22,11 @@ use crate::{
 /// The first retry comes this soon: shorter would be a hot loop, longer would be felt by a user who waits.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 
+/// A key may act this often in a row at full speed; any ordinary life (create, upgrade, repair, delete) fits well in.
+const BURST: u32 = 20;
+/// Beyond the burst a key acts once per this time: someone else undoes what we do, and neither side will yield.
+const COOL_DOWN: Duration = Duration::from_secs(1);
+
 /// How a round ended, as far as the queue must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
@@ -51,6 +56,19 @@ struct Entry {
     run_again: bool,
     failures: u32,
     timer: Option<(Instant, u64)>,
+    /// When all acting so far would be paid for at one round per [`COOL_DOWN`].
+    paid_at: Option<Instant>,
+}
+
+impl Entry {
+    fn acted(&mut self, now: Instant) {
+        self.paid_at = Some(self.paid_at.map_or(now, |at| at.max(now)) + COOL_DOWN);
+    }
+
+    /// The earliest moment the key may run again, if that is in the future.
+    fn cools_until(&self, now: Instant) -> Option<Instant> {
+        self.paid_at.and_then(|at| at.checked_sub(COOL_DOWN * BURST)).filter(|at| *at > now)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -177,6 +195,7 @@ impl Queue {
             }
             Next::Again | Next::Forget => {
                 entry.failures = 0;
+                entry.acted(now);
                 Duration::ZERO
             }
             Next::Settled => {
@@ -240,6 +259,10 @@ impl Inner {
             entry.run_again = true;
             return;
         }
+        if let (None, Some(at)) = (entry.queued, entry.cools_until(now)) {
+            self.set_timer(key, at);
+            return;
+        }
         match entry.queued {
             Some((Urgency::Resync, since)) if urgency == Urgency::Changed => {
                 entry.queued = Some((urgency, since));
@@ -301,7 +324,7 @@ impl Inner {
 mod tests {
     use super::*;
 
-    const RESYNC: Duration = Duration::from_secs(120);
+    const RESYNC: Duration = Duration::from_mins(2);
 
     fn queue() -> Queue {
         Queue::new(Clock::default(), RESYNC)
@@ -420,6 +443,25 @@ mod tests {
         assert_eq!(ready(&queue).await, [""; 0]);
         queue.changed(&a);
         assert_eq!(ready(&queue).await, ["n/a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_that_others_keep_undoing_cools_down_and_recovers() {
+        let queue = queue();
+        let a = key("n", "a");
+        let started = Instant::now();
+        for _ in 0..BURST + 10 {
+            queue.changed(&a);
+            queue.next().await;
+            queue.done(&a, Next::Again);
+        }
+        let spent = started.elapsed();
+        assert!(spent >= COOL_DOWN * 9 && spent <= COOL_DOWN * 11, "{spent:?}");
+        tokio::time::advance(COOL_DOWN * BURST).await;
+        let started = Instant::now();
+        queue.changed(&a);
+        queue.next().await;
+        assert_eq!(started.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]

@@ -54,6 +54,20 @@ pub struct Rbac {
     pub binding: RoleBinding,
 }
 
+impl Rbac {
+    /// All of it, in the order in which it is to be applied.
+    pub fn objects(&self) -> [serde_json::Value; 5] {
+        use serde_json::json;
+        [
+            json!(self.account),
+            json!(self.cluster_role),
+            json!(self.cluster_binding),
+            json!(self.role),
+            json!(self.binding),
+        ]
+    }
+}
+
 /// `layers` are the rights that the layers add to those of the runtime.
 pub fn rbac(namespace: &str, name: &str, layers: &[Right]) -> Rbac {
     let lease_name = format!("{name}-lease");

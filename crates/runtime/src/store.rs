@@ -26,6 +26,9 @@ pub struct Store<T> {
 #[derive(Debug)]
 struct Inner<T> {
     objects: HashMap<Key, Arc<Versioned<T>>>,
+    /// Last versions of objects that we deleted ourselves, until the watch tells of something newer: what it still
+    /// has to tell about them is the past.
+    deleted: HashMap<Key, u64>,
     /// Highest version the present watch delivered.
     delivered: u64,
     /// Keys seen so far in the list that is being read; `None` between lists.
@@ -35,7 +38,15 @@ struct Inner<T> {
 
 impl<T> Default for Store<T> {
     fn default() -> Self {
-        Self { inner: RwLock::new(Inner { objects: HashMap::new(), delivered: 0, listing: None, is_synced: false }) }
+        Self {
+            inner: RwLock::new(Inner {
+                objects: HashMap::new(),
+                deleted: HashMap::new(),
+                delivered: 0,
+                listing: None,
+                is_synced: false,
+            }),
+        }
     }
 }
 
@@ -66,13 +77,26 @@ impl<T> Store<T> {
         if inner.objects.get(&key).is_some_and(|known| known.version >= version) {
             return false;
         }
+        if inner.deleted.get(&key).is_some_and(|last| *last >= version) {
+            return false;
+        }
+        inner.deleted.remove(&key);
         inner.objects.insert(key, Arc::new(Versioned { version, value }));
         true
+    }
+
+    /// Forgets an object that we deleted, and will hear of again when the watch has caught up.
+    pub fn deleted(&self, key: &Key) {
+        let mut inner = self.write();
+        if let Some(last) = inner.objects.remove(key) {
+            inner.deleted.insert(key.clone(), last.version);
+        }
     }
 
     /// Forgets an object that is known to be absent at `version` or later.
     pub fn forget(&self, key: &Key, version: u64) -> bool {
         let mut inner = self.write();
+        inner.deleted.remove(key);
         let is_older = inner.objects.get(key).is_some_and(|known| known.version <= version);
         is_older && inner.objects.remove(key).is_some()
     }
@@ -89,6 +113,7 @@ impl<T> Store<T> {
         let mut inner = self.write();
         // A restored etcd counts from a lower version: a new list is a new beginning.
         inner.delivered = 0;
+        inner.deleted.clear();
         inner.listing = Some(HashSet::new());
     }
 
@@ -164,6 +189,19 @@ mod tests {
         assert_eq!(store.end_list(), [key("gone")]);
         assert!(store.is_synced());
         assert!(store.get(&key("new")).is_some());
+    }
+
+    #[test]
+    fn late_news_does_not_revive_what_we_deleted() {
+        let store = Store::default();
+        store.observe(key("a"), 7, "ours");
+        store.deleted(&key("a"));
+        assert!(!store.observe(key("a"), 6, "created"));
+        assert!(!store.observe(key("a"), 7, "changed"));
+        assert!(store.observe(key("a"), 9, "a namesake"));
+        store.deleted(&key("a"));
+        store.forget(&key("a"), 10);
+        assert!(store.read().deleted.is_empty());
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The one binary: `strata operator`, `strata crd`, `strata rbac`, `strata dev`.
 
 mod config;
+#[cfg(feature = "dev")]
+mod dev;
 mod manifest;
 mod operator;
 
@@ -27,6 +29,9 @@ enum Command {
     Crd,
     /// Print the rights the operator needs: ServiceAccount, roles and bindings
     Rbac(manifest::RbacFlags),
+    /// Run everything on this machine: a real control plane, the operator and examples
+    #[cfg(feature = "dev")]
+    Dev(dev::Flags),
     /// Print the version
     Version,
 }
@@ -38,13 +43,19 @@ fn main() -> ExitCode {
         Command::Operator(flags) => operator::run(&flags),
         Command::Crd => manifest::print_crds(),
         Command::Rbac(flags) => manifest::print_rbac(&flags),
+        #[cfg(feature = "dev")]
+        Command::Dev(flags) => return exit_code(dev::run(flags)),
         Command::Version => {
             anstream::println!("strata {}", env!("CARGO_PKG_VERSION"));
             Ok(())
         }
     };
+    exit_code(result.map(|()| ExitCode::SUCCESS))
+}
+
+fn exit_code(result: Result<ExitCode, Failure>) -> ExitCode {
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             anstream::eprintln!("error: {error}");
             if let Some(hint) = error.hint {

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args};
 use kube::{
-    Client, Config as ClientConfig,
+    Config as ClientConfig,
     config::{KubeConfigOptions, Kubeconfig},
 };
 use runtime::{Clock, LeaseConfig, ListMode, Operator, Settings};
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The original operator's lease: where both run, only one of them acts.
-const DEFAULT_LEASE: &str = "b8e8a8a8.hourglass.eigenlayer.io";
+pub const DEFAULT_LEASE: &str = "b8e8a8a8.hourglass.eigenlayer.io";
 
 /// Every setting is taken from its flag, else its environment variable, else the configuration file, else the default.
 #[derive(Debug, Args)]
@@ -162,7 +162,7 @@ async fn operate(flags: &Flags, file: File) -> Result<(), Failure> {
     let settings = settings(flags, &file, &client_config.default_namespace);
     let performers = performers_config(flags, &file)?;
     let layers = flags.layers.clone().or(file.layers).unwrap_or_else(|| vec![LayerName::Performers]);
-    let client = Client::try_from(client_config)
+    let client = runtime::connect(client_config)
         .map_err(|error| Failure::new(format!("cannot make a client for the API server: {error}")))?;
 
     let stop = CancellationToken::new();
@@ -205,7 +205,7 @@ async fn client_config(flags: &Flags) -> Result<ClientConfig, Failure> {
         Failure::new(format!("no cluster to connect to: {error}"))
             .hint("name one with --kubeconfig FILE, or start one on this machine with `strata dev up`")
     };
-    let mut config = match &flags.kubeconfig {
+    let config = match &flags.kubeconfig {
         Some(path) => {
             let kubeconfig = Kubeconfig::read_from(path).map_err(|error| unreachable(&error))?;
             ClientConfig::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| unreachable(&error))?
@@ -215,8 +215,6 @@ async fn client_config(flags: &Flags) -> Result<ClientConfig, Failure> {
         }
         None => ClientConfig::infer().await.map_err(|error| unreachable(&error))?,
     };
-    let agent = http::HeaderValue::from_static(concat!("strata/", env!("CARGO_PKG_VERSION")));
-    config.headers.push((http::header::USER_AGENT, agent));
     Ok(config)
 }
 

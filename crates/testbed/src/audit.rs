@@ -74,11 +74,12 @@ impl AuditLog {
     pub fn entries_after(&self, mark: Mark) -> io::Result<Vec<Entry>> {
         let mut file = File::open(&self.path)?;
         file.seek(SeekFrom::Start(mark.0))?;
-        let mut text = String::new();
-        file.read_to_string(&mut text)?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
         // The last line may be half written; it is whole the next time.
-        let complete = text.rfind('\n').map_or(0, |end| end + 1);
-        text[..complete].lines().map(|line| Ok(serde_json::from_str::<Line>(line)?.into())).collect()
+        let complete = text.iter().rposition(|&byte| byte == b'\n').unwrap_or(0);
+        let lines = text[..complete].split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+        lines.map(|line| Ok(serde_json::from_slice::<Line>(line)?.into())).collect()
     }
 
     /// The first entry after `mark` that fits; `None` when none came in ten seconds.

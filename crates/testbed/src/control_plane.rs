@@ -3,7 +3,7 @@
 
 mod launch;
 mod port;
-mod shared;
+mod process_wide;
 mod workloads;
 
 use std::{
@@ -23,10 +23,11 @@ use kube::{
 };
 pub use port::free_port;
 use rustix::fs::{FlockOperation, flock};
-pub use workloads::Workloads;
+pub use workloads::{CLIENT_LIMITS, Workloads};
 
 use crate::{
     audit::AuditLog,
+    install,
     pki::{self, Authority, write_private},
     process::{self, Child, RemovedAtEnd},
     tools,
@@ -99,7 +100,7 @@ impl Options {
 }
 
 /// Starting takes 5 s on an idle two-core machine; a loaded CI machine was seen to need ten times that.
-const READY_PATIENCE: Duration = Duration::from_mins(2);
+pub(crate) const READY_PATIENCE: Duration = Duration::from_mins(2);
 /// Readiness has no event to wait for; this often is invisible beside the start itself.
 const READY_POLL: Duration = Duration::from_millis(50);
 /// What etcd needs to close its files; it is killed after that, which it survives as well.
@@ -231,6 +232,11 @@ impl ControlPlane {
         Ok(path)
     }
 
+    /// Applies objects of any kind in order, as the admin; what a chart installs. CRDs are served when this returns.
+    pub async fn install(&self, objects: &[serde_json::Value]) -> Result<(), Error> {
+        install::install(&self.client().await?, objects).await
+    }
+
     /// Creates a namespace with a unique name in which pods can be created at once.
     pub async fn namespace(&self, prefix: &str) -> Result<String, Error> {
         let client = self.client().await?;
@@ -251,10 +257,11 @@ impl ControlPlane {
 
     fn kubeconfig_path(&self, user: &User) -> PathBuf {
         let name = match user {
-            User::Named { name, .. } => name.clone(),
-            User::ServiceAccount { namespace, name } => format!("{namespace}-{name}"),
+            User::Named { name, group: None } => name.clone(),
+            User::Named { name, group: Some(group) } => format!("{name}.{group}"),
+            User::ServiceAccount { namespace, name } => format!("system:serviceaccount:{namespace}:{name}"),
         };
-        let name = name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "-");
+        let name = name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "-");
         self.directory.path.join(format!("{name}.kubeconfig"))
     }
 
@@ -286,16 +293,17 @@ struct Directory {
 
 impl Directory {
     fn open(fixed: Option<&Path>) -> Result<Self, Error> {
+        let fail = |path: &Path| {
+            let path = path.to_owned();
+            move |source| Error::Directory { path, source }
+        };
         let (path, removed_at_end) = match fixed {
             Some(path) => (path.to_owned(), None),
-            None => temporary()
-                .map(|(path, remover)| (path, Some(remover)))
-                .map_err(|source| Error::Directory { path: std::env::temp_dir(), source })?,
+            None => temporary().map_err(fail(&std::env::temp_dir()))?,
         };
-        let fail = |source| Error::Directory { path: path.clone(), source };
-        fs::create_dir_all(&path).map_err(fail)?;
-        let path = path.canonicalize().map_err(fail)?;
-        let lock = File::create(path.join("lock")).map_err(|source| Error::Directory { path: path.clone(), source })?;
+        fs::create_dir_all(&path).map_err(fail(&path))?;
+        let path = path.canonicalize().map_err(fail(&path))?;
+        let lock = File::create(path.join("lock")).map_err(fail(&path))?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(Error::InUse { path });
         }
@@ -303,9 +311,14 @@ impl Directory {
     }
 }
 
-/// Removed by a process of its own, since a test binary ends without dropping its statics.
-fn temporary() -> io::Result<(PathBuf, RemovedAtEnd)> {
+/// Removed by a process of its own, since a test binary ends without dropping its statics; kept, for a
+/// look at the logs, when `STRATA_TESTBED_KEEP` is set.
+fn temporary() -> io::Result<(PathBuf, Option<RemovedAtEnd>)> {
     let path = tempfile::Builder::new().prefix("strata-testbed-").tempdir()?.keep();
+    if std::env::var_os("STRATA_TESTBED_KEEP").is_some() {
+        eprintln!("keeping {}", path.display());
+        return Ok((path, None));
+    }
     let remover = RemovedAtEnd::new(&path)?;
-    Ok((path, remover))
+    Ok((path, Some(remover)))
 }

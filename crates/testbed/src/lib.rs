@@ -3,6 +3,7 @@
 pub mod audit;
 pub mod control_plane;
 pub mod fault;
+mod install;
 pub mod kwok;
 pub mod node;
 pub mod pki;

@@ -3,7 +3,6 @@
 use std::{
     fs,
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -139,14 +138,14 @@ fn read(path: &Path) -> Result<String, Error> {
     fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
-/// Writes a file that only its owner may read.
+/// Writes a file that only its owner may read; others see it whole, or as it was.
 pub(crate) fn write_private(path: &Path, text: &str) -> Result<(), Error> {
-    fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .map_err(|source| Error::File { path: path.to_owned(), source })
+    let write = || {
+        // Temporary files are made with the owner's rights alone.
+        let mut file = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new(".")))?;
+        file.write_all(text.as_bytes())?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().map_err(|source| Error::File { path: path.to_owned(), source })
 }

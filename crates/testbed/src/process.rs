@@ -20,14 +20,15 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::watch;
 
-/// `$@` is the program. It keeps the guard's stderr, which is the log file. `kill 0` reaches the group:
-/// the program, its children, the reader and the guard itself.
+/// `$@` is the program. It writes to the guard's stderr, which is the log file. When the pipe closes the
+/// program is killed first, so that its end is seen and reported, and then with `kill 0` the whole group:
+/// its children, the reader of the pipe, and the guard itself.
 const GUARD: &str = r#"
 exec 3<&0 4>&1 </dev/null >&2
 "$@" 3<&- 4>&- &
 child=$!
 echo "$child" >&4
-{ read -r _ <&3; kill -s KILL 0; } 4>&- &
+{ read -r _ <&3; kill -s KILL "$child"; sleep 1; kill -s KILL 0; } 4>&- &
 wait "$child"
 echo "$?" >&4
 kill -s KILL 0

@@ -26,7 +26,7 @@ impl User {
 
     /// May do everything: group `system:masters`.
     pub fn admin() -> Self {
-        Self::in_group("strata-admin", "system:masters")
+        Self::in_group("admin", "system:masters")
     }
 
     pub fn service_account(namespace: impl Into<String>, name: impl Into<String>) -> Self {

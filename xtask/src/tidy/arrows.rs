@@ -12,7 +12,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("performers", &["api", "plan", "runtime"]),
     ("testbed", &["api"]),
     ("strata", &["api", "plan", "runtime", "performers", "testbed"]),
-    ("xtask", &["api", "runtime", "performers", "testbed"]),
+    ("xtask", &["api", "plan", "runtime", "performers", "testbed"]),
 ];
 
 /// Packages that would let a pure crate reach the outside.

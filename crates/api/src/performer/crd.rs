@@ -8,10 +8,7 @@ use schemars::generate::SchemaSettings;
 use schemars::transform::AddNullable;
 use serde_json::{Map, Value, json};
 
-use super::{
-    API_VERSION, DEFAULT_GRPC_PORT, GROUP, KIND, PLURAL, PerformerSpec, PerformerStatus,
-    PullPolicy, VERSION,
-};
+use super::{API_VERSION, DEFAULT_GRPC_PORT, GROUP, KIND, PLURAL, PerformerSpec, PerformerStatus, PullPolicy, VERSION};
 
 /// The definition to install.
 pub fn crd() -> CustomResourceDefinition {
@@ -112,10 +109,7 @@ fn fit(name: &str, schema: &mut Value) {
     }
     if object.get("x-kubernetes-int-or-string") == Some(&json!(true)) {
         object.remove("description");
-        object.insert(
-            "anyOf".to_owned(),
-            json!([{ "type": "integer" }, { "type": "string" }]),
-        );
+        object.insert("anyOf".to_owned(), json!([{ "type": "integer" }, { "type": "string" }]));
         object.insert("pattern".to_owned(), json!(QUANTITY));
     }
     for keyword in ["items", "additionalProperties"] {
@@ -123,12 +117,7 @@ fn fit(name: &str, schema: &mut Value) {
             fit("", child);
         }
     }
-    for (name, child) in object
-        .get_mut("properties")
-        .and_then(Value::as_object_mut)
-        .into_iter()
-        .flatten()
-    {
+    for (name, child) in object.get_mut("properties").and_then(Value::as_object_mut).into_iter().flatten() {
         fit(name, child);
     }
     extend(name, object);
@@ -139,13 +128,9 @@ fn fit(name: &str, schema: &mut Value) {
 fn extend(name: &str, object: &mut Map<String, Value>) {
     let atomic = ("x-kubernetes-map-type", json!("atomic"));
     match name {
-        "claims" => insert(
-            object,
-            [
-                ("x-kubernetes-list-type", json!("map")),
-                ("x-kubernetes-list-map-keys", json!(["name"])),
-            ],
-        ),
+        "claims" => {
+            insert(object, [("x-kubernetes-list-type", json!("map")), ("x-kubernetes-list-map-keys", json!(["name"]))]);
+        }
         "weight" => insert(object, [("minimum", json!(1)), ("maximum", json!(100))]),
         "nodeSelectorTerms" | "imagePullSecrets" => {
             if let Some(items) = object.get_mut("items").and_then(Value::as_object_mut) {
@@ -153,9 +138,7 @@ fn extend(name: &str, object: &mut Map<String, Value>) {
                 insert(items, [atomic]);
             }
         }
-        "secretKeyRef" | "configMapKeyRef" => {
-            insert(object, [("required", json!(["key"])), atomic])
-        }
+        "secretKeyRef" | "configMapKeyRef" => insert(object, [("required", json!(["key"])), atomic]),
         "preference" | "labelSelector" | "namespaceSelector" => insert(object, [atomic]),
         _ => {}
     }

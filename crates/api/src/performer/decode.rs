@@ -46,16 +46,14 @@ impl Visitor<'_> for SaturatedVisitor {
 
     fn visit_i64<E: Error>(self, v: i64) -> Result<Saturated, E> {
         let held = v.clamp(i64::from(i32::MIN), i64::from(i32::MAX));
-        Ok(Saturated(
-            i32::try_from(held).expect("clamped to the range of i32"),
-        ))
+        Ok(Saturated(i32::try_from(held).expect("clamped to the range of i32")))
     }
 
     fn visit_u64<E: Error>(self, v: u64) -> Result<Saturated, E> {
         Ok(Saturated(i32::try_from(v).unwrap_or(i32::MAX)))
     }
 
-    #[allow(clippy::cast_possible_truncation)] // `as` on floats saturates, which is what we want
+    #[allow(clippy::cast_possible_truncation, reason = "`as` on floats saturates, which is what we want")]
     fn visit_f64<E: Error>(self, v: f64) -> Result<Saturated, E> {
         Ok(Saturated(v as i32))
     }

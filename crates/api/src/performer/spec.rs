@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Affinity, ConfigMapKeySelector, LocalObjectReference, ResourceRequirements, SecretKeySelector,
-    Toleration,
+    Affinity, ConfigMapKeySelector, LocalObjectReference, ResourceRequirements, SecretKeySelector, Toleration,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -42,11 +41,7 @@ pub struct PerformerSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hardware_requirements: Option<Box<HardwareRequirements>>,
     /// Secrets in the same namespace that hold credentials for private image registries.
-    #[serde(
-        default,
-        deserialize_with = "or_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub image_pull_secrets: Vec<LocalObjectReference>,
 }
 
@@ -73,40 +68,20 @@ impl PullPolicy {
 #[serde(rename_all = "camelCase")]
 pub struct PerformerConfig {
     /// Port on which the performer serves gRPC, the gRPC health service included.
-    #[serde(
-        default,
-        deserialize_with = "saturating",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, deserialize_with = "saturating", skip_serializing_if = "Option::is_none")]
     pub grpc_port: Option<i32>,
     /// Environment variables by name.
-    #[serde(
-        default,
-        deserialize_with = "or_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
     /// Environment variables taken from Secrets and ConfigMaps of the same namespace. They win over
     /// `environment` under the same name.
-    #[serde(
-        default,
-        deserialize_with = "or_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub environment_from: Vec<EnvironmentSource>,
     /// Arguments of the container.
-    #[serde(
-        default,
-        deserialize_with = "or_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
     /// Command of the container, instead of the image's own.
-    #[serde(
-        default,
-        deserialize_with = "or_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
     /// Service account the pod runs as; the namespace's default one when empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -142,18 +117,10 @@ pub struct EnvironmentValue {
 #[serde(rename_all = "camelCase")]
 pub struct Scheduling {
     /// Labels a node must carry.
-    #[serde(
-        default,
-        deserialize_with = "or_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
     /// Taints the pod tolerates.
-    #[serde(
-        default,
-        deserialize_with = "or_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
     /// Attraction to and repulsion from nodes and pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -174,11 +141,7 @@ pub struct HardwareRequirements {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_type: Option<String>,
     /// Number of GPUs.
-    #[serde(
-        default,
-        deserialize_with = "saturating",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, deserialize_with = "saturating", skip_serializing_if = "Option::is_none")]
     pub gpu_count: Option<i32>,
     /// Whether the pod must run on a node with a trusted execution environment of kind `teeType`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -187,10 +150,6 @@ pub struct HardwareRequirements {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tee_type: Option<String>,
     /// Further labels a node must carry.
-    #[serde(
-        default,
-        deserialize_with = "or_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub custom_labels: BTreeMap<String, String>,
 }

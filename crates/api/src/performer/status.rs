@@ -14,18 +14,10 @@ use crate::condition::{Condition, ConditionType, known_conditions};
 #[serde(rename_all = "camelCase")]
 pub struct PerformerStatus {
     /// Where the performer is in its life.
-    #[serde(
-        default,
-        deserialize_with = "known_phase",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, deserialize_with = "known_phase", skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
     /// Whether the performer takes requests now.
-    #[serde(
-        default,
-        deserialize_with = "or_default",
-        skip_serializing_if = "std::ops::Not::not"
-    )]
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "std::ops::Not::not")]
     pub ready: bool,
     /// Name of the pod, empty while there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -37,26 +29,14 @@ pub struct PerformerStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc_endpoint: Option<String>,
     /// Details in the order Progressing, Degraded, Available.
-    #[serde(
-        default,
-        deserialize_with = "known_conditions",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(default, deserialize_with = "known_conditions", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
     /// When the latest replacement by a new image or version began.
-    #[serde(
-        default,
-        deserialize_with = "readable_time",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, deserialize_with = "readable_time", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "date_time")]
     pub last_upgrade: Option<Timestamp>,
     /// When the present pod first became ready.
-    #[serde(
-        default,
-        deserialize_with = "readable_time",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, deserialize_with = "readable_time", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "date_time")]
     pub ready_time: Option<Timestamp>,
 }
@@ -68,9 +48,7 @@ impl PerformerStatus {
 }
 
 /// Where a performer is in its life.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum Phase {
     Pending,
     Running,
@@ -82,14 +60,8 @@ pub enum Phase {
 }
 
 impl Phase {
-    pub const ALL: [Self; 6] = [
-        Self::Pending,
-        Self::Running,
-        Self::Upgrading,
-        Self::Terminating,
-        Self::Failed,
-        Self::Unknown,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Pending, Self::Running, Self::Upgrading, Self::Terminating, Self::Failed, Self::Unknown];
 
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -37,7 +37,8 @@ async fn p45_metrics_tell_of_a_scripted_run() -> Result<()> {
         space.create_ready(name, spec_with(json!({ "resources": requests }))).await?;
     }
     let quotas = Api::namespaced(space.client.clone(), &space.namespace);
-    create::<ResourceQuota>(&quotas, json!({ "metadata": { "name": "two" }, "spec": { "hard": { "pods": "2" } } })).await?;
+    create::<ResourceQuota>(&quotas, json!({ "metadata": { "name": "two" }, "spec": { "hard": { "pods": "2" } } }))
+        .await?;
     space.create("refused", spec()).await?;
     space.until_condition("refused", "Degraded", "True", "PodRejected").await?;
 
@@ -69,7 +70,9 @@ async fn p45_metrics_tell_of_a_scripted_run() -> Result<()> {
 
     space.delete_and_wait("a").await?;
     let (_, text) = get(world.operator.addresses.metrics, "/metrics").await?;
-    let gone = text.lines().find(|line| line.starts_with(&format!("strata_performers{{namespace=\"{namespace}\",phase=\"Running\"")));
+    let gone = text
+        .lines()
+        .find(|line| line.starts_with(&format!("strata_performers{{namespace=\"{namespace}\",phase=\"Running\"")));
     assert_eq!(gone.and_then(number), Some(1.0));
     Ok(())
 }

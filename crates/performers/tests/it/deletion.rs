@@ -41,7 +41,8 @@ async fn p32_terminating_then_clean_then_released() -> Result<()> {
 async fn p32_nothing_to_remove_is_success() -> Result<()> {
     let space = World::calm().await.space("nothing").await;
     let quotas = Api::namespaced(space.client.clone(), &space.namespace);
-    create::<ResourceQuota>(&quotas, json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } })).await?;
+    create::<ResourceQuota>(&quotas, json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } }))
+        .await?;
     space.create("a", spec()).await?;
     let told = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
     assert_eq!(told.metadata.finalizers.as_deref(), Some(&[FINALIZER.to_owned()][..]));
@@ -100,7 +101,8 @@ async fn p34_cleared_at_once_garbage_collection_removes_the_rest() -> Result<()>
 /// Nothing failed in this namespace but what several writers at once are bound to run into.
 fn check_quiet(world: &World, namespace: &str) {
     let metrics = world.operator.metrics.encode().expect("metrics encode");
-    let failures = metrics.lines().filter(|line| line.starts_with("strata_reconcile_errors_total") && line.contains(namespace));
+    let failures =
+        metrics.lines().filter(|line| line.starts_with("strata_reconcile_errors_total") && line.contains(namespace));
     for failure in failures {
         assert!(failure.contains("class=\"conflict\""), "{failure}");
     }
@@ -125,7 +127,8 @@ async fn finalizers_of_others_are_kept() -> Result<()> {
     let ready = space.until_ready("a").await?;
     assert_eq!(ready.metadata.finalizers.as_deref(), Some(&[OTHER.to_owned(), FINALIZER.to_owned()][..]));
     space.delete("a").await?;
-    let released = space.until("a", "released by us", |p| p.metadata.finalizers.as_ref().is_some_and(|f| f.len() == 1)).await?;
+    let released =
+        space.until("a", "released by us", |p| p.metadata.finalizers.as_ref().is_some_and(|f| f.len() == 1)).await?;
     assert_eq!(released.metadata.finalizers.as_deref(), Some(&[OTHER.to_owned()][..]));
     assert!(space.pods.get_opt("performer-a").await?.is_none());
     assert!(space.services.get_opt("performer-a").await?.is_none());

@@ -162,7 +162,11 @@ async fn p37_quota_is_told_backed_off_and_recovered_from() -> Result<()> {
 }
 
 /// Something makes the API server refuse the pod until `allow` was called.
-async fn check_refusal<F: Future<Output = Result<()>>>(space: Space, fields: Value, allow: impl FnOnce(Space) -> F) -> Result<()> {
+async fn check_refusal<F: Future<Output = Result<()>>>(
+    space: Space,
+    fields: Value,
+    allow: impl FnOnce(Space) -> F,
+) -> Result<()> {
     space.create("a", spec_with(fields)).await?;
     space.until_condition("a", "Degraded", "True", "PodRejected").await?;
     allow(space.clone()).await?;
@@ -209,7 +213,8 @@ async fn p37_admission_policy_is_told_and_recovered_from() -> Result<()> {
         },
     });
     create(&policies, policy).await?;
-    let binding = json!({ "metadata": { "name": name }, "spec": { "policyName": name, "validationActions": ["Deny"] } });
+    let binding =
+        json!({ "metadata": { "name": name }, "spec": { "policyName": name, "validationActions": ["Deny"] } });
     create::<ValidatingAdmissionPolicyBinding>(&Api::all(space.client.clone()), binding).await?;
     let probe = json!({ "metadata": { "name": "probe" }, "spec": { "containers": [{ "name": "a", "image": "a" }] } });
     let probe: Pod = serde_json::from_value(probe)?;

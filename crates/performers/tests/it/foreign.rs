@@ -49,7 +49,8 @@ async fn check_pod(is_owned: bool) -> Result<()> {
     let left = space.pods.get(NAME).await?;
     assert_eq!((uid(&left), &left.metadata.labels), (uid(&stranger), &stranger.metadata.labels));
     assert_eq!(left.metadata.owner_references, stranger.metadata.owner_references);
-    let touched: Vec<_> = writes(&world.control_plane, &space, mark)?.iter().map(line).filter(|l| l.ends_with("pods")).collect();
+    let touched: Vec<_> =
+        writes(&world.control_plane, &space, mark)?.iter().map(line).filter(|l| l.ends_with("pods")).collect();
     assert_eq!(touched, [""; 0], "no write to any pod");
     space.create("a", spec()).await?;
     space.until_condition("a", "Degraded", "True", "NameTaken").await?;
@@ -66,7 +67,8 @@ async fn check_service(is_owned: bool) -> Result<()> {
     check_taken(&space, "Service").await?;
     let left = space.services.get(NAME).await?;
     assert_eq!(left.metadata.resource_version, stranger.metadata.resource_version);
-    let touched: Vec<_> = writes(&world.control_plane, &space, mark)?.iter().map(line).filter(|l| l.ends_with("services")).collect();
+    let touched: Vec<_> =
+        writes(&world.control_plane, &space, mark)?.iter().map(line).filter(|l| l.ends_with("services")).collect();
     assert_eq!(touched, [""; 0], "no write to any Service");
     space.create("a", spec()).await?;
     space.until_condition("a", "Degraded", "True", "NameTaken").await?;

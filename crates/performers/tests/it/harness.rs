@@ -43,21 +43,16 @@ pub const OPERATOR_USER: &str = "system:serviceaccount:strata-system:strata";
 
 /// Installs what the chart installs: namespace, CRD, account, roles.
 pub async fn install(control_plane: &ControlPlane) -> Result<()> {
-    install_crd(&control_plane.client().await?, &api::performer::crd()).await?;
+    control_plane.install(&[json!(api::performer::crd())]).await?;
     install_account(control_plane).await
 }
 
 /// Namespace, account and roles alone, for tests that bring another CRD or none.
 pub async fn install_account(control_plane: &ControlPlane) -> Result<()> {
-    let client = control_plane.client().await?;
-    apply(&Api::all(client.clone()), OPERATOR_NAMESPACE, &namespace(OPERATOR_NAMESPACE)).await?;
     let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, performers::rights::CLUSTER);
-    apply(&Api::namespaced(client.clone(), OPERATOR_NAMESPACE), OPERATOR_ACCOUNT, &rbac.account).await?;
-    apply(&Api::all(client.clone()), OPERATOR_ACCOUNT, &rbac.cluster_role).await?;
-    apply(&Api::all(client.clone()), OPERATOR_ACCOUNT, &rbac.cluster_binding).await?;
-    apply(&Api::namespaced(client.clone(), OPERATOR_NAMESPACE), "strata-lease", &rbac.role).await?;
-    apply(&Api::namespaced(client, OPERATOR_NAMESPACE), "strata-lease", &rbac.binding).await?;
-    Ok(())
+    let mut objects = vec![json!(namespace(OPERATOR_NAMESPACE))];
+    objects.extend(rbac.objects());
+    Ok(control_plane.install(&objects).await?)
 }
 
 pub fn namespace(name: &str) -> Namespace {

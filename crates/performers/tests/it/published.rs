@@ -43,7 +43,8 @@ async fn check(control_plane: &ControlPlane) -> Result<()> {
     assert_eq!(phase, Some(Phase::Failed), "this definition knows no Unknown");
     more_rounds(&operator, &space, 10).await?;
     let writes = writes(control_plane, &space, mark)?;
-    let status: Vec<_> = writes.iter().filter(|entry| line(entry) == "patch performers/status").map(|e| e.code).collect();
+    let status: Vec<_> =
+        writes.iter().filter(|entry| line(entry) == "patch performers/status").map(|e| e.code).collect();
     assert!(status.len() <= 4, "no status loop: {status:?}");
     assert!(status.iter().filter(|code| **code == 422).count() <= 1, "refused once, then known: {status:?}");
     space.delete_and_wait("ended").await?;

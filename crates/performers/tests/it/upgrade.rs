@@ -182,7 +182,9 @@ async fn an_upgrade_waits_for_a_held_pod_and_deletes_it_once() -> Result<()> {
     assert!(!waiting.status.context("status")?.ready, "the old pod's readiness does not count");
     // A further change while it waits.
     space.patch("a", json!({ "spec": of_tag("v3") })).await?;
-    space.until("a", "seen", |p| condition(p, "Available")["observedGeneration"] == json!(p.metadata.generation)).await?;
+    space
+        .until("a", "seen", |p| condition(p, "Available")["observedGeneration"] == json!(p.metadata.generation))
+        .await?;
     hold(&space, false).await?;
     let pod = space.until_replaced("a", &held).await?;
     assert_eq!(image(&pod), Some("registry.test/performer:v3"));
@@ -197,7 +199,8 @@ async fn an_upgrade_waits_for_a_held_pod_and_deletes_it_once() -> Result<()> {
 async fn p49_a_whole_object_put_that_drops_affinity_is_a_normal_change() -> Result<()> {
     let space = World::calm().await.space("put").await;
     let terms = json!([{ "matchExpressions": [{ "key": "kubernetes.io/os", "operator": "In", "values": ["linux"] }] }]);
-    let affinity = json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": terms } } });
+    let affinity =
+        json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": terms } } });
     let fields = json!({ "version": "v1", "scheduling": { "affinity": affinity, "nodeSelector": { "kubernetes.io/os": "linux" } } });
     let before = space.create_ready("a", spec_with(fields)).await?;
     let former = space.pod("a").await?;

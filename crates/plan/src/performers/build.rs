@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use api::performer::{
-    API_VERSION, APP, GRPC_PORT_NAME, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, KIND, LABEL_APP,
-    LABEL_AVS, LABEL_PERFORMER, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
+    API_VERSION, APP, GRPC_PORT_NAME, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, KIND, LABEL_APP, LABEL_AVS,
+    LABEL_PERFORMER, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
 };
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, GRPCAction, Pod, PodSpec, Probe, Service, ServicePort, ServiceSpec,
@@ -44,10 +44,7 @@ pub fn service(desired: &Desired, identity: &Identity) -> Service {
         metadata: metadata(identity),
         spec: Some(ServiceSpec {
             type_: Some("ClusterIP".to_owned()),
-            selector: Some(BTreeMap::from([(
-                LABEL_PERFORMER.to_owned(),
-                identity.name.clone(),
-            )])),
+            selector: Some(BTreeMap::from([(LABEL_PERFORMER.to_owned(), identity.name.clone())])),
             ports: Some(vec![ServicePort {
                 name: Some(GRPC_PORT_NAME.to_owned()),
                 port: i32::from(desired.grpc_port),
@@ -121,10 +118,7 @@ fn container(desired: &Desired) -> Container {
 /// A gRPC health probe; the original operator's numbers, in seconds, and three failures.
 fn probe(desired: &Desired, delay: i32, period: i32, timeout: i32) -> Probe {
     Probe {
-        grpc: Some(GRPCAction {
-            port: i32::from(desired.grpc_port),
-            service: None,
-        }),
+        grpc: Some(GRPCAction { port: i32::from(desired.grpc_port), service: None }),
         initial_delay_seconds: Some(delay),
         period_seconds: Some(period),
         timeout_seconds: Some(timeout),

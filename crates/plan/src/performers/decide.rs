@@ -3,31 +3,21 @@
 use std::time::Duration;
 
 use api::condition::Reason;
-use api::performer::{
-    FINALIZER, GRPC_PORT_NAME, LABEL_PERFORMER, Performer, PerformerStatus, Phase,
-};
+use api::performer::{FINALIZER, GRPC_PORT_NAME, LABEL_PERFORMER, Performer, PerformerStatus, Phase};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Action, Cause, Deletion, Desired, Identity, Observed, PodFacts, PodPhase, Policy, PortFacts,
-    Scheduled, ServiceFacts, ServiceType, Slot, TargetPort, build, validate,
+    Action, Cause, Deletion, Desired, Identity, Observed, PodFacts, PodPhase, Policy, PortFacts, Scheduled,
+    ServiceFacts, ServiceType, Slot, TargetPort, build, validate,
 };
 use crate::Plan;
 
 /// The next actions for one Performer.
-pub fn plan(
-    performer: &Performer,
-    observed: &Observed,
-    now: Timestamp,
-    policy: &Policy,
-) -> Plan<Action> {
+pub fn plan(performer: &Performer, observed: &Observed, now: Timestamp, policy: &Policy) -> Plan<Action> {
     let mut plan = Plan::default();
     if observed.pod == Slot::Unknown || observed.service == Slot::Unknown {
-        plan.block(
-            Reason::Scheduled,
-            "the pod or the Service could not be read yet",
-        );
+        plan.block(Reason::Scheduled, "the pod or the Service could not be read yet");
         return plan;
     }
     if performer.metadata.deletion_timestamp.is_some() {
@@ -58,49 +48,24 @@ fn converge(
     let mut finalizers = performer.metadata.finalizers.clone().unwrap_or_default();
     if !finalizers.iter().any(|f| f == FINALIZER) {
         finalizers.push(FINALIZER.to_owned());
-        let resource_version = resource_version(performer);
-        plan.actions.push(Action::AddFinalizer {
-            resource_version,
-            finalizers,
-        });
+        plan.actions.push(Action::AddFinalizer { finalizers });
     }
     match &observed.pod {
-        Slot::Absent => plan
-            .actions
-            .push(create_pod(desired, &identity, observed.replacements)),
+        Slot::Absent => plan.actions.push(create_pod(desired, &identity, observed.replacements)),
         Slot::Ours(pod) if pod.deletion.is_some() => {
-            plan.block(
-                Reason::PodReplaced,
-                format!("pod {} is still going away", identity.owned_name()),
-            );
+            plan.block(Reason::PodReplaced, format!("pod {} is still going away", identity.owned_name()));
         }
-        Slot::Ours(pod) => keep_or_replace(
-            plan,
-            performer.status.as_ref(),
-            pod,
-            desired,
-            &identity,
-            now,
-            policy,
-        ),
+        Slot::Ours(pod) => keep_or_replace(plan, performer.status.as_ref(), pod, desired, &identity, now, policy),
         Slot::Unknown | Slot::Foreign { .. } => {}
     }
     match &observed.service {
         Slot::Absent => {
-            plan.actions
-                .push(Action::CreateService(Box::new(build::service(
-                    desired, &identity,
-                ))));
+            plan.actions.push(Action::CreateService(Box::new(build::service(desired, &identity))));
         }
         Slot::Ours(service) if service.deletion.is_some() => {
-            plan.block(
-                Reason::ServiceReady,
-                format!("Service {} is still going away", identity.owned_name()),
-            );
+            plan.block(Reason::ServiceReady, format!("Service {} is still going away", identity.owned_name()));
         }
-        Slot::Ours(service) => plan
-            .actions
-            .extend(repair_service(service, desired, &identity)),
+        Slot::Ours(service) => plan.actions.extend(repair_service(service, desired, &identity)),
         Slot::Unknown | Slot::Foreign { .. } => {}
     }
 }
@@ -117,9 +82,7 @@ fn keep_or_replace(
     let Some(replacement) = replacement(pod, desired, policy) else {
         return;
     };
-    let wait = replacement
-        .due
-        .map_or(Duration::ZERO, |due| until(due, now));
+    let wait = replacement.due.map_or(Duration::ZERO, |due| until(due, now));
     if !wait.is_zero() {
         plan.look_within(wait);
         return;
@@ -127,10 +90,7 @@ fn keep_or_replace(
     if replacement.cause == Cause::Upgrade && !is_announced(status, pod) {
         // The status must say so first: should we stop between the deletion and the report, nothing
         // left in the cluster would tell that this was an upgrade.
-        plan.block(
-            Reason::UpgradeInProgress,
-            "the upgrade is reported before the pod is deleted",
-        );
+        plan.block(Reason::UpgradeInProgress, "the upgrade is reported before the pod is deleted");
         plan.look_within(Duration::ZERO);
         return;
     }
@@ -141,8 +101,7 @@ fn keep_or_replace(
         replacements: replacement.count,
     });
     if goes_at_once(pod) {
-        plan.actions
-            .push(create_pod(desired, identity, replacement.count));
+        plan.actions.push(create_pod(desired, identity, replacement.count));
     }
 }
 
@@ -155,21 +114,11 @@ struct Replacement {
 }
 
 fn replacement(pod: &PodFacts, desired: &Desired, policy: &Policy) -> Option<Replacement> {
-    let now = |cause| {
-        Some(Replacement {
-            cause,
-            due: None,
-            count: 0,
-        })
-    };
+    let now = |cause| Some(Replacement { cause, due: None, count: 0 });
     if is_other_release(pod, desired) {
         return now(Cause::Upgrade);
     }
-    if pod
-        .input_hash
-        .as_deref()
-        .is_some_and(|hash| hash != desired.hash())
-    {
+    if pod.input_hash.as_deref().is_some_and(|hash| hash != desired.hash()) {
         return now(Cause::SpecChanged);
     }
     if !pod.is_selected {
@@ -178,29 +127,15 @@ fn replacement(pod: &PodFacts, desired: &Desired, policy: &Policy) -> Option<Rep
     let created_at = pod.created_at.unwrap_or(Timestamp::MIN);
     if pod.phase.has_ended() {
         let ended_at = ended_at(pod).unwrap_or(created_at);
-        let count = if until(ended_at, created_at) > policy.failure_delay_cap {
-            0
-        } else {
-            pod.replacements
-        };
-        return Some(grown(
-            Cause::Ended,
-            ended_at,
-            policy.failure_delay_after(count),
-            count,
-        ));
+        let count = if until(ended_at, created_at) > policy.failure_delay_cap { 0 } else { pod.replacements };
+        return Some(grown(Cause::Ended, ended_at, policy.failure_delay_after(count), count));
     }
     if pod.phase == PodPhase::Pending
         && let Scheduled::Yes(since) = pod.scheduled
     {
         // From the moment it had a node: the time it waited for capacity is not its fault.
         let limit = policy.pending_limit_after(pod.replacements);
-        return Some(grown(
-            Cause::PendingTooLong,
-            since.unwrap_or(created_at),
-            limit,
-            pod.replacements,
-        ));
+        return Some(grown(Cause::PendingTooLong, since.unwrap_or(created_at), limit, pod.replacements));
     }
     if has_edited_image(pod) {
         let delay = policy.failure_delay_after(pod.replacements);
@@ -210,11 +145,7 @@ fn replacement(pod: &PodFacts, desired: &Desired, policy: &Policy) -> Option<Rep
 }
 
 fn grown(cause: Cause, from: Timestamp, delay: Duration, count: u32) -> Replacement {
-    Replacement {
-        cause,
-        due: Some(later(from, delay)),
-        count: count.saturating_add(1),
-    }
+    Replacement { cause, due: Some(later(from, delay)), count: count.saturating_add(1) }
 }
 
 /// Whether the pod was made for another image or version. A pod of the original operator carries
@@ -247,10 +178,7 @@ pub(super) fn goes_at_once(pod: &PodFacts) -> bool {
 /// When the pod ended. An evicted pod may have no container that says so; its Ready condition then
 /// turned when it ended.
 fn ended_at(pod: &PodFacts) -> Option<Timestamp> {
-    pod.exit
-        .as_ref()
-        .and_then(|exit| exit.finished_at)
-        .max(pod.ready_changed_at)
+    pod.exit.as_ref().and_then(|exit| exit.finished_at).max(pod.ready_changed_at)
 }
 
 fn create_pod(desired: &Desired, identity: &Identity, replacements: u32) -> Action {
@@ -258,31 +186,16 @@ fn create_pod(desired: &Desired, identity: &Identity, replacements: u32) -> Acti
 }
 
 /// A patch for exactly the fields we own, if one of them is off.
-fn repair_service(
-    service: &ServiceFacts,
-    desired: &Desired,
-    identity: &Identity,
-) -> Option<Action> {
+fn repair_service(service: &ServiceFacts, desired: &Desired, identity: &Identity) -> Option<Action> {
     let port = i32::from(desired.grpc_port);
-    let wanted = PortFacts {
-        name: GRPC_PORT_NAME.into(),
-        port,
-        target: TargetPort::Name(GRPC_PORT_NAME.into()),
-        is_tcp: true,
-    };
+    let wanted =
+        PortFacts { name: GRPC_PORT_NAME.into(), port, target: TargetPort::Name(GRPC_PORT_NAME.into()), is_tcp: true };
     let selects_us = service.selector.len() == 1
-        && service
-            .selector
-            .get(LABEL_PERFORMER)
-            .is_some_and(|name| **name == *identity.name);
+        && service.selector.get(LABEL_PERFORMER).is_some_and(|name| **name == *identity.name);
     if service.service_type == ServiceType::ClusterIp && selects_us && *service.ports == [wanted] {
         return None;
     }
-    let mut selector: Map<String, Value> = service
-        .selector
-        .keys()
-        .map(|key| (key.to_string(), Value::Null))
-        .collect();
+    let mut selector: Map<String, Value> = service.selector.keys().map(|key| (key.to_string(), Value::Null)).collect();
     selector.insert(LABEL_PERFORMER.to_owned(), json!(identity.name));
     Some(Action::RepairService {
         patch: json!({
@@ -297,13 +210,7 @@ fn repair_service(
 }
 
 /// Removes what is ours, waits until it is gone, lets the Performer go.
-fn clean_up(
-    plan: &mut Plan<Action>,
-    performer: &Performer,
-    observed: &Observed,
-    now: Timestamp,
-    policy: &Policy,
-) {
+fn clean_up(plan: &mut Plan<Action>, performer: &Performer, observed: &Observed, now: Timestamp, policy: &Policy) {
     let mut finalizers = performer.metadata.finalizers.clone().unwrap_or_default();
     let before = finalizers.len();
     finalizers.retain(|f| f != FINALIZER);
@@ -333,25 +240,14 @@ fn clean_up(
         is_clean &= is_overdue(plan, service.deletion, now, policy);
     }
     if is_clean {
-        plan.actions.push(Action::ReleaseFinalizer {
-            resource_version: resource_version(performer),
-            finalizers,
-        });
+        plan.actions.push(Action::ReleaseFinalizer { finalizers });
     } else {
-        plan.block(
-            Reason::Terminating,
-            "waiting until the pod and the Service are gone",
-        );
+        plan.block(Reason::Terminating, "waiting until the pod and the Service are gone");
     }
 }
 
 /// Whether something being deleted has had its time and more, so that we stop waiting for it.
-fn is_overdue(
-    plan: &mut Plan<Action>,
-    deletion: Option<Deletion>,
-    now: Timestamp,
-    policy: &Policy,
-) -> bool {
+fn is_overdue(plan: &mut Plan<Action>, deletion: Option<Deletion>, now: Timestamp, policy: &Policy) -> bool {
     let Some(deletion) = deletion else {
         return false;
     };
@@ -369,11 +265,7 @@ pub(super) fn name_taken(observed: &Observed, identity: &Identity) -> Option<Str
         (_, Slot::Foreign { owner_uid }) => ("Service", owner_uid),
         _ => return None,
     };
-    let owner = owner_uid
-        .as_ref()
-        .map_or("no controller".to_owned(), |uid| {
-            format!("the controller with uid {uid}")
-        });
+    let owner = owner_uid.as_ref().map_or("no controller".to_owned(), |uid| format!("the controller with uid {uid}"));
     Some(format!(
         "a {kind} named {} exists and belongs to {owner}; it is left alone: remove it, or recreate the \
          Performer under another name",
@@ -381,19 +273,8 @@ pub(super) fn name_taken(observed: &Observed, identity: &Identity) -> Option<Str
     ))
 }
 
-fn resource_version(performer: &Performer) -> String {
-    performer
-        .metadata
-        .resource_version
-        .clone()
-        .unwrap_or_default()
-}
-
 fn later(from: Timestamp, by: Duration) -> Timestamp {
-    SignedDuration::try_from(by)
-        .ok()
-        .and_then(|by| from.checked_add(by).ok())
-        .unwrap_or(Timestamp::MAX)
+    SignedDuration::try_from(by).ok().and_then(|by| from.checked_add(by).ok()).unwrap_or(Timestamp::MAX)
 }
 
 /// Time from `now` to `due`, zero when it has passed.

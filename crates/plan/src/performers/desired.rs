@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use api::condition::Reason;
 use api::performer::{
-    DEFAULT_GRPC_PORT, HardwareRequirements, MAX_NAME, Performer, PerformerConfig, PerformerSpec,
-    PullPolicy, Scheduling, owned_name,
+    DEFAULT_GRPC_PORT, HardwareRequirements, MAX_NAME, Performer, PerformerConfig, PerformerSpec, PullPolicy,
+    Scheduling, owned_name,
 };
 use k8s_openapi::api::core::v1::{
     Affinity, EnvVar, EnvVarSource, LocalObjectReference, ResourceRequirements, Toleration,
@@ -82,13 +82,10 @@ impl Desired {
     /// Short hash of the inputs, kept on the pod.
     pub fn hash(&self) -> String {
         let canonical = serde_json::to_vec(self).expect("plain data with string keys serialises");
-        let digest = Sha256::digest(canonical);
         // 64 bits: two specs of one Performer must differ, nothing more.
-        digest
-            .iter()
-            .take(8)
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        let digest = Sha256::digest(canonical);
+        let short = digest.first_chunk().expect("sha256 gives 32 bytes");
+        format!("{:016x}", u64::from_be_bytes(*short))
     }
 }
 
@@ -104,17 +101,12 @@ pub struct Invalid {
 /// Checks a Performer and works out what to build from.
 pub fn validate(performer: &Performer) -> Result<Desired, Invalid> {
     validate_name(performer.metadata.name.as_deref().unwrap_or_default())?;
-    let spec = performer.spec.as_ref().ok_or_else(|| {
-        invalid(
-            Reason::InvalidSpec,
-            "spec is missing: set spec.avsAddress and spec.image",
-        )
-    })?;
+    let spec = performer
+        .spec
+        .as_ref()
+        .ok_or_else(|| invalid(Reason::InvalidSpec, "spec is missing: set spec.avsAddress and spec.image"))?;
     if spec.image.trim().is_empty() {
-        return Err(invalid(
-            Reason::InvalidSpec,
-            "spec.image is empty: name the container image to run",
-        ));
+        return Err(invalid(Reason::InvalidSpec, "spec.image is empty: name the container image to run"));
     }
     let none = PerformerConfig::default();
     let config = spec.config.as_ref().unwrap_or(&none);
@@ -122,16 +114,11 @@ pub fn validate(performer: &Performer) -> Result<Desired, Invalid> {
     let scheduling = spec.scheduling.as_deref();
     let hardware = spec.hardware_requirements.as_deref();
     let resources = resources(spec, hardware);
-    let needs_hardware =
-        asks_for_gpu(resources.as_ref()) || hardware.is_some_and(|h| h.tee_required == Some(true));
+    let needs_hardware = asks_for_gpu(resources.as_ref()) || hardware.is_some_and(|h| h.tee_required == Some(true));
     Ok(Desired {
         avs_label: avs_label(&spec.avs_address),
         image: spec.image.clone(),
-        image_pull_policy: spec
-            .image_pull_policy
-            .unwrap_or(PullPolicy::IfNotPresent)
-            .as_str()
-            .to_owned(),
+        image_pull_policy: spec.image_pull_policy.unwrap_or(PullPolicy::IfNotPresent).as_str().to_owned(),
         version: spec.version.clone().unwrap_or_default(),
         grpc_port,
         env: env(config),
@@ -139,18 +126,10 @@ pub fn validate(performer: &Performer) -> Result<Desired, Invalid> {
         args: config.args.clone(),
         resources,
         node_selector: node_selector(scheduling, hardware),
-        tolerations: scheduling
-            .map(|s| s.tolerations.clone())
-            .unwrap_or_default(),
-        affinity: scheduling
-            .and_then(|s| s.affinity.clone())
-            .filter(|a| **a != Affinity::default()),
-        runtime_class: scheduling
-            .and_then(|s| s.runtime_class.clone())
-            .unwrap_or_default(),
-        priority_class: scheduling
-            .and_then(|s| s.priority_class_name.clone())
-            .unwrap_or_default(),
+        tolerations: scheduling.map(|s| s.tolerations.clone()).unwrap_or_default(),
+        affinity: scheduling.and_then(|s| s.affinity.clone()).filter(|a| **a != Affinity::default()),
+        runtime_class: scheduling.and_then(|s| s.runtime_class.clone()).unwrap_or_default(),
+        priority_class: scheduling.and_then(|s| s.priority_class_name.clone()).unwrap_or_default(),
         image_pull_secrets: spec.image_pull_secrets.clone(),
         service_account: config.service_account_name.clone().unwrap_or_default(),
         needs_hardware,
@@ -174,20 +153,14 @@ fn validate_name(name: &str) -> Result<(), Invalid> {
 }
 
 fn invalid(reason: Reason, message: impl Into<String>) -> Invalid {
-    Invalid {
-        reason,
-        message: message.into(),
-    }
+    Invalid { reason, message: message.into() }
 }
 
 fn effective_port(config: &PerformerConfig) -> Result<u16, Invalid> {
     match config.grpc_port {
         None | Some(0) => Ok(DEFAULT_GRPC_PORT),
         Some(port) => u16::try_from(port).map_err(|_| {
-            invalid(
-                Reason::InvalidSpec,
-                format!("spec.config.grpcPort is {port}: set a port from 1 to 65535"),
-            )
+            invalid(Reason::InvalidSpec, format!("spec.config.grpcPort is {port}: set a port from 1 to 65535"))
         }),
     }
 }
@@ -204,12 +177,10 @@ fn env(config: &PerformerConfig) -> Vec<EnvVar> {
         value: None,
         value_from: entry.value_from.as_ref().and_then(|from| {
             // An empty `valueFrom` would make the API server refuse the pod; it means no source.
-            (from.secret_key_ref.is_some() || from.config_map_key_ref.is_some()).then(|| {
-                EnvVarSource {
-                    secret_key_ref: from.secret_key_ref.clone(),
-                    config_map_key_ref: from.config_map_key_ref.clone(),
-                    ..EnvVarSource::default()
-                }
+            (from.secret_key_ref.is_some() || from.config_map_key_ref.is_some()).then(|| EnvVarSource {
+                secret_key_ref: from.secret_key_ref.clone(),
+                config_map_key_ref: from.config_map_key_ref.clone(),
+                ..EnvVarSource::default()
             })
         }),
     });
@@ -221,23 +192,14 @@ fn gpu_count(hardware: &HardwareRequirements) -> i32 {
 }
 
 /// The container's resources with the GPUs written over them.
-fn resources(
-    spec: &PerformerSpec,
-    hardware: Option<&HardwareRequirements>,
-) -> Option<ResourceRequirements> {
+fn resources(spec: &PerformerSpec, hardware: Option<&HardwareRequirements>) -> Option<ResourceRequirements> {
     let mut resources = spec.resources.as_deref().cloned().unwrap_or_default();
     if let Some(hardware) = hardware.filter(|h| gpu_count(h) > 0) {
-        let kind = hardware
-            .gpu_type
-            .as_deref()
-            .filter(|t| !t.is_empty())
-            .unwrap_or("gpu");
+        let kind = hardware.gpu_type.as_deref().filter(|t| !t.is_empty()).unwrap_or("gpu");
         let resource = format!("nvidia.com/{kind}");
         let count = Quantity(gpu_count(hardware).to_string());
         for amounts in [&mut resources.limits, &mut resources.requests] {
-            amounts
-                .get_or_insert_default()
-                .insert(resource.clone(), count.clone());
+            amounts.get_or_insert_default().insert(resource.clone(), count.clone());
         }
     }
     resources.limits = resources.limits.filter(|m| !m.is_empty());
@@ -247,23 +209,13 @@ fn resources(
 }
 
 fn asks_for_gpu(resources: Option<&ResourceRequirements>) -> bool {
-    let amounts = resources
-        .into_iter()
-        .flat_map(|r| [&r.limits, &r.requests])
-        .flatten();
-    amounts
-        .flat_map(BTreeMap::keys)
-        .any(|name| name.starts_with("nvidia.com/"))
+    let amounts = resources.into_iter().flat_map(|r| [&r.limits, &r.requests]).flatten();
+    amounts.flat_map(BTreeMap::keys).any(|name| name.starts_with("nvidia.com/"))
 }
 
 /// Scheduling, then TEE, then custom labels; the later wins on the same key.
-fn node_selector(
-    scheduling: Option<&Scheduling>,
-    hardware: Option<&HardwareRequirements>,
-) -> BTreeMap<String, String> {
-    let mut selector = scheduling
-        .map(|s| s.node_selector.clone())
-        .unwrap_or_default();
+fn node_selector(scheduling: Option<&Scheduling>, hardware: Option<&HardwareRequirements>) -> BTreeMap<String, String> {
+    let mut selector = scheduling.map(|s| s.node_selector.clone()).unwrap_or_default();
     if let Some(hardware) = hardware {
         if let Some(label) = tee_label(hardware) {
             selector.insert(label.to_owned(), "true".to_owned());
@@ -288,15 +240,11 @@ fn tee_label(hardware: &HardwareRequirements) -> Option<&'static str> {
 
 /// An AVS address as a label value: always valid, and an Ethereum address only changes case.
 pub fn avs_label(address: &str) -> String {
-    let legal = address
-        .chars()
-        .flat_map(char::to_lowercase)
-        .map(|c| match c {
-            'a'..='z' | '0'..='9' | '.' | '-' => c,
-            _ => '-',
-        });
+    let legal = address.chars().flat_map(char::to_lowercase).map(|c| match c {
+        'a'..='z' | '0'..='9' | '.' | '-' => c,
+        _ => '-',
+    });
     // 63 is the length limit of label values. All characters are ASCII by now.
     let cut: String = legal.take(63).collect();
-    cut.trim_matches(|c: char| !c.is_ascii_alphanumeric())
-        .to_owned()
+    cut.trim_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
 }

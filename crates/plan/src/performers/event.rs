@@ -30,63 +30,36 @@ pub fn events(
     plan: &Plan<Action>,
     outcomes: &[Outcome],
 ) -> Vec<Event> {
-    let done = plan
-        .actions
-        .iter()
-        .zip(outcomes)
-        .filter(|(_, outcome)| **outcome == Outcome::Done);
+    let done = plan.actions.iter().zip(outcomes).filter(|(_, outcome)| **outcome == Outcome::Done);
     let mut events: Vec<Event> = done.filter_map(|(action, _)| of_action(action)).collect();
     events.extend(of_change(before, after));
     events
 }
 
 fn of_action(action: &Action) -> Option<Event> {
-    let normal = |reason, action, note| {
-        Some(Event {
-            kind: EventKind::Normal,
-            reason,
-            action,
-            note,
-        })
-    };
+    let normal = |reason, action, note| Some(Event { kind: EventKind::Normal, reason, action, note });
     match action {
         Action::AddFinalizer { .. } => None,
         Action::CreatePod(pod) => {
-            let image = pod
-                .spec
-                .as_ref()
-                .and_then(|s| s.containers.first()?.image.as_deref())
-                .unwrap_or_default();
+            let image = pod.spec.as_ref().and_then(|s| s.containers.first()?.image.as_deref()).unwrap_or_default();
             let name = pod.metadata.name.as_deref().unwrap_or_default();
-            normal(
-                "PodCreated",
-                "CreatePod",
-                format!("Created pod {name} with image {image}"),
-            )
+            normal("PodCreated", "CreatePod", format!("Created pod {name} with image {image}"))
         }
         Action::DeletePod { cause, .. } => Some(of_deletion(*cause)),
         Action::CreateService(service) => {
             let name = service.metadata.name.as_deref().unwrap_or_default();
-            normal(
-                "ServiceCreated",
-                "CreateService",
-                format!("Created Service {name}"),
-            )
+            normal("ServiceCreated", "CreateService", format!("Created Service {name}"))
         }
         Action::RepairService { .. } => {
             let note = "Restored type, selector and port of the Service, which differed".to_owned();
             normal("ServiceRepaired", "RepairService", note)
         }
-        Action::DeleteService { .. } => normal(
-            "ServiceDeleted",
-            "DeleteService",
-            "Deleted the Service: the Performer is being deleted".to_owned(),
-        ),
-        Action::ReleaseFinalizer { .. } => normal(
-            "Deleted",
-            "ReleaseFinalizer",
-            "Pod and Service are gone; the Performer may go".to_owned(),
-        ),
+        Action::DeleteService { .. } => {
+            normal("ServiceDeleted", "DeleteService", "Deleted the Service: the Performer is being deleted".to_owned())
+        }
+        Action::ReleaseFinalizer { .. } => {
+            normal("Deleted", "ReleaseFinalizer", "Pod and Service are gone; the Performer may go".to_owned())
+        }
     }
 }
 
@@ -97,16 +70,12 @@ fn of_deletion(cause: Cause) -> Event {
             Reason::UpgradeInProgress.as_str(),
             "Deleted the pod: another image or version is asked for",
         ),
-        Cause::SpecChanged => (
-            EventKind::Normal,
-            Reason::PodReplaced.as_str(),
-            "Deleted the pod to replace it: the spec changed",
-        ),
-        Cause::Ended => (
-            EventKind::Warning,
-            Reason::PodReplaced.as_str(),
-            "Deleted the pod to replace it: it had ended",
-        ),
+        Cause::SpecChanged => {
+            (EventKind::Normal, Reason::PodReplaced.as_str(), "Deleted the pod to replace it: the spec changed")
+        }
+        Cause::Ended => {
+            (EventKind::Warning, Reason::PodReplaced.as_str(), "Deleted the pod to replace it: it had ended")
+        }
         Cause::PendingTooLong => (
             EventKind::Warning,
             Reason::PodReplaced.as_str(),
@@ -116,18 +85,9 @@ fn of_deletion(cause: Cause) -> Event {
             let note = "Deleted the pod to replace it: its image or its performer label was edited";
             (EventKind::Warning, Reason::PodReplaced.as_str(), note)
         }
-        Cause::Deletion => (
-            EventKind::Normal,
-            "PodDeleted",
-            "Deleted the pod: the Performer is being deleted",
-        ),
+        Cause::Deletion => (EventKind::Normal, "PodDeleted", "Deleted the pod: the Performer is being deleted"),
     };
-    Event {
-        kind,
-        reason,
-        action: "DeletePod",
-        note: note.to_owned(),
-    }
+    Event { kind, reason, action: "DeletePod", note: note.to_owned() }
 }
 
 /// What the change of status tells: trouble that is new, readiness gained, readiness lost.
@@ -141,21 +101,14 @@ fn of_change(before: Option<&PerformerStatus>, after: &PerformerStatus) -> Optio
     if after.ready && !was_ready {
         let (kind, reason) = (EventKind::Normal, Reason::PodReady.as_str());
         let endpoint = after.grpc_endpoint.as_deref().unwrap_or_default();
-        return Some(Event {
-            kind,
-            reason,
-            action: "Observe",
-            note: format!("Ready at {endpoint}"),
-        });
+        return Some(Event { kind, reason, action: "Observe", note: format!("Ready at {endpoint}") });
     }
     let available = after.condition(ConditionType::Available)?;
     (was_ready && available.reason == Reason::PodNotReady).then(|| warning(available))
 }
 
 fn trouble(status: &PerformerStatus) -> Option<&Condition> {
-    status
-        .condition(ConditionType::Degraded)
-        .filter(|c| c.status == ConditionStatus::True)
+    status.condition(ConditionType::Degraded).filter(|c| c.status == ConditionStatus::True)
 }
 
 fn warning(condition: &Condition) -> Event {

@@ -53,25 +53,15 @@ pub struct PodFacts {
 impl PodFacts {
     /// A pod the API server just took. Its uid and version come with the next watch event.
     pub(super) fn of_new(pod: &Pod, now: Timestamp) -> Self {
-        let annotation = |name| {
-            pod.metadata
-                .annotations
-                .as_ref()
-                .and_then(|all| all.get(name))
-        };
-        let image = pod
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.containers.first()?.image.as_deref());
+        let annotation = |name| pod.metadata.annotations.as_ref().and_then(|all| all.get(name));
+        let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.as_deref());
         Self {
             created_at: Some(now),
             generation: 1,
             image: image.unwrap_or_default().into(),
             input_hash: annotation(INPUT_HASH_ANNOTATION).map(|hash| hash.as_str().into()),
             version: annotation(VERSION_ANNOTATION).map(|version| version.as_str().into()),
-            replacements: annotation(REPLACEMENTS_ANNOTATION)
-                .and_then(|n| n.parse().ok())
-                .unwrap_or(0),
+            replacements: annotation(REPLACEMENTS_ANNOTATION).and_then(|n| n.parse().ok()).unwrap_or(0),
             is_selected: true,
             ..Self::default()
         }
@@ -168,11 +158,7 @@ pub enum ServiceType {
 impl ServiceType {
     /// Reads `spec.type`; absent means `ClusterIP`.
     pub fn read(text: Option<&str>) -> Self {
-        if matches!(text, None | Some("ClusterIP")) {
-            Self::ClusterIp
-        } else {
-            Self::Other
-        }
+        if matches!(text, None | Some("ClusterIP")) { Self::ClusterIp } else { Self::Other }
     }
 }
 

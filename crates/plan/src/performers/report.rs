@@ -1,17 +1,12 @@
 //! The whole status of a Performer, computed from what is observed.
 
 use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
-use api::performer::{
-    DEFAULT_GRPC_PORT, FINALIZER, Performer, PerformerStatus, Phase, grpc_endpoint,
-};
+use api::performer::{DEFAULT_GRPC_PORT, FINALIZER, Performer, PerformerStatus, Phase, grpc_endpoint};
 use jiff::Timestamp;
 
 use super::decide::{is_announced, is_other_release};
 use super::trouble::{Trouble, trouble};
-use super::{
-    Action, Desired, Identity, Invalid, Observed, Outcome, PodFacts, PodPhase, Policy, Slot,
-    validate,
-};
+use super::{Action, Desired, Identity, Invalid, Observed, Outcome, PodFacts, PodPhase, Policy, Slot, validate};
 use crate::Plan;
 
 /// What the installed CRD allows.
@@ -38,28 +33,16 @@ impl Round<'_> {
     }
 
     fn did(&self, is_meant: impl Fn(&Action) -> bool) -> bool {
-        self.plan
-            .actions
-            .iter()
-            .zip(self.outcomes)
-            .any(|(a, o)| *o == Outcome::Done && is_meant(a))
+        self.plan.actions.iter().zip(self.outcomes).any(|(a, o)| *o == Outcome::Done && is_meant(a))
     }
 
     /// Whether there is nothing to say, or nobody to say it to.
     fn is_mute(&self) -> bool {
-        let is_unread =
-            self.observed.pod == Slot::Unknown || self.observed.service == Slot::Unknown;
-        let finalizers = self
-            .performer
-            .metadata
-            .finalizers
-            .as_deref()
-            .unwrap_or_default();
-        let is_released = !finalizers.iter().any(|f| f == FINALIZER)
-            || self.did(|a| matches!(a, Action::ReleaseFinalizer { .. }));
-        is_unread
-            || self.outcomes.contains(&Outcome::NamespaceTerminating)
-            || (self.is_deletion() && is_released)
+        let is_unread = self.observed.pod == Slot::Unknown || self.observed.service == Slot::Unknown;
+        let finalizers = self.performer.metadata.finalizers.as_deref().unwrap_or_default();
+        let is_released =
+            !finalizers.iter().any(|f| f == FINALIZER) || self.did(|a| matches!(a, Action::ReleaseFinalizer { .. }));
+        is_unread || self.outcomes.contains(&Outcome::NamespaceTerminating) || (self.is_deletion() && is_released)
     }
 }
 
@@ -96,15 +79,10 @@ impl<'a> View<'a> {
         let present = round.observed.pod.ours();
         let pod = present.filter(|p| p.deletion.is_none());
         let is_up = pod.is_some_and(|p| p.phase == PodPhase::Running && p.is_ready);
-        let outdated = present.filter(|p| {
-            checked
-                .as_ref()
-                .is_ok_and(|desired| is_other_release(p, desired))
-        });
+        let outdated = present.filter(|p| checked.as_ref().is_ok_and(|desired| is_other_release(p, desired)));
         // The one remembered fact: between the two pods nothing observable tells of the upgrade.
         let is_unfinished = former.is_some_and(|s| s.phase == Some(Phase::Upgrading)) && !is_up;
-        let is_upgrading =
-            !round.is_deletion() && checked.is_ok() && (outdated.is_some() || is_unfinished);
+        let is_upgrading = !round.is_deletion() && checked.is_ok() && (outdated.is_some() || is_unfinished);
         Self {
             round,
             now,
@@ -123,12 +101,7 @@ impl<'a> View<'a> {
         PerformerStatus {
             phase: Some(self.phase(capabilities)),
             ready: self.is_ready,
-            pod_name: self
-                .round
-                .observed
-                .pod
-                .ours()
-                .map(|_| self.identity.owned_name()),
+            pod_name: self.round.observed.pod.ours().map(|_| self.identity.owned_name()),
             service_name: self.is_nameable().then(|| self.identity.owned_name()),
             grpc_endpoint: self.endpoint(former.grpc_endpoint),
             last_upgrade: match self.outgoing {
@@ -151,27 +124,19 @@ impl<'a> View<'a> {
         match self.pod.map(|pod| pod.phase) {
             Some(PodPhase::Running) if self.is_ready => Phase::Running,
             None | Some(PodPhase::Pending | PodPhase::Running) => Phase::Pending,
-            Some(PodPhase::Succeeded | PodPhase::Unknown) if capabilities.phase_unknown => {
-                Phase::Unknown
-            }
+            Some(PodPhase::Succeeded | PodPhase::Unknown) if capabilities.phase_unknown => Phase::Unknown,
             Some(PodPhase::Failed | PodPhase::Succeeded | PodPhase::Unknown) => Phase::Failed,
         }
     }
 
     /// When the present pod first was ready. A time from before it was created is its predecessor's.
     fn ready_time(&self, former: Option<Timestamp>) -> Option<Timestamp> {
-        let pod = self
-            .pod
-            .filter(|_| !self.is_upgrading && !self.round.is_deletion())?;
+        let pod = self.pod.filter(|_| !self.is_upgrading && !self.round.is_deletion())?;
         let is_new = self.round.did(|a| matches!(a, Action::CreatePod(_)));
         let kept = former.filter(|at| !is_new && Some(*at) >= pod.created_at);
         kept.or_else(|| {
             // Not before the pod's creation even if the node's clock is behind, or it would not be kept.
-            self.is_ready.then(|| {
-                pod.ready_changed_at
-                    .unwrap_or(self.now)
-                    .max(pod.created_at.unwrap_or(self.now))
-            })
+            self.is_ready.then(|| pod.ready_changed_at.unwrap_or(self.now).max(pod.created_at.unwrap_or(self.now)))
         })
     }
 
@@ -194,18 +159,10 @@ impl<'a> View<'a> {
         let trouble = self.trouble();
         let (is_progressing, progress) = match &trouble {
             // These wait for a person.
-            Some(t)
-                if matches!(
-                    t.reason,
-                    Reason::NameTaken | Reason::InvalidName | Reason::InvalidSpec
-                ) =>
-            {
+            Some(t) if matches!(t.reason, Reason::NameTaken | Reason::InvalidName | Reason::InvalidSpec) => {
                 (false, t.clone())
             }
-            _ => (
-                !matches!(course.reason, Reason::PodReady | Reason::PodNotReady),
-                course.clone(),
-            ),
+            _ => (!matches!(course.reason, Reason::PodReady | Reason::PodNotReady), course.clone()),
         };
         let is_available = self.is_ready && trouble.is_none();
         let blocking = trouble.clone().unwrap_or_else(|| course.clone());
@@ -221,11 +178,7 @@ impl<'a> View<'a> {
         if self.round.is_deletion() {
             return None;
         }
-        let wanted = self.pod.filter(|p| {
-            self.checked
-                .as_ref()
-                .is_ok_and(|desired| !is_other_release(p, desired))
-        });
+        let wanted = self.pod.filter(|p| self.checked.as_ref().is_ok_and(|desired| !is_other_release(p, desired)));
         trouble(self.round, &self.checked, &self.identity, wanted, self.now)
     }
 
@@ -234,52 +187,26 @@ impl<'a> View<'a> {
     fn course(&self, ready_time: Option<Timestamp>) -> Trouble {
         let name = self.identity.owned_name();
         let (reason, message) = if self.round.is_deletion() {
-            (
-                Reason::Terminating,
-                format!("Pod and Service {name} are being removed"),
-            )
+            (Reason::Terminating, format!("Pod and Service {name} are being removed"))
         } else if self.is_upgrading {
-            (
-                Reason::UpgradeInProgress,
-                format!("Pod {name} is being replaced by one of the new image or version"),
-            )
+            (Reason::UpgradeInProgress, format!("Pod {name} is being replaced by one of the new image or version"))
         } else if self.is_ready {
-            (
-                Reason::PodReady,
-                "Performer pod is ready and running".to_owned(),
-            )
+            (Reason::PodReady, "Performer pod is ready and running".to_owned())
         } else if ready_time.is_some() {
-            (
-                Reason::PodNotReady,
-                format!("Pod {name} was ready and is not now: its readiness probe fails"),
-            )
+            (Reason::PodNotReady, format!("Pod {name} was ready and is not now: its readiness probe fails"))
         } else {
-            (
-                Reason::Scheduled,
-                format!("Waiting for pod {name} to become ready"),
-            )
+            (Reason::Scheduled, format!("Waiting for pod {name} to become ready"))
         };
         Trouble { reason, message }
     }
 
-    fn condition(
-        &self,
-        kind: ConditionType,
-        holds: bool,
-        why: Trouble,
-        former: &[Condition],
-    ) -> Condition {
-        let status = if holds {
-            ConditionStatus::True
-        } else {
-            ConditionStatus::False
-        };
+    fn condition(&self, kind: ConditionType, holds: bool, why: Trouble, former: &[Condition]) -> Condition {
+        let status = if holds { ConditionStatus::True } else { ConditionStatus::False };
         let observed_generation = self.round.performer.metadata.generation;
         let before = former.iter().find(|c| c.kind == kind);
         let same_status = before.filter(|c| c.status == status);
         // The same refusal in other words (a quota's numbers, a back-off's seconds) is no news.
-        let same_news = same_status
-            .filter(|c| c.reason == why.reason && c.observed_generation == observed_generation);
+        let same_news = same_status.filter(|c| c.reason == why.reason && c.observed_generation == observed_generation);
         Condition {
             kind,
             status,

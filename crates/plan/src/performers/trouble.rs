@@ -4,9 +4,7 @@ use api::condition::{ConditionStatus, ConditionType, Reason};
 use jiff::Timestamp;
 
 use super::decide::name_taken;
-use super::{
-    Action, Desired, Identity, Invalid, Outcome, PodFacts, PodPhase, Round, Scheduled, Slot,
-};
+use super::{Action, Desired, Identity, Invalid, Outcome, PodFacts, PodPhase, Round, Scheduled, Slot};
 
 /// A reason for `Degraded`, with a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,18 +23,12 @@ pub fn trouble(
     now: Timestamp,
 ) -> Option<Trouble> {
     if let Some(message) = name_taken(round.observed, identity) {
-        return Some(Trouble {
-            reason: Reason::NameTaken,
-            message,
-        });
+        return Some(Trouble { reason: Reason::NameTaken, message });
     }
     let desired = match checked {
         Ok(desired) => desired,
         Err(Invalid { reason, message }) => {
-            return Some(Trouble {
-                reason: *reason,
-                message: message.clone(),
-            });
+            return Some(Trouble { reason: *reason, message: message.clone() });
         }
     };
     refused(round)
@@ -46,30 +38,20 @@ pub fn trouble(
 
 /// A pod or Service the API server would not take in this round.
 fn refused(round: &Round<'_>) -> Option<Trouble> {
-    round
-        .plan
-        .actions
-        .iter()
-        .zip(round.outcomes)
-        .find_map(|(action, outcome)| {
-            let Outcome::Rejected { message } = outcome else {
-                return None;
-            };
-            let (reason, what) = match action {
-                Action::CreatePod(_) => (Reason::PodRejected, "pod"),
-                Action::CreateService(_) | Action::RepairService { .. } => {
-                    (Reason::ServiceRejected, "Service")
-                }
-                Action::AddFinalizer { .. }
-                | Action::DeletePod { .. }
-                | Action::DeleteService { .. }
-                | Action::ReleaseFinalizer { .. } => return None,
-            };
-            Some(Trouble {
-                reason,
-                message: format!("the API server refuses the {what}: {message}"),
-            })
-        })
+    round.plan.actions.iter().zip(round.outcomes).find_map(|(action, outcome)| {
+        let Outcome::Rejected { message } = outcome else {
+            return None;
+        };
+        let (reason, what) = match action {
+            Action::CreatePod(_) => (Reason::PodRejected, "pod"),
+            Action::CreateService(_) | Action::RepairService { .. } => (Reason::ServiceRejected, "Service"),
+            Action::AddFinalizer { .. }
+            | Action::DeletePod { .. }
+            | Action::DeleteService { .. }
+            | Action::ReleaseFinalizer { .. } => return None,
+        };
+        Some(Trouble { reason, message: format!("the API server refuses the {what}: {message}") })
+    })
 }
 
 fn of_pod(
@@ -81,11 +63,7 @@ fn of_pod(
 ) -> Option<Trouble> {
     let found = |reason, message| Some(Trouble { reason, message });
     let waiting = pod.waiting.as_deref();
-    let says = |what: &str| {
-        waiting.map_or(what.to_owned(), |w| {
-            format!("{what}: {}: {}", w.reason, w.message)
-        })
-    };
+    let says = |what: &str| waiting.map_or(what.to_owned(), |w| format!("{what}: {}: {}", w.reason, w.message));
     match waiting.map_or("", |w| &*w.reason) {
         "ErrImagePull"
         | "ImagePullBackOff"
@@ -94,16 +72,10 @@ fn of_pod(
         | "ImageInspectError"
         | "RegistryUnavailable"
         | "SignatureValidationFailed" => {
-            return found(
-                Reason::ImagePullFailed,
-                says(&format!("image {} cannot be had", desired.image)),
-            );
+            return found(Reason::ImagePullFailed, says(&format!("image {} cannot be had", desired.image)));
         }
         "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
-            return found(
-                Reason::ContainerConfigError,
-                says("the container cannot be made"),
-            );
+            return found(Reason::ContainerConfigError, says("the container cannot be made"));
         }
         _ => {}
     }
@@ -112,14 +84,8 @@ fn of_pod(
     }
     match pod.phase {
         PodPhase::Failed => {
-            let why = pod
-                .ended
-                .as_deref()
-                .unwrap_or("its container ended with an error");
-            return found(
-                Reason::PodFailed,
-                format!("the pod failed and is replaced after a while: {why}"),
-            );
+            let why = pod.ended.as_deref().unwrap_or("its container ended with an error");
+            return found(Reason::PodFailed, format!("the pod failed and is replaced after a while: {why}"));
         }
         PodPhase::Succeeded => {
             let message = "the pod ended by itself and is replaced after a while; a performer should run for ever";
@@ -131,41 +97,27 @@ fn of_pod(
         return None;
     };
     if desired.needs_hardware {
-        return found(
-            Reason::HardwareUnavailable,
-            format!("no node has the GPU or TEE asked for: {why}"),
-        );
+        return found(Reason::HardwareUnavailable, format!("no node has the GPU or TEE asked for: {why}"));
     }
-    found(
-        Reason::SchedulingFailed,
-        format!("no node takes the pod: {why}"),
-    )
+    found(Reason::SchedulingFailed, format!("no node takes the pod: {why}"))
 }
 
 /// Kubelet says so, or the container ended twice, lately, and is not ready: between two ends of a
 /// loop it runs for a moment, and the report should not flicker with it.
 fn is_crash_loop(pod: &PodFacts, round: &Round<'_>, now: Timestamp) -> bool {
-    if pod
-        .waiting
-        .as_ref()
-        .is_some_and(|w| &*w.reason == "CrashLoopBackOff")
-    {
+    if pod.waiting.as_ref().is_some_and(|w| &*w.reason == "CrashLoopBackOff") {
         return true;
     }
     let ended_at = pod.exit.as_ref().and_then(|exit| exit.finished_at);
-    let is_recent = ended_at
-        .is_some_and(|at| now.duration_since(at).unsigned_abs() < round.policy.crash_window);
+    let is_recent = ended_at.is_some_and(|at| now.duration_since(at).unsigned_abs() < round.policy.crash_window);
     pod.restarts > 1 && !pod.is_ready && is_recent
 }
 
 fn crash_message(pod: &PodFacts, identity: &Identity) -> String {
-    let end = pod
-        .exit
-        .as_ref()
-        .map_or("it ended".to_owned(), |exit| match &*exit.reason {
-            "" => format!("it ended with code {}", exit.code),
-            reason => format!("it ended with code {} ({reason})", exit.code),
-        });
+    let end = pod.exit.as_ref().map_or("it ended".to_owned(), |exit| match &*exit.reason {
+        "" => format!("it ended with code {}", exit.code),
+        reason => format!("it ended with code {} ({reason})", exit.code),
+    });
     format!(
         "the container starts and ends again and again; last, {end}: see kubectl logs -n {} {} --previous",
         identity.namespace,
@@ -176,11 +128,7 @@ fn crash_message(pod: &PodFacts, identity: &Identity) -> String {
 /// A trouble reported before that nothing in this round speaks for or against: the next try is not
 /// far enough to tell. Keeping it makes a failing retry cost no status write.
 fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Trouble> {
-    let former = round
-        .performer
-        .status
-        .as_ref()?
-        .condition(ConditionType::Degraded)?;
+    let former = round.performer.status.as_ref()?.condition(ConditionType::Degraded)?;
     let is_same_spec = former.observed_generation == round.performer.metadata.generation;
     let is_open = match former.reason {
         Reason::PodRejected => round.observed.pod == Slot::Absent,
@@ -192,8 +140,6 @@ fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Trouble> {
         | Reason::PodSucceeded => pod.is_none_or(|pod| pod.phase == PodPhase::Pending),
         _ => false,
     };
-    (former.status == ConditionStatus::True && is_same_spec && is_open).then(|| Trouble {
-        reason: former.reason,
-        message: former.message.clone(),
-    })
+    (former.status == ConditionStatus::True && is_same_spec && is_open)
+        .then(|| Trouble { reason: former.reason, message: former.message.clone() })
 }

@@ -114,8 +114,6 @@ fn etcd_flags(server: &str, directory: &Path, authority: &Authority, files: &Ide
         ("client-cert-auth", "true".to_owned()),
         ("trusted-ca-file", text(&authority.certificate_file())),
         ("log-level", "warn".to_owned()),
-        // The API server compacts; the space is given back in dev sessions of many days.
-        ("auto-compaction-retention", "0".to_owned()),
     ])
 }
 
@@ -146,6 +144,8 @@ fn apiserver_flags(
         ("client-ca-file", text(&authority.certificate_file())),
         ("kubelet-client-certificate", text(&kubelet_client.certificate)),
         ("kubelet-client-key", text(&kubelet_client.key)),
+        // Nobody resolves the names of our nodes.
+        ("kubelet-preferred-address-types", "InternalIP".to_owned()),
         ("service-account-issuer", "https://kubernetes.default.svc".to_owned()),
         ("service-account-key-file", text(&authority.service_account_public_key_file())),
         ("service-account-signing-key-file", text(&authority.service_account_key_file())),

@@ -44,7 +44,7 @@ impl Workloads {
 }
 
 /// The scheduler's own limit of 50 requests per second would bind 500 pods in no less than 8 s.
-const CLIENT_LIMITS: [&str; 4] = ["--kube-api-qps", "500", "--kube-api-burst", "1000"];
+pub const CLIENT_LIMITS: [&str; 4] = ["--kube-api-qps", "500", "--kube-api-burst", "1000"];
 
 pub(super) struct Running {
     _provisioner: AbortOnDropHandle<()>,

@@ -3,6 +3,20 @@
 //! It speaks plain HTTP/1.1 and HTTP/2 (prior knowledge) on a free loopback port. The credential of the upstream
 //! kubeconfig is its own: whoever can reach the port acts as that user. Where that kubeconfig has none, the client's
 //! bearer token is passed on. Upgrades (exec, attach, port-forward) are not.
+//!
+//! A crash at the third write of an operator, after the server has committed it:
+//! ```no_run
+//! # use testbed::fault::{Calls, Fault, FaultError, FaultProxy};
+//! # async fn crash(proxy: &FaultProxy, mut operator: tokio::process::Child) -> Result<(), FaultError> {
+//! let writes = Calls::writes("*").only_if(|request| request.resource != "leases");
+//! let third = proxy.inject(writes.nth(3), Fault::HoldAfterCommit);
+//! let write = third.reached().await?;
+//! operator.start_kill()?;
+//! println!("killed at {write}");
+//! proxy.clear();
+//! # Ok(())
+//! # }
+//! ```
 
 mod forward;
 mod log;
@@ -39,6 +53,7 @@ use self::{
     rule::{Rule, lock},
     watch::{Command, Watches},
 };
+use crate::process::RemovedAtEnd;
 
 /// An operator has a connection per call in flight and one per watch: far below this, which only stops a runaway.
 const MOST_CONNECTIONS: usize = 1024;
@@ -93,6 +108,8 @@ pub struct FaultProxy {
     address: SocketAddr,
     seed: u64,
     folder: tempfile::TempDir,
+    /// Tests keep proxies in statics, which are never dropped.
+    _removed: RemovedAtEnd,
     _server: AbortOnDropHandle<()>,
 }
 
@@ -108,8 +125,9 @@ impl FaultProxy {
         let shared =
             Arc::new(Shared { upstream, rules: Mutex::default(), watches: Watches::new(), log: log::Log::default() });
         let folder = tempfile::Builder::new().prefix("strata-fault-").tempdir()?;
+        let removed = RemovedAtEnd::new(folder.path())?;
         let server = AbortOnDropHandle::new(tokio::spawn(serve(listener, shared.clone())));
-        let proxy = Self { shared, address, seed, folder, _server: server };
+        let proxy = Self { shared, address, seed, folder, _removed: removed, _server: server };
         std::fs::write(proxy.kubeconfig_path(), proxy.kubeconfig_value().to_string())?;
         Ok(proxy)
     }

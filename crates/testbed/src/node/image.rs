@@ -1,6 +1,7 @@
 //! Images of one static program, as an OCI image layout in a tar archive.
 
 use std::{
+    fmt::Write as _,
     fs::File,
     io::{self, BufWriter, Write},
     path::Path,
@@ -86,7 +87,10 @@ fn descriptor(media_type: &str, blob: &[u8]) -> Value {
 }
 
 fn digest(blob: &[u8]) -> String {
-    Sha256::digest(blob).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(blob).iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// One file in the ustar format: a header of one block, then the content in whole blocks.

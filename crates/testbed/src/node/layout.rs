@@ -12,8 +12,9 @@ use crate::control_plane::ControlPlane;
 
 /// Run as the first process of the new namespaces: writes its process id as the outside sees it (the old `/proc` still
 /// tells it), puts private memory over the places that containerd, the shims, the kubelet and CNI have built in, and
-/// becomes containerd. `-n`: mount must not leave its own table in the machine's `/run`. A gigabyte holds images and
-/// files of tests many times over, and bounds what a runaway container can take.
+/// becomes containerd. The kubelet insists on its own values of some settings of the kernel: it sees copies, since the
+/// real ones are the whole machine's. `-n`: mount must not leave its own table in the machine's `/run`. A gigabyte holds
+/// images and files of tests many times over, and bounds what a runaway container can take.
 pub(super) const ENTER: &str = r#"
 set -e
 read -r pid rest </proc/self/stat
@@ -22,6 +23,12 @@ for path in /run /var/lib /var/log; do
     mount -n -t tmpfs -o mode=755,size=1g strata "$path"
 done
 mount -n -t proc proc /proc
+for setting in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops \
+    kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
+    mkdir -p "/run/settings/${setting%/*}"
+    cat "/proc/sys/$setting" >"/run/settings/$setting"
+    mount -n --bind "/run/settings/$setting" "/proc/sys/$setting"
+done
 exec "$2" --config "$3"
 "#;
 

@@ -66,7 +66,8 @@ impl Workshop {
         let key = tool.cache_key();
         let directory = self.cache.join("modules").join(key);
         fs::create_dir_all(&directory)?;
-        for (name, text) in [("go.mod", tool.module.go_mod), ("go.sum", tool.module.go_sum)] {
+        let pins = [("go.mod", tool.module.go_mod), ("go.sum", tool.module.go_sum)];
+        for (name, text) in pins.into_iter().chain(tool.module.main_go.map(|text| ("main.go", text))) {
             let path = directory.join(name);
             if fs::read_to_string(&path).is_ok_and(|present| present == text) {
                 continue;

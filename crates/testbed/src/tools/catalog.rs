@@ -10,6 +10,8 @@ pub(super) struct Module {
     upstream: &'static str,
     pub go_mod: &'static str,
     pub go_sum: &'static str,
+    /// The program, where it is ours and upstream is only its library.
+    pub main_go: Option<&'static str>,
 }
 
 macro_rules! module {
@@ -19,6 +21,7 @@ macro_rules! module {
             upstream: $upstream,
             go_mod: include_str!(concat!("../../../../tools/", $name, "/go.mod")),
             go_sum: include_str!(concat!("../../../../tools/", $name, "/go.sum")),
+            main_go: None,
         }
     };
 }
@@ -28,6 +31,10 @@ static KUBERNETES: Module = module!("kubernetes", "k8s.io/kubernetes");
 static KWOK: Module = module!("kwok", "sigs.k8s.io/kwok");
 static HELM: Module = module!("helm", "helm.sh/helm/v4");
 static CONTAINERD: Module = module!("containerd", "github.com/containerd/containerd/v2");
+static HEALTHSERVER: Module = Module {
+    main_go: Some(include_str!("../../../../tools/healthserver/main.go")),
+    ..module!("healthserver", "google.golang.org/grpc")
+};
 
 /// One program of the catalog.
 #[derive(Debug)]
@@ -59,7 +66,7 @@ impl Tool {
 }
 
 /// In the order in which building them repeats the least work and the quickest come first.
-pub static CATALOG: [Tool; 11] = [
+pub static CATALOG: [Tool; 12] = [
     tool("etcd", &ETCD, "").kubebuilder_asset(),
     tool("kube-apiserver", &KUBERNETES, "/cmd/kube-apiserver").kubebuilder_asset(),
     tool("kubectl", &KUBERNETES, "/cmd/kubectl").kubebuilder_asset(),
@@ -71,6 +78,7 @@ pub static CATALOG: [Tool; 11] = [
     tool("containerd", &CONTAINERD, "/cmd/containerd").without_btrfs_and_zfs(),
     tool("containerd-shim-runc-v2", &CONTAINERD, "/cmd/containerd-shim-runc-v2").without_btrfs_and_zfs(),
     tool("ctr", &CONTAINERD, "/cmd/ctr").without_btrfs_and_zfs(),
+    tool("healthserver", &HEALTHSERVER, ""),
 ];
 
 impl Tool {
@@ -89,6 +97,9 @@ impl Tool {
     }
 
     pub(super) fn package(&self) -> String {
+        if self.module.main_go.is_some() {
+            return ".".to_owned();
+        }
         format!("{}{}", self.module.upstream, self.package)
     }
 
@@ -124,6 +135,7 @@ impl Tool {
             digest.update(part);
             digest.update([0]);
         }
+        digest.update(self.module.main_go.unwrap_or_default());
         let digest = digest.finalize();
         let short = u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]]);
         let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);

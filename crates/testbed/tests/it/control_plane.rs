@@ -1,13 +1,20 @@
-//! A control plane is ready, tells users apart, and survives what tests do to it.
+//! A control plane tells users apart, serves stock programs, and records every request.
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Pod, ServiceAccount},
+    rbac::v1::RoleBinding,
+};
 use kube::{
     Api,
     api::{ListParams, PostParams},
-    runtime::wait::{await_condition, conditions::is_pod_running},
 };
-use testbed::{ControlPlane, User};
+use serde_json::json;
+use testbed::{
+    ControlPlane, User,
+    audit::{Entry, Mark},
+    tools,
+};
 
 #[tokio::test]
 async fn a_stranger_is_refused_and_audited_under_his_name() -> Result<()> {
@@ -18,21 +25,90 @@ async fn a_stranger_is_refused_and_audited_under_his_name() -> Result<()> {
     assert!(matches!(&error, kube::Error::Api(status) if status.code == 403), "{error:?}");
     let entry = control_plane.audit().wait_for(mark, |entry| entry.user == "mallory").await?.context("no entry")?;
     assert_eq!((entry.verb.as_str(), entry.resource.as_str(), entry.code), ("list", "pods", 403));
+    assert!(!entry.is_write());
     Ok(())
 }
 
 #[tokio::test]
-async fn a_pod_runs_through_the_real_scheduler() -> Result<()> {
+async fn a_group_is_what_its_binding_grants() -> Result<()> {
     let control_plane = ControlPlane::shared().await?;
-    let namespace = control_plane.namespace("pods").await?;
-    let pods = Api::<Pod>::namespaced(control_plane.client().await?, &namespace);
-    let pod: Pod = serde_json::from_value(serde_json::json!({
-        "metadata": { "name": "one" },
-        "spec": { "containers": [{ "name": "main", "image": "registry.test/anything:1" }] },
-    }))?;
-    pods.create(&PostParams::default(), &pod).await?;
-    await_condition(pods.clone(), "one", is_pod_running()).await?;
-    let pod = pods.get("one").await?;
-    assert!(pod.spec.unwrap().node_name.unwrap().starts_with("simulated-"));
+    let namespace = control_plane.namespace("group").await?;
+    let subject = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "readers" });
+    bind(control_plane, &namespace, "view", subject).await?;
+    let reader = control_plane.client_as(&User::in_group("alice", "readers")).await?;
+    Api::<Pod>::namespaced(reader, &namespace).list(&ListParams::default()).await?;
     Ok(())
+}
+
+#[tokio::test]
+async fn a_service_account_acts_under_its_own_name() -> Result<()> {
+    let control_plane = ControlPlane::shared().await?;
+    let namespace = control_plane.namespace("account").await?;
+    let account: ServiceAccount = serde_json::from_value(json!({ "metadata": { "name": "robot" } }))?;
+    let accounts = Api::namespaced(control_plane.client().await?, &namespace);
+    accounts.create(&PostParams::default(), &account).await?;
+    bind(control_plane, &namespace, "edit", json!({ "kind": "ServiceAccount", "name": "robot" })).await?;
+
+    let robot = control_plane.client_as(&User::service_account(&namespace, "robot")).await?;
+    let map: ConfigMap = serde_json::from_value(json!({ "metadata": { "name": "made-by-robot" } }))?;
+    Api::namespaced(robot, &namespace).create(&PostParams::default(), &map).await?;
+
+    let made = |entry: &Entry| entry.name == "made-by-robot" && entry.is_write();
+    let entry = control_plane.audit().wait_for(Mark::default(), made).await?.context("no entry")?;
+    assert_eq!(entry.user, format!("system:serviceaccount:{namespace}:robot"));
+    assert_eq!((entry.verb.as_str(), entry.resource.as_str(), entry.code), ("create", "configmaps", 201));
+    assert_eq!(entry.namespace, namespace);
+    Ok(())
+}
+
+/// Blocking deletion of an owner one may not change is refused: admission goes beyond the defaults.
+#[tokio::test]
+async fn owner_references_need_the_right_to_their_owner() -> Result<()> {
+    let control_plane = ControlPlane::shared().await?;
+    let namespace = control_plane.namespace("owner").await?;
+    bind(control_plane, &namespace, "edit", json!({ "kind": "User", "name": "bob" })).await?;
+    let node =
+        json!({ "apiVersion": "v1", "kind": "Node", "name": "simulated-0", "uid": "1", "blockOwnerDeletion": true });
+    let map: ConfigMap = serde_json::from_value(json!({ "metadata": { "name": "owned", "ownerReferences": [node] } }))?;
+    let bob = control_plane.client_as(&User::named("bob")).await?;
+    let error = Api::namespaced(bob, &namespace).create(&PostParams::default(), &map).await.unwrap_err();
+    assert!(error.to_string().contains("cannot set blockOwnerDeletion"), "{error}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn stock_kubectl_works_with_the_kubeconfig_as_it_is() -> Result<()> {
+    let control_plane = ControlPlane::shared().await?;
+    let output = tokio::process::Command::new(tools::path("kubectl").await?)
+        .args(["get", "nodes", "-o", "name", "--kubeconfig"])
+        .arg(control_plane.kubeconfig())
+        .output()
+        .await?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("node/simulated-0"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+#[tokio::test]
+async fn programs_are_listed_with_pid_and_log() -> Result<()> {
+    let programs = ControlPlane::shared().await?.programs();
+    let names: Vec<_> = programs.iter().map(|program| program.name.as_str()).collect();
+    assert_eq!(names, ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"]);
+    assert!(programs.iter().all(|program| program.pid > 1 && program.log.is_file()), "{programs:?}");
+    Ok(())
+}
+
+async fn bind(
+    control_plane: &ControlPlane,
+    namespace: &str,
+    role: &str,
+    subject: serde_json::Value,
+) -> Result<RoleBinding> {
+    let binding: RoleBinding = serde_json::from_value(json!({
+        "metadata": { "name": role },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role },
+        "subjects": [subject],
+    }))?;
+    let bindings = Api::namespaced(control_plane.client().await?, namespace);
+    Ok(bindings.create(&PostParams::default(), &binding).await?)
 }

@@ -10,14 +10,12 @@ use crate::performer::Performer;
 
 /// The folder of published definitions and manifests beside the repository. They are not part of
 /// it, so a lone clone skips these tests; the project's own runs must have them.
+#[allow(clippy::disallowed_methods, reason = "a test asks for CI, the product for nothing")]
 fn compat() -> Option<PathBuf> {
     let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().skip(2);
     let folder = above.find_map(|a| Some(a.join("shared/compat")).filter(|f| f.is_dir()));
     if folder.is_none() {
-        assert!(
-            std::env::var("CI").as_deref() != Ok("true"),
-            "../shared/compat is missing"
-        );
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "../shared/compat is missing");
         eprintln!("skipped: ../shared/compat, the published definitions, is not there");
     }
     folder
@@ -35,10 +33,7 @@ fn without_descriptions(text: &str) -> String {
     let mut kept = String::new();
     let mut open_quote = None;
     for line in text.lines() {
-        let description = line
-            .trim_start()
-            .strip_prefix("description: ")
-            .unwrap_or_default();
+        let description = line.trim_start().strip_prefix("description: ").unwrap_or_default();
         let opening = description.chars().next().filter(|c| "'\"".contains(*c));
         if let Some(quote) = open_quote.or(opening) {
             open_quote = Some(quote).filter(|quote| is_open(line, *quote));
@@ -54,17 +49,9 @@ fn published() -> Vec<(String, Value)> {
     let Some(folder) = compat() else {
         return Vec::new();
     };
-    [
-        "hourglass.eigenlayer.io_performers.yaml",
-        "hourglass.eigenlayer.io_performers.chart.yaml",
-    ]
-    .map(|file| {
-        (
-            file.to_owned(),
-            read(&folder.join("crds/hourglass").join(file)),
-        )
-    })
-    .into()
+    ["hourglass.eigenlayer.io_performers.yaml", "hourglass.eigenlayer.io_performers.chart.yaml"]
+        .map(|file| (file.to_owned(), read(&folder.join("crds/hourglass").join(file))))
+        .into()
 }
 
 fn ours() -> Value {
@@ -77,20 +64,10 @@ const SCHEMA: &str = "/spec/versions/0/schema/openAPIV3Schema";
 fn p01_identity_scope_and_columns_equal_the_published() {
     let ours = ours();
     for (file, theirs) in published() {
-        for path in [
-            "/metadata/name",
-            "/spec/group",
-            "/spec/scope",
-            "/spec/versions/0/name",
-        ] {
+        for path in ["/metadata/name", "/spec/group", "/spec/scope", "/spec/versions/0/name"] {
             assert_eq!(ours.pointer(path), theirs.pointer(path), "{file} {path}");
         }
-        for path in [
-            "served",
-            "storage",
-            "subresources",
-            "additionalPrinterColumns",
-        ] {
+        for path in ["served", "storage", "subresources", "additionalPrinterColumns"] {
             let path = format!("/spec/versions/0/{path}");
             assert_eq!(ours.pointer(&path), theirs.pointer(&path), "{file} {path}");
         }
@@ -106,12 +83,7 @@ fn p02_ours_accepts_all_that_the_published_schemas_accept() {
     let ours = ours();
     for (file, theirs) in published() {
         let mut faults = Vec::new();
-        compare(
-            &file,
-            ours.pointer(SCHEMA).unwrap(),
-            theirs.pointer(SCHEMA).unwrap(),
-            &mut faults,
-        );
+        compare(&file, ours.pointer(SCHEMA).unwrap(), theirs.pointer(SCHEMA).unwrap(), &mut faults);
         assert!(faults.is_empty(), "{}", faults.join("\n"));
     }
 }
@@ -146,26 +118,18 @@ fn compare(path: &str, ours: &Value, theirs: &Value, faults: &mut Vec<String>) {
 }
 
 fn keywords(schema: &Value) -> impl Iterator<Item = &str> {
-    schema
-        .as_object()
-        .into_iter()
-        .flat_map(|o| o.keys())
-        .map(String::as_str)
+    schema.as_object().into_iter().flat_map(|o| o.keys()).map(String::as_str)
 }
 
 fn is_subset(some: &Value, all: &Value) -> bool {
     let none = Vec::new();
     let all = all.as_array().unwrap_or(&none);
-    some.as_array()
-        .unwrap_or(&none)
-        .iter()
-        .all(|value| all.contains(value))
+    some.as_array().unwrap_or(&none).iter().all(|value| all.contains(value))
 }
 
 #[test]
 fn comparison_notices_what_it_should() {
-    let theirs =
-        json!({ "type": "object", "properties": { "a": { "type": "string", "enum": ["x"] } } });
+    let theirs = json!({ "type": "object", "properties": { "a": { "type": "string", "enum": ["x"] } } });
     for ours in [
         json!({ "type": "object", "properties": {} }),
         json!({ "type": "object", "properties": { "a": { "type": "string", "enum": ["y"] } } }),
@@ -181,16 +145,9 @@ fn comparison_notices_what_it_should() {
 #[test]
 fn p03_both_fields_that_the_published_schemas_lost_are_there() {
     let ours = ours();
-    let config = ours
-        .pointer(SCHEMA)
-        .unwrap()
-        .pointer("/properties/spec/properties/config/properties")
-        .unwrap();
+    let config = ours.pointer(SCHEMA).unwrap().pointer("/properties/spec/properties/config/properties").unwrap();
     assert_eq!(config["serviceAccountName"]["type"], "string");
-    assert_eq!(
-        config["environmentFrom"]["items"]["required"],
-        json!(["name"])
-    );
+    assert_eq!(config["environmentFrom"]["items"]["required"], json!(["name"]));
     let from = &config["environmentFrom"]["items"]["properties"]["valueFrom"]["properties"];
     for source in ["secretKeyRef", "configMapKeyRef"] {
         assert_eq!(from[source]["required"], json!(["key"]));
@@ -201,29 +158,16 @@ fn p03_both_fields_that_the_published_schemas_lost_are_there() {
 #[test]
 fn p04_defaults_ranges_and_enums() {
     let ours = ours();
-    let spec = ours
-        .pointer(SCHEMA)
-        .unwrap()
-        .pointer("/properties/spec")
-        .unwrap();
+    let spec = ours.pointer(SCHEMA).unwrap().pointer("/properties/spec").unwrap();
     assert_eq!(spec["required"], json!(["avsAddress", "image"]));
     let fields = &spec["properties"];
-    assert_eq!(
-        fields["imagePullPolicy"]["enum"],
-        json!(["Always", "Never", "IfNotPresent"])
-    );
+    assert_eq!(fields["imagePullPolicy"]["enum"], json!(["Always", "Never", "IfNotPresent"]));
     assert_eq!(fields["imagePullPolicy"]["default"], "IfNotPresent");
     let port = &fields["config"]["properties"]["grpcPort"];
-    assert_eq!(
-        (port["minimum"].as_f64(), port["maximum"].as_f64()),
-        (Some(1.0), Some(65535.0))
-    );
+    assert_eq!((port["minimum"].as_f64(), port["maximum"].as_f64()), (Some(1.0), Some(65535.0)));
     assert_eq!(port["default"], 9090);
     assert_eq!(fields["config"].get("default"), None);
-    assert_eq!(
-        fields["hardwareRequirements"]["properties"]["gpuCount"]["minimum"].as_f64(),
-        Some(0.0)
-    );
+    assert_eq!(fields["hardwareRequirements"]["properties"]["gpuCount"]["minimum"].as_f64(), Some(0.0));
 }
 
 #[test]
@@ -231,10 +175,7 @@ fn every_field_of_ours_is_described() {
     fn check(path: &str, schema: &Value) {
         for (name, child) in schema["properties"].as_object().into_iter().flatten() {
             let path = format!("{path}.{name}");
-            assert!(
-                child.get("description").is_some() || path == ".metadata",
-                "{path} has no description"
-            );
+            assert!(child.get("description").is_some() || path == ".metadata", "{path} has no description");
             check(&path, child);
             check(&path, &child["items"]);
         }
@@ -245,22 +186,13 @@ fn every_field_of_ours_is_described() {
 #[test]
 fn p02_every_published_example_decodes_and_loses_nothing() {
     let Some(folder) = compat() else { return };
-    let files = std::fs::read_dir(folder.join("manifests/hourglass"))
-        .unwrap()
-        .map(|e| e.unwrap().path());
-    let manifests: Vec<_> = files
-        .filter(|p| p.extension().is_some_and(|e| e == "yaml"))
-        .collect();
+    let files = std::fs::read_dir(folder.join("manifests/hourglass")).unwrap().map(|e| e.unwrap().path());
+    let manifests: Vec<_> = files.filter(|p| p.extension().is_some_and(|e| e == "yaml")).collect();
     assert_eq!(manifests.len(), 10);
     for path in manifests {
         let value = read(&path);
         let performer: Performer = serde_json::from_value(value.clone()).unwrap();
-        assert_eq!(
-            serde_json::to_value(&performer).unwrap(),
-            value,
-            "{}",
-            path.display()
-        );
+        assert_eq!(serde_json::to_value(&performer).unwrap(), value, "{}", path.display());
     }
 }
 
@@ -282,10 +214,7 @@ fn whatever_is_stored_decodes() {
 #[test]
 fn only_what_is_set_is_written() {
     let bare = serde_json::to_value(Performer::default()).unwrap();
-    assert_eq!(
-        bare,
-        json!({ "apiVersion": "hourglass.eigenlayer.io/v1alpha1", "kind": "Performer", "metadata": {} })
-    );
+    assert_eq!(bare, json!({ "apiVersion": "hourglass.eigenlayer.io/v1alpha1", "kind": "Performer", "metadata": {} }));
     let status = serde_json::to_value(crate::performer::PerformerStatus::default()).unwrap();
     assert_eq!(status, json!({}));
 }

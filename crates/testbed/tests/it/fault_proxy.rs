@@ -22,8 +22,7 @@ use testbed::{
     tools,
 };
 
-/// No single step of these tests takes longer on a busy machine.
-const STEP: Duration = Duration::from_secs(30);
+use crate::PATIENCE;
 
 /// A proxy, the same namespace seen through it and directly.
 struct Scene {
@@ -109,7 +108,7 @@ async fn next_event(events: &mut (impl Stream<Item = Result<WatchEvent<ConfigMap
         let value = object.data.as_ref().and_then(|data| data.get("value")).cloned();
         format!("{kind} {}={}", object.name_any(), value.unwrap_or_default())
     };
-    match tokio::time::timeout(STEP, events.next()).await.expect("an event in time") {
+    match tokio::time::timeout(PATIENCE, events.next()).await.expect("an event in time") {
         Some(Ok(WatchEvent::Added(object))) => text("added", &object),
         Some(Ok(WatchEvent::Modified(object))) => text("modified", &object),
         Some(Ok(WatchEvent::Deleted(object))) => text("deleted", &object),
@@ -292,7 +291,7 @@ async fn a_streaming_list_passes_and_recovers_from_faults() {
 /// The end of an initial list is known by a bookmark.
 async fn wait_for_list(events: &mut (impl Stream<Item = Result<watcher::Event<ConfigMap>, watcher::Error>> + Unpin)) {
     let done = events.filter(|event| std::future::ready(matches!(event, Ok(watcher::Event::InitDone))));
-    tokio::time::timeout(STEP, Box::pin(done).next()).await.expect("a list in time").unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, Box::pin(done).next()).await.expect("a list in time").unwrap().unwrap();
 }
 
 #[tokio::test]

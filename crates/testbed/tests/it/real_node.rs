@@ -11,15 +11,18 @@ use http_body_util::Empty;
 use hyper::body::Bytes;
 use hyper_util::{client::legacy, rt::TokioExecutor};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::{Api, api::PostParams, runtime::wait::await_condition};
+use kube::{
+    Api,
+    api::{LogParams, PostParams},
+};
 use serde_json::json;
 use testbed::{ControlPlane, Options, node::RealNode};
+use tokio::io::AsyncReadExt;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
-const IMAGE: &str = "docker.io/local/health:1";
+use crate::{PATIENCE, eventually};
 
-/// A probe takes a second; a busy machine may need a minute for the rest.
-const STEP: Duration = Duration::from_mins(1);
+const IMAGE: &str = "docker.io/local/health:1";
 
 /// A number that one test frees is taken by the next: they look for traces one after another.
 static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -40,13 +43,9 @@ fn pod(node: &str) -> Pod {
     .unwrap()
 }
 
-async fn until(pods: &Api<Pod>, what: &str, condition: impl Fn(&Pod) -> bool + Send + Sync) -> Pod {
+async fn until(pods: &Api<Pod>, condition: impl Fn(&Pod) -> bool + Send + Sync) -> Pod {
     let wanted = |pod: Option<&Pod>| pod.is_some_and(&condition);
-    let wait = tokio::time::timeout(STEP, await_condition(pods.clone(), "health", wanted)).await;
-    match wait {
-        Ok(found) => found.unwrap().unwrap(),
-        Err(_) => panic!("not {what} in time: {:#?}", pods.get("health").await.map(|pod| pod.status)),
-    }
+    eventually(pods, "health", wanted).await.unwrap().unwrap()
 }
 
 fn is_ready(pod: &Pod) -> bool {
@@ -87,25 +86,29 @@ async fn a_pod_lives_by_its_real_probes() {
     }
     let _alone = ONE_AT_A_TIME.lock().await;
     let control_plane = ControlPlane::start(Options::default()).await.unwrap();
+    let settings = kernel_settings();
     let node = RealNode::start(&control_plane).await.unwrap();
+    assert_eq!(kernel_settings(), settings, "a kubelet must not change the machine");
     node.import_image(IMAGE, &RealNode::health_program().await.unwrap()).await.unwrap();
     let namespace = control_plane.namespace("node").await.unwrap();
     let client = control_plane.client().await.unwrap();
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     pods.create(&PostParams::default(), &pod(&node.name())).await.unwrap();
 
-    let pod = until(&pods, "ready", is_ready).await;
+    let pod = until(&pods, is_ready).await;
     assert_eq!(pod.spec.as_ref().unwrap().node_name, Some(node.name()));
     assert!(serves(&pod).await);
+    let log = pods.logs("health", &LogParams::default()).await.unwrap();
+    assert!(log.contains("health service on port 9090"), "{log}");
 
     tell(&pod, "not-serving").await;
     assert!(!serves(&pod).await);
-    let pod = until(&pods, "unready", |pod| !is_ready(pod)).await;
+    let pod = until(&pods, |pod| !is_ready(pod)).await;
     tell(&pod, "serving").await;
-    let pod = until(&pods, "ready again", is_ready).await;
+    let pod = until(&pods, is_ready).await;
 
     tell(&pod, "exit/3").await;
-    let pod = until(&pods, "restarted", |pod| restarts(pod) == 1 && is_ready(pod)).await;
+    let pod = until(&pods, |pod| restarts(pod) == 1 && is_ready(pod)).await;
     assert!(serves(&pod).await);
 
     node.kubelet().restart().await.unwrap();
@@ -118,6 +121,11 @@ async fn a_pod_lives_by_its_real_probes() {
     assert_eq!(self::traces(&name), Vec::<String>::new());
     assert_eq!(pods.get_opt("health").await.unwrap(), None);
     assert_eq!(Api::<Node>::all(client).get_opt(&name).await.unwrap(), None);
+}
+
+/// Two that every kubelet sets, to 10 and 1.
+fn kernel_settings() -> [String; 2] {
+    ["panic", "panic_on_oops"].map(|name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap())
 }
 
 /// What a node has on this machine: bridge, control groups, folder, processes.
@@ -144,12 +152,11 @@ fn processes_of(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-const VICTIM: &str = "node::victim_of_a_kill";
+/// Set for the process that is to be killed.
+const VICTIM: &str = "STRATA_TEST_VICTIM";
 
 /// Runs a node with a pod until it is killed.
-#[tokio::test]
-#[ignore = "started and killed by a_killed_owner_leaves_nothing_that_the_next_start_does_not_remove"]
-async fn victim_of_a_kill() {
+async fn be_a_victim() {
     let control_plane = ControlPlane::start(Options::bare()).await.unwrap();
     let node = RealNode::start(&control_plane).await.unwrap();
     node.import_image(IMAGE, &RealNode::health_program().await.unwrap()).await.unwrap();
@@ -160,19 +167,29 @@ async fn victim_of_a_kill() {
     // Here is neither a scheduler nor anyone who provides what a token's volume needs.
     (spec.node_name, spec.automount_service_account_token) = (Some(node.name()), Some(false));
     pods.create(&PostParams::default(), &pod).await.unwrap();
-    until(&pods, "ready", is_ready).await;
+    until(&pods, is_ready).await;
     eprintln!("runs {}", node.name());
-    std::future::pending::<()>().await;
+    // Ends by itself only when the one who should have killed it is gone.
+    let _ = tokio::io::stdin().read_u8().await;
 }
 
 #[tokio::test]
 async fn a_killed_owner_leaves_nothing_that_the_next_start_does_not_remove() {
+    if std::env::var_os(VICTIM).is_some() {
+        return Box::pin(be_a_victim()).await;
+    }
     if !RealNode::is_available().unwrap() {
         return;
     }
     let _alone = ONE_AT_A_TIME.lock().await;
     let mut victim = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", VICTIM, "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "real_node::a_killed_owner_leaves_nothing_that_the_next_start_does_not_remove",
+            "--nocapture",
+        ])
+        .env(VICTIM, "1")
+        .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
@@ -191,7 +208,7 @@ async fn a_killed_owner_leaves_nothing_that_the_next_start_does_not_remove() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(STEP, ended).await.expect("all its processes end with it");
+    tokio::time::timeout(PATIENCE, ended).await.expect("all its processes end with it");
     let left = folder.join("left");
     std::fs::write(&left, "").expect("the folder waits for the next start");
 

@@ -1,0 +1,142 @@
+//! A control plane with a fault proxy before it, and operators behind the proxy.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kube::{
+    Client, Config as ClientConfig,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use performers::Config;
+use runtime::Settings;
+use testbed::{
+    ControlPlane, Options,
+    audit::{Entry, Mark},
+    fault::{FaultProxy, Seen, Verb},
+};
+use tokio::sync::{OnceCell, oneshot};
+
+use crate::harness::{OPERATOR_USER, Running, Space, alone, hasty, install, operator_user};
+
+/// Far above what anything here takes; it ends a test that would otherwise hang.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The proxy acts as the chart's ServiceAccount: whoever goes through it has exactly the operator's rights.
+pub struct Scene {
+    pub control_plane: ControlPlane,
+    pub proxy: FaultProxy,
+}
+
+/// Shared by tests whose faults are bound to their namespace, or harmless to others.
+pub struct Shared {
+    pub scene: Scene,
+    pub operator: Running,
+}
+
+static SHARED: OnceCell<Shared> = OnceCell::const_new();
+
+impl Scene {
+    pub async fn start(options: Options) -> Result<Self> {
+        let control_plane = ControlPlane::start(Options { fsync: false, ..options }).await?;
+        install(&control_plane).await?;
+        let proxy = proxy(&control_plane).await?;
+        Ok(Self { control_plane, proxy })
+    }
+
+    /// One scene for all tests of this process, with short intervals, on a thread that outlives each of them.
+    pub async fn shared() -> &'static Shared {
+        let start = || async {
+            let (sender, receiver) = oneshot::channel();
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+                runtime.block_on(async {
+                    if sender.send(Shared::start().await).is_ok() {
+                        std::future::pending::<()>().await;
+                    }
+                });
+            });
+            receiver.await.expect("the scene's thread lives").expect("the scene starts")
+        };
+        SHARED.get_or_init(start).await
+    }
+
+    pub async fn operator(&self, settings: Settings, config: Config) -> Result<Running> {
+        Running::start(client(&self.proxy).await?, settings, config).await
+    }
+
+    pub async fn space(&self, prefix: &str) -> Result<Space> {
+        Space::new(&self.control_plane, prefix).await
+    }
+
+    /// Writes for resources in a namespace that reached the proxy so far, without Events.
+    pub fn writes(&self, namespace: &str) -> Vec<Seen> {
+        let mut seen = self.proxy.requests();
+        seen.retain(|seen| {
+            let request = &seen.request;
+            request.namespace.as_deref() == Some(namespace)
+                && request.resource != "events"
+                && Verb::WRITES.contains(&request.verb)
+        });
+        seen
+    }
+
+    /// How often a write like `Delete pods/NAMESPACE/NAME` reached the proxy.
+    pub fn count(&self, write: &str) -> usize {
+        self.proxy.requests().iter().filter(|seen| seen.request.to_string() == write).count()
+    }
+
+    /// What the server itself carried out for the operator since `mark`.
+    pub fn committed(&self, mark: Mark) -> Result<Vec<Entry>> {
+        let mut entries = self.control_plane.audit().entries_after(mark)?;
+        entries.retain(|entry| entry.user == OPERATOR_USER && entry.is_write() && entry.code < 300);
+        Ok(entries)
+    }
+}
+
+impl Shared {
+    /// Rounds of a namespace that ended so.
+    pub fn rounds(&self, namespace: &str, result: &str) -> f64 {
+        let labels = format!(r#"controller="performer",namespace="{namespace}",result="{result}""#);
+        self.operator.metric(&format!("strata_reconcile_total{{{labels}}}"))
+    }
+
+    /// Rounds of a namespace that failed.
+    pub fn failures(&self, namespace: &str) -> f64 {
+        let of_class = |class| {
+            let labels = format!(r#"controller="performer",namespace="{namespace}",class="{class}""#);
+            self.operator.metric(&format!("strata_reconcile_errors_total{{{labels}}}"))
+        };
+        ["transient", "conflict", "invalid", "terminal"].map(of_class).iter().sum()
+    }
+
+    async fn start() -> Result<Self> {
+        let scene = Scene::start(Options::default()).await?;
+        // A request without answer is given up soon, so that faults of that kind cost little time.
+        let settings = Settings { request_timeout: Duration::from_secs(2), ..alone() };
+        let operator = scene.operator(settings, hasty()).await?;
+        Ok(Self { scene, operator })
+    }
+}
+
+/// Waits for something that no watch tells of, like a counter.
+pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+    const LOOK: Duration = Duration::from_millis(20);
+    let watched = async {
+        while !holds() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, watched).await.with_context(|| format!("{what} in time"))
+}
+
+/// A proxy of its own for one more operator.
+pub async fn proxy(control_plane: &ControlPlane) -> Result<FaultProxy> {
+    let upstream = Kubeconfig::read_from(control_plane.kubeconfig_as(&operator_user()).await?)?;
+    Ok(FaultProxy::start(upstream, 7).await?)
+}
+
+/// A client as the binary makes it, with the retries that the client library does by itself.
+pub async fn client(proxy: &FaultProxy) -> Result<Client> {
+    let config = ClientConfig::from_custom_kubeconfig(proxy.kubeconfig(), &KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
+}

@@ -1,0 +1,132 @@
+//! What the operator is told late, twice or not at all.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+use testbed::fault::{Calls, Fault, Verb};
+
+use crate::{
+    harness::{Space, spec},
+    scene::{Scene, Shared, eventually},
+};
+
+/// Waits until a namespace has had some more rounds: each is a chance to act on an old view.
+async fn several_rounds(shared: &Shared, space: &Space) -> Result<()> {
+    let rounds = || {
+        ["success", "requeue_after", "error"].map(|result| shared.rounds(&space.namespace, result)).iter().sum::<f64>()
+    };
+    let before = rounds();
+    eventually("four more rounds", || rounds() >= before + 4.0).await
+}
+
+/// Writes to a resource in the namespace, in order.
+fn verbs(shared: &Shared, space: &Space, resource: &str) -> Vec<Verb> {
+    let mut writes = shared.scene.writes(&space.namespace);
+    writes.retain(|seen| seen.request.resource == resource);
+    writes.into_iter().map(|seen| seen.request.verb).collect()
+}
+
+fn image(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.containers.first()?.image.as_deref()
+}
+
+#[tokio::test]
+async fn events_held_back_cause_no_second_create_and_no_second_delete() -> Result<()> {
+    let shared = Scene::shared().await;
+    let space = shared.scene.space("held").await?;
+    let held = shared.scene.proxy.hold_events("pods");
+    space.create("a", spec()).await?;
+    space.until_pod("a", "there", |_| true).await?;
+    several_rounds(shared, &space).await?;
+    assert_eq!(verbs(shared, &space, "pods"), [Verb::Create]);
+    held.release();
+    space.until_ready("a").await?;
+
+    let held = shared.scene.proxy.hold_events("pods");
+    let former = space.pod("a").await?.metadata.uid.context("a uid")?;
+    space.patch("a", json!({ "spec": { "image": "registry.test/performer:v2" } })).await?;
+    space.until_gone(&space.pods, "performer-a", &former).await?;
+    several_rounds(shared, &space).await?;
+    assert_eq!(verbs(shared, &space, "pods"), [Verb::Create, Verb::Delete]);
+    held.release();
+    space.until_ready("a").await?;
+    assert_eq!(verbs(shared, &space, "pods"), [Verb::Create, Verb::Delete, Verb::Create]);
+    assert_eq!(image(&space.pod("a").await?), Some("registry.test/performer:v2"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_create_whose_answer_was_lost_is_found_out_before_it_is_tried_again() -> Result<()> {
+    let shared = Scene::shared().await;
+    let space = shared.scene.space("lost").await?;
+    let proxy = &shared.scene.proxy;
+    let held = (proxy.hold_events("pods"), proxy.hold_events("services"));
+    for resource in ["pods", "services"] {
+        let lost = Calls::of(Verb::Create, resource).in_namespace(&space.namespace).at_most(1);
+        proxy.inject(lost, Fault::CutAfterCommit);
+    }
+    space.create("a", spec()).await?;
+    space.until("a", "reported", |performer| performer.status.is_some()).await?;
+    several_rounds(shared, &space).await?;
+    assert_eq!(verbs(shared, &space, "pods"), [Verb::Create]);
+    assert_eq!(verbs(shared, &space, "services"), [Verb::Create]);
+    drop(held);
+    space.until_ready("a").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn older_events_once_more_bring_no_ghost() -> Result<()> {
+    let shared = Scene::shared().await;
+    let space = shared.scene.space("ghost").await?;
+    space.create_ready("a", spec()).await?;
+    space.delete_and_wait("a").await?;
+    space.create_ready("b", spec()).await?;
+    let before = shared.scene.writes(&space.namespace).len();
+    let of_us = |event: &serde_json::Value| event["object"]["metadata"]["namespace"] == space.namespace.as_str();
+    for resource in ["performers", "pods", "services"] {
+        let told = shared.scene.proxy.replay_events(resource, |event| of_us(event) && event["type"] != "DELETED");
+        assert_eq!(told, 1, "{resource} are watched");
+    }
+    // A later change of the same kinds comes after the replayed ones: once it is seen, so were they.
+    space.create_ready("c", spec()).await?;
+    several_rounds(shared, &space).await?;
+    let of_c = |seen: &&testbed::fault::Seen| seen.request.name.as_deref().is_some_and(|name| name.ends_with('c'));
+    let writes = shared.scene.writes(&space.namespace);
+    let others: Vec<_> = writes[before..].iter().filter(|seen| !of_c(seen)).collect();
+    assert!(others.is_empty(), "{others:?}");
+    assert!(space.performers.get_opt("a").await?.is_none());
+    Ok(())
+}
+
+#[tokio::test]
+async fn cut_and_expired_watches_lose_nothing() -> Result<()> {
+    let shared = Scene::shared().await;
+    let space = shared.scene.space("watches").await?;
+    let proxy = &shared.scene.proxy;
+    space.create_ready("a", spec()).await?;
+    for (fault, new) in [("cut", "b"), ("expire", "c"), ("cut", "d")] {
+        for resource in ["performers", "pods", "services"] {
+            match fault {
+                "cut" => proxy.cut_watches(resource),
+                _ => proxy.expire_watches(resource),
+            };
+        }
+        // These fall into the gap: the watches are down or being started again.
+        let former = space.pod("a").await?;
+        space.pods.delete("performer-a", &Default::default()).await?;
+        space.services.delete("performer-a", &Default::default()).await?;
+        space.create_ready(new, spec()).await?;
+        space.until_replaced("a", &former).await?;
+        space.until_ready("a").await?;
+    }
+    // The server itself refuses to go on from where we were.
+    let refused = proxy.inject(Calls::of(Verb::Watch, "pods").at_most(2), Fault::Status(410));
+    proxy.cut_watches("pods");
+    refused.reached_times(2).await?;
+    let former = space.pod("a").await?;
+    space.pods.delete("performer-a", &Default::default()).await?;
+    space.until_replaced("a", &former).await?;
+    space.until_ready("a").await?;
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! `strata dev`: the whole thing on this machine.
+
+mod cluster;
+mod credentials;
+mod detach;
+mod display;
+mod down;
+mod event;
+mod example;
+mod leave;
+mod operator;
+mod own;
+mod place;
+mod session;
+mod status;
+mod up;
+
+use std::{error::Error, path::PathBuf, process::ExitCode};
+
+use clap::{Args, Subcommand};
+use place::Place;
+
+use crate::Failure;
+
+#[derive(Debug, Args)]
+pub struct Flags {
+    #[command(subcommand)]
+    command: Command,
+    /// Where data, certificates, kubeconfig and logs are kept; one environment per directory
+    /// [default: ${XDG_STATE_HOME:-~/.local/state}/strata/dev]
+    #[arg(long, env = "STRATA_DEV_DIR", value_name = "DIR", global = true)]
+    dir: Option<PathBuf>,
+    #[arg(long, env = "XDG_STATE_HOME", hide = true, global = true)]
+    state_home: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a control plane, simulated nodes, the operator and the examples
+    ///
+    /// Builds what is missing (once, with the machine's Go, into ~/.cache/strata), starts etcd, kube-apiserver,
+    /// controller-manager, scheduler and simulated nodes on loopback, then the operator under its own ServiceAccount
+    /// and generated rights, and applies the examples. Runs until Ctrl-C, which ends everything; data stay for the next
+    /// start unless --fresh.
+    #[command(after_help = UP_EXAMPLES)]
+    Up(UpFlags),
+    /// End what `dev up` started; does nothing where nothing runs
+    ///
+    /// After `dev up --kubeconfig FILE` it also removes from that cluster all that `dev up` put there: examples, rights,
+    /// namespaces, and the CRDs unless Performers of yours remain. What you made stays.
+    Down,
+    /// Show what runs, with process ids and logs
+    Status {
+        /// json prints {"kubeconfig", "auditLog", "programs": [{"name", "pid", "log"}]}
+        #[arg(long, short, value_enum, default_value_t)]
+        output: status::Output,
+    },
+    /// Print the path of the admin's kubeconfig
+    ///
+    /// Certificates are embedded, so that kubectl and helm can use it from anywhere:
+    /// export KUBECONFIG=$(strata dev kubeconfig)
+    Kubeconfig,
+    /// The background half of `dev up --detach`
+    #[command(hide = true)]
+    Supervise(UpFlags),
+}
+
+const UP_EXAMPLES: &str = "\
+Examples:
+  strata dev up                          in the foreground, until Ctrl-C
+  strata dev up --detach                 returns when the examples run; end it with `strata dev down`
+  strata dev up --detach --fresh         the same, with nothing left of earlier runs
+  strata dev up --kubeconfig kind.yaml   the operator and the examples on a cluster that is already there";
+
+/// What `dev up` is to start.
+#[derive(Clone, Debug, Args)]
+struct UpFlags {
+    /// Return once the examples run, and leave everything running in the background
+    #[arg(long, short)]
+    detach: bool,
+    /// Forget the data of earlier runs; what runs now is ended first
+    #[arg(long)]
+    fresh: bool,
+    /// Add a real node: kubelet and containerd, with an example whose container really runs. Needs root
+    #[arg(long)]
+    real_node: bool,
+    /// Use the cluster of this kubeconfig (its current context) instead of starting one
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["fresh", "real_node"])]
+    kubeconfig: Option<PathBuf>,
+}
+
+pub fn run(flags: Flags) -> Result<ExitCode, Failure> {
+    let runtime = tokio::runtime::Runtime::new().map_err(|error| Failure::new(format!("cannot start: {error}")))?;
+    let place = Place::choose(flags.dir, flags.state_home)?;
+    let result = runtime.block_on(async {
+        match flags.command {
+            Command::Up(up) => up::run(&place, up).await,
+            Command::Supervise(up) => detach::supervise(&place, up).await,
+            Command::Down => down::run(&place).await,
+            Command::Status { output } => return status::print(&place, output),
+            Command::Kubeconfig => status::print_kubeconfig(&place),
+        }
+        .map(|()| ExitCode::SUCCESS)
+    });
+    // A blocked read of standard input must not hold up the exit.
+    runtime.shutdown_background();
+    result
+}
+
+/// The error with its causes, as one text.
+fn explained(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Transparent wrappers repeat their source.
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+impl From<kube::Error> for Failure {
+    fn from(error: kube::Error) -> Self {
+        Self::new(format!("the API server: {}", explained(&error)))
+    }
+}
+
+impl From<testbed::control_plane::Error> for Failure {
+    fn from(error: testbed::control_plane::Error) -> Self {
+        Self::new(explained(&error))
+    }
+}
+
+impl From<testbed::tools::Error> for Failure {
+    fn from(error: testbed::tools::Error) -> Self {
+        Self::new(explained(&error))
+    }
+}
+
+impl From<testbed::process::Error> for Failure {
+    fn from(error: testbed::process::Error) -> Self {
+        Self::new(explained(&error))
+    }
+}
+
+impl From<testbed::node::NodeError> for Failure {
+    fn from(error: testbed::node::NodeError) -> Self {
+        Self::new(explained(&error))
+    }
+}

@@ -1,0 +1,170 @@
+//! Leaving a cluster that was there before us as it was, apart from what the user made.
+
+use std::time::Duration;
+
+use api::performer::Performer;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{
+    Api, Discovery, ResourceExt,
+    api::{DeleteParams, DynamicObject, ListParams},
+    discovery::{Scope, verbs},
+};
+use tokio::time::Instant;
+
+use super::{
+    cluster::{Cluster, NAMESPACE, POLL, installed, is_ours, named},
+    credentials,
+    event::Report,
+    example,
+    operator::Operator,
+    place::Place,
+    session::Guest,
+};
+use crate::Failure;
+
+/// A pod's grace period of 30 s, the operator's margin beyond it, and a busy machine.
+const GONE_PATIENCE: Duration = Duration::from_mins(2);
+
+/// Nothing of this stays; safe to repeat after a failure half way.
+pub async fn run(place: &Place, guest: &Guest, report: &Report) -> Result<(), Failure> {
+    let unreachable = "it is left as it is; run `strata dev down` again when it can be reached";
+    let cluster = Cluster::connect(&guest.kubeconfig).await.map_err(|failure| failure.hint(unreachable))?;
+    report.step("leaving the cluster", "removing the examples");
+    remove_performers(place, &cluster, report).await?;
+    let (namespaces, others): (Vec<_>, Vec<_>) =
+        example::objects().into_iter().filter(|object| !example::is_performer(object)).partition(is_namespace);
+    for object in others.iter().chain(&namespaces) {
+        remove(&cluster, object, report).await?;
+    }
+    report.step("leaving the cluster", "removing the operator's rights and CRDs");
+    if !guest.had_lease {
+        let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), NAMESPACE);
+        absent_is_fine(leases.delete(crate::operator::DEFAULT_LEASE, &DeleteParams::default()).await)?;
+    }
+    for object in installed().iter().rev() {
+        remove(&cluster, object, report).await?;
+    }
+    place.forget_guest();
+    report.done("leaving the cluster", "what `dev up` put there is gone");
+    Ok(())
+}
+
+/// Deletes our Performers while an operator runs, because only an operator lets go of their finalizers.
+async fn remove_performers(place: &Place, cluster: &Cluster, report: &Report) -> Result<(), Failure> {
+    let mut ours = Vec::new();
+    for object in example::objects().into_iter().filter(example::is_performer) {
+        if is_present_and_ours(cluster, &object).await? {
+            ours.push(object);
+        }
+    }
+    if ours.is_empty() {
+        return Ok(());
+    }
+    cluster.install(report).await?;
+    let credentials = credentials::issue(cluster, place).await?;
+    let operator = Operator::start(place, &credentials.kubeconfig).await?;
+    for object in &ours {
+        delete(cluster, object).await?;
+    }
+    let deadline = Instant::now() + GONE_PATIENCE;
+    for object in &ours {
+        gone(cluster, object, deadline).await?;
+    }
+    operator.stop().await
+}
+
+/// Removes an object that we created, unless it holds something of the user's.
+async fn remove(cluster: &Cluster, object: &DynamicObject, report: &Report) -> Result<(), Failure> {
+    if !is_present_and_ours(cluster, object).await? {
+        return Ok(());
+    }
+    let kind = object.types.as_ref().map(|types| types.kind.as_str());
+    let kept_for = match kind {
+        Some("Namespace") => content(cluster, &object.name_any()).await?,
+        Some("CustomResourceDefinition") => performers(cluster).await?,
+        _ => Vec::new(),
+    };
+    if !kept_for.is_empty() {
+        report.note(format!("{} stays, because of {}", named(object), kept_for.join(", ")));
+        return Ok(());
+    }
+    delete(cluster, object).await?;
+    gone(cluster, object, Instant::now() + GONE_PATIENCE).await
+}
+
+fn is_namespace(object: &DynamicObject) -> bool {
+    object.types.as_ref().is_some_and(|types| types.kind == "Namespace")
+}
+
+async fn is_present_and_ours(cluster: &Cluster, object: &DynamicObject) -> Result<bool, Failure> {
+    let present = match cluster.api(object).get_opt(&object.name_any()).await {
+        // The kind itself may be gone.
+        Err(kube::Error::Api(status)) if status.code == 404 => None,
+        result => result?,
+    };
+    Ok(present.is_some_and(|present| is_ours(&present.metadata)))
+}
+
+async fn delete(cluster: &Cluster, object: &DynamicObject) -> Result<(), Failure> {
+    absent_is_fine(cluster.api(object).delete(&object.name_any(), &DeleteParams::default()).await)
+}
+
+async fn gone(cluster: &Cluster, object: &DynamicObject, deadline: Instant) -> Result<(), Failure> {
+    while cluster.api(object).get_opt(&object.name_any()).await?.is_some() {
+        if Instant::now() > deadline {
+            let text = format!("{} is still being deleted after {} s", named(object), GONE_PATIENCE.as_secs());
+            return Err(Failure::new(text).hint("see what holds it, then run `strata dev down` again"));
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(())
+}
+
+fn absent_is_fine<T>(result: Result<T, kube::Error>) -> Result<(), Failure> {
+    match result {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        result => Ok(result.map(drop)?),
+    }
+}
+
+/// Performers of the user's.
+async fn performers(cluster: &Cluster) -> Result<Vec<String>, Failure> {
+    let all = Api::<Performer>::all(cluster.client.clone()).list(&ListParams::default()).await?;
+    let name = |one: &Performer| format!("Performer {}/{}", one.namespace().unwrap_or_default(), one.name_any());
+    Ok(all.iter().map(name).collect())
+}
+
+/// Everything in a namespace that neither we nor Kubernetes itself put there.
+async fn content(cluster: &Cluster, namespace: &str) -> Result<Vec<String>, Failure> {
+    let discovery = Discovery::new(cluster.client.clone()).run().await?;
+    let mut content = Vec::new();
+    for (resource, capabilities) in discovery.groups().flat_map(|group| group.recommended_resources()) {
+        let is_object = capabilities.scope == Scope::Namespaced
+            && capabilities.supports_operation(verbs::LIST)
+            && capabilities.supports_operation(verbs::DELETE);
+        if !is_object {
+            continue;
+        }
+        let api: Api<DynamicObject> = Api::namespaced_with(cluster.client.clone(), namespace, &resource);
+        for object in api.list_metadata(&ListParams::default()).await? {
+            if !is_ours(&object.metadata)
+                && !is_made_by_kubernetes(&resource.kind, &object.name_any(), &object.metadata)
+            {
+                content.push(format!("{} {namespace}/{}", resource.kind, object.name_any()));
+            }
+        }
+    }
+    Ok(content)
+}
+
+/// What every namespace gets, and what goes with its owner.
+fn is_made_by_kubernetes(
+    kind: &str,
+    name: &str,
+    metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+) -> bool {
+    let has_owner = metadata.owner_references.as_ref().is_some_and(|owners| !owners.is_empty());
+    has_owner
+        || metadata.deletion_timestamp.is_some()
+        || matches!((kind, name), ("Event", _) | ("ServiceAccount", "default") | ("ConfigMap", "kube-root-ca.crt"))
+}

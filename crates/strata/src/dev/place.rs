@@ -1,0 +1,138 @@
+//! The directory of one environment: who holds it, and the files in it.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{FlockOperation, fcntl_lock},
+    process::{Flock, FlockType, Pid, fcntl_getlk},
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::session::{Guest, Session};
+use crate::Failure;
+
+#[derive(Clone, Debug)]
+pub struct Place {
+    directory: PathBuf,
+}
+
+/// Proof that this process, and no other, runs the environment. The kernel takes it back when the process ends, and
+/// names its holder to others: no file with a process id can be stale or name somebody else.
+pub struct Hold {
+    _lock: File,
+}
+
+impl Place {
+    pub fn choose(chosen: Option<PathBuf>, state_home: Option<PathBuf>) -> Result<Self, Failure> {
+        let non_empty = |path: &PathBuf| !path.as_os_str().is_empty();
+        let default = || {
+            let state_home = state_home.filter(non_empty);
+            let state_home = state_home.or_else(|| std::env::home_dir().map(|home| home.join(".local/state")))?;
+            Some(state_home.join("strata/dev"))
+        };
+        let directory = chosen.filter(non_empty).or_else(default).ok_or_else(|| {
+            Failure::new("no directory to keep the environment in: HOME is not set").hint("name one with --dir DIR")
+        })?;
+        let directory = std::path::absolute(&directory).unwrap_or(directory);
+        Ok(Self { directory })
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Data, certificates and logs of our own control plane.
+    pub fn control_plane(&self) -> PathBuf {
+        self.directory.join("control-plane")
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// The process that runs the environment. Not to be called while holding it: closing a file gives up all locks
+    /// that this process has on it.
+    pub fn holder(&self) -> Option<Pid> {
+        let lock = OpenOptions::new().write(true).open(self.file("lock")).ok()?;
+        fcntl_getlk(&lock, &Flock::from(FlockType::WriteLock)).ok()??.pid
+    }
+
+    /// Takes the place, unless another process has it. Private, because keys are kept in it.
+    pub fn hold(&self) -> Result<Option<Hold>, Failure> {
+        let fail = |error| self.unusable(&error);
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory).map_err(fail)?;
+        let lock = OpenOptions::new().write(true).create(true).truncate(false).open(self.file("lock")).map_err(fail)?;
+        match fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Hold { _lock: lock })),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) => Ok(None),
+            Err(error) => Err(fail(error.into())),
+        }
+    }
+
+    /// What runs here; `None` while it starts or when nothing does.
+    pub fn session(&self) -> Option<Session> {
+        self.read("session.json")
+    }
+
+    pub fn write_session(&self, session: &Session) -> Result<(), Failure> {
+        self.write("session.json", &json(session))
+    }
+
+    pub fn forget_session(&self) {
+        // Absent is as good as removed, and a file that cannot be removed is overwritten by the next start.
+        let _ = fs::remove_file(self.file("session.json"));
+    }
+
+    /// The foreign cluster that still holds what we installed in it.
+    pub fn guest(&self) -> Option<Guest> {
+        self.read("guest.json")
+    }
+
+    pub fn write_guest(&self, guest: &Guest) -> Result<(), Failure> {
+        self.write("guest.json", &json(guest))
+    }
+
+    pub fn forget_guest(&self) {
+        let _ = fs::remove_file(self.file("guest.json"));
+    }
+
+    /// Removes data, certificates and logs of earlier runs.
+    pub fn wipe(&self) -> Result<(), Failure> {
+        match fs::remove_dir_all(self.control_plane()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.unusable(&error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Replaces a file at once, so that a reader sees the old or the new text; only the owner may read it.
+    pub fn write(&self, name: &str, text: &str) -> Result<(), Failure> {
+        let (path, partial) = (self.file(name), self.file(&format!("{name}.new")));
+        OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&partial)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .and_then(|()| fs::rename(&partial, &path))
+            .map_err(|error| self.unusable(&error))
+    }
+
+    fn read<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
+        serde_json::from_str(&fs::read_to_string(self.file(name)).ok()?).ok()
+    }
+
+    fn unusable(&self, error: &io::Error) -> Failure {
+        Failure::new(format!("cannot use the directory {}: {error}", self.directory.display()))
+            .hint("choose another with --dir DIR or STRATA_DEV_DIR")
+    }
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("our own records have a JSON form")
+}

@@ -1,0 +1,42 @@
+//! What is known about a running environment, by others as well.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Written when everything is up, removed at the end.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Session {
+    pub status: Status,
+    pub metrics: String,
+    /// The kubectl of our tools, where it was built.
+    pub kubectl: Option<PathBuf>,
+    /// From the start of the first program to the operator's readiness.
+    pub ready_after_millis: u64,
+}
+
+/// The form that scripts rely on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    pub kubeconfig: PathBuf,
+    /// Only our own control plane's log is at hand.
+    pub audit_log: Option<PathBuf>,
+    pub programs: Vec<Program>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Program {
+    pub name: String,
+    pub pid: u32,
+    pub log: PathBuf,
+}
+
+/// A cluster that we did not start and that has to be left as it was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Guest {
+    pub kubeconfig: PathBuf,
+    /// Whether the operator's lease was there before us.
+    pub had_lease: bool,
+}

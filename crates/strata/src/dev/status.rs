@@ -1,0 +1,89 @@
+//! `strata dev status`, `strata dev kubeconfig`, and what to try next.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+
+use super::{
+    place::Place,
+    session::{Program, Session},
+};
+use crate::Failure;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Output {
+    #[default]
+    Table,
+    Json,
+}
+
+pub fn print(place: &Place, output: Output) -> Result<ExitCode, Failure> {
+    match (current(place), output) {
+        (Ok(session), Output::Json) => {
+            let text = serde_json::to_string_pretty(&session.status).expect("a status has a JSON form");
+            anstream::println!("{text}");
+            Ok(ExitCode::SUCCESS)
+        }
+        (Ok(session), Output::Table) => {
+            print_table(&session);
+            Ok(ExitCode::SUCCESS)
+        }
+        (Err(failure), Output::Json) => {
+            anstream::eprintln!("{}", json!({ "error": failure.message, "hint": failure.hint }));
+            Ok(ExitCode::FAILURE)
+        }
+        (Err(failure), Output::Table) => Err(failure),
+    }
+}
+
+pub fn print_kubeconfig(place: &Place) -> Result<(), Failure> {
+    anstream::println!("{}", current(place)?.status.kubeconfig.display());
+    Ok(())
+}
+
+fn current(place: &Place) -> Result<Session, Failure> {
+    let is_held = place.holder().is_some();
+    match place.session().filter(|_| is_held) {
+        Some(session) => Ok(session),
+        None if is_held => Err(Failure::new("it is starting or ending").hint("ask again in a few seconds")),
+        None => Err(Failure::new(format!("nothing is up in {}", place.directory().display()))
+            .hint("start it with `strata dev up`")),
+    }
+}
+
+fn print_table(session: &Session) {
+    let name_width = session.status.programs.iter().map(|program| program.name.len()).max().unwrap_or(0);
+    anstream::println!("{:name_width$}  {:>8}  LOG", "PROGRAM", "PID");
+    for Program { name, pid, log } in &session.status.programs {
+        anstream::println!("{name:name_width$}  {pid:>8}  {}", log.display());
+    }
+    anstream::println!("\nkubeconfig  {}", session.status.kubeconfig.display());
+    if let Some(log) = &session.status.audit_log {
+        anstream::println!("audit log   {}", log.display());
+    }
+    anstream::println!("metrics     {}", session.metrics);
+}
+
+/// What a newcomer can do now.
+pub fn print_next_steps(session: &Session) {
+    let operator = session.status.programs.iter().find(|program| program.name == super::operator::NAME);
+    let log = operator.map(|program| program.log.display().to_string()).unwrap_or_default();
+    let kubectl = session.kubectl.as_ref().map_or_else(|| "kubectl".to_owned(), |path| path.display().to_string());
+    anstream::println!(
+        "\nstrata is up (operator ready after {:.1} s). Try:
+
+  export KUBECONFIG={}
+  alias kubectl={kubectl}
+  kubectl get performers -A                                   # what runs
+  kubectl delete pod performer-basic -n performers-demo       # kill one …
+  kubectl get pods -n performers-demo --watch                 # … and see it come back
+  kubectl patch performer basic -n performers-demo --type=merge -p '{{\"spec\":{{\"version\":\"2\"}}}}'   # an upgrade
+  curl {}
+  tail -f {log}
+
+`strata dev status` shows what runs, `strata dev down` ends it.",
+        std::time::Duration::from_millis(session.ready_after_millis).as_secs_f64(),
+        session.status.kubeconfig.display(),
+        session.metrics,
+    );
+}

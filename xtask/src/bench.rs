@@ -1,0 +1,131 @@
+//! `cargo xtask bench`: what the operator costs, measured against a real control plane. Numbers, not pass or fail.
+
+mod build;
+mod change;
+mod conditions;
+mod crowd;
+mod floor;
+mod follow;
+mod goal;
+mod ground;
+mod handover;
+mod life;
+mod load;
+mod operator;
+mod print;
+mod tally;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use conditions::Conditions;
+use ground::Ground;
+use operator::Operator;
+
+/// A benchmark, named for its layer.
+#[derive(Subcommand)]
+pub enum Benchmark {
+    /// Performers from nothing to Ready, at rest, changed, restarted, handed over
+    Performers(Flags),
+}
+
+#[derive(Args, Clone, Copy)]
+pub struct Flags {
+    /// How many performers (the simulated nodes have room for 6000)
+    #[arg(long, default_value_t = 500, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=6000))]
+    count: u32,
+    /// Print one JSON document on standard output; progress stays on standard error
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything that was measured, in the order in which it was.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Results {
+    conditions: Conditions,
+    raw_creates: Vec<floor::RawCreates>,
+    floor: floor::Floor,
+    load: load::Load,
+    rest: life::Rest,
+    change: change::Change,
+    restart: life::Restart,
+    terminated: handover::HandOver,
+    killed: handover::HandOver,
+}
+
+pub fn run(benchmark: &Benchmark) -> Result<()> {
+    let Benchmark::Performers(flags) = benchmark;
+    if cfg!(debug_assertions) {
+        return build::go_on_optimised();
+    }
+    let program = build::operator()?;
+    // One thread, as the operator has: the benchmark shares the machine with what it measures.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let results = runtime.block_on(async {
+        tokio::select! {
+            results = measure(*flags, &program) => results,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted; everything that was started has been ended"),
+        }
+    })?;
+    let goals = goal::goals(&results);
+    if flags.json {
+        let document = serde_json::json!({ "results": results, "goals": goals, "peer": goal::PEER });
+        println!("{}", serde_json::to_string_pretty(&document)?);
+    } else {
+        print::goals(&goals);
+    }
+    Ok(())
+}
+
+async fn measure(flags: Flags, program: &Path) -> Result<Results> {
+    let count = flags.count as usize;
+    let show = |text: String| {
+        if !flags.json {
+            println!("{text}");
+        }
+    };
+    progress("starting the control plane");
+    let ground = Ground::start(count).await.context("the control plane did not start")?;
+    let conditions = Conditions::read(&ground)?;
+    show(print::conditions(&conditions));
+
+    progress("floor one: raw ConfigMap creates");
+    let raw_creates = floor::raw_creates(&ground).await?;
+    show(print::raw_creates(&raw_creates));
+    progress("floor two: the objects of all performers, written without an operator");
+    let floor = floor::objects(&ground).await?;
+    show(print::floor(&floor));
+
+    let namespace = ground.control_plane.namespace("performers").await?;
+    let operator = Operator::start(&ground, program, "operator").await?;
+    operator.leads(&ground).await?;
+    progress("performers from nothing to Ready");
+    let load = load::measure(&ground, &operator, &namespace).await?;
+    show(print::load(&load, &floor));
+    progress(&format!("{} s at rest", life::REST.as_secs()));
+    let rest = life::rest(&ground, &operator).await?;
+    show(print::rest(&rest));
+    progress("spec changes");
+    let change = change::measure(&ground, &namespace).await?;
+    show(print::change(&change));
+    progress("restart");
+    operator.stop().await?;
+    let restart = life::restart(&ground, program).await?;
+    show(print::restart(&restart));
+
+    progress("two replicas: hand-over");
+    let (terminated, killed) = handover::measure(&ground, program).await?;
+    show(print::hand_over("SIGTERM", &terminated));
+    show(print::hand_over("SIGKILL", &killed));
+    progress("ending the control plane");
+    ground.control_plane.stop().await?;
+    Ok(Results { conditions, raw_creates, floor, load, rest, change, restart, terminated, killed })
+}
+
+fn progress(what: &str) {
+    eprintln!("bench: {what} …");
+}

@@ -1,0 +1,94 @@
+//! The performers of the benchmark, and writing or removing many objects.
+
+use std::{
+    collections::HashSet,
+    fmt::Debug,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+use api::performer::{Performer, Phase};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::{
+    Api, Resource,
+    api::{DeleteParams, ListParams, PostParams},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::json;
+
+use super::ground::{Ground, WRITERS};
+
+/// A small but complete performer, as a user would write it.
+pub fn performer(namespace: &str, number: usize) -> Performer {
+    let object = json!({
+        "metadata": { "name": format!("bench-{number:04}"), "namespace": namespace },
+        "spec": {
+            "avsAddress": format!("0x{number:040x}"),
+            "image": "registry.test/performer:v1",
+            "version": "v1",
+            "config": { "grpcPort": 9090, "environment": { "LOG_LEVEL": "info", "NETWORK": "mainnet" } },
+            "resources": { "requests": { "cpu": "100m", "memory": "128Mi" } },
+        },
+    });
+    serde_json::from_value(object).expect("a performer")
+}
+
+/// Creates all performers, [`WRITERS`] at a time, as quickly as the server takes them.
+pub async fn create(ground: &Ground, namespace: &str) -> Result<Vec<Performer>> {
+    let api: Api<Performer> = Api::namespaced(ground.client.clone(), namespace);
+    let params = PostParams::default();
+    let (api, params) = (&api, &params);
+    let writes = (0..ground.count).map(|number| async move { api.create(params, &performer(namespace, number)).await });
+    Ok(stream::iter(writes).buffer_unordered(WRITERS).try_collect().await?)
+}
+
+pub fn is_ready(performer: &Performer) -> bool {
+    performer.status.as_ref().is_some_and(|status| status.ready && status.phase == Some(Phase::Running))
+}
+
+pub fn is_pod_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Says yes once `count` different objects were ready.
+pub fn all_ready<K: Resource>(count: usize, is_ready: fn(&K) -> bool) -> impl FnMut(&K) -> bool {
+    let mut ready = HashSet::new();
+    move |object| {
+        if is_ready(object) {
+            ready.extend(object.meta().name.clone());
+        }
+        ready.len() >= count
+    }
+}
+
+/// Removes everything a crowd is made of and waits until it is gone. Meant for performers no operator looks after.
+pub async fn remove(ground: &Ground, namespace: &str) -> Result<()> {
+    clear::<Performer>(ground, namespace).await?;
+    clear::<Pod>(ground, namespace).await?;
+    clear::<Service>(ground, namespace).await?;
+    ground.settled().await
+}
+
+pub async fn clear<K>(ground: &Ground, namespace: &str) -> Result<()>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Serialize,
+{
+    // Emptiness has no event to wait for, and nothing is measured meanwhile.
+    const LOOK: Duration = Duration::from_millis(200);
+    let api: Api<K> = Api::namespaced(ground.client.clone(), namespace);
+    api.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+    let deadline = Instant::now() + ground.patience();
+    while !api.list_metadata(&ListParams::default().limit(1)).await?.items.is_empty() {
+        if Instant::now() > deadline {
+            bail!("{} of the last step do not go away", K::plural(&()));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(())
+}

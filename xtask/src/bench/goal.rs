@@ -1,0 +1,87 @@
+//! What was aimed at, and how far off the measurement is.
+
+use serde::Serialize;
+
+use super::{Results, tally::each};
+
+/// Published figures of the Go operator that strata replaces, taken on the same kind of machine with 500 performers.
+pub const PEER: Peer = Peer {
+    count: 500,
+    wall_seconds: 74.0,
+    writes_each: 6.1,
+    cpu_ms_each: 8.0,
+    rss_mib: 56.0,
+    writes_per_second_at_rest: 11.0,
+};
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Peer {
+    pub count: usize,
+    pub wall_seconds: f64,
+    pub writes_each: f64,
+    pub cpu_ms_each: f64,
+    pub rss_mib: f64,
+    pub writes_per_second_at_rest: f64,
+}
+
+/// Less is better in all of them.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Goal {
+    pub what: &'static str,
+    pub unit: &'static str,
+    /// At most this.
+    pub limit: f64,
+    pub measured: f64,
+    pub peer: Option<f64>,
+}
+
+impl Goal {
+    fn new(what: &'static str, unit: &'static str, limit: f64, measured: f64, peer: Option<f64>) -> Self {
+        Self { what, unit, limit, measured, peer }
+    }
+
+    pub fn is_met(&self) -> bool {
+        self.measured <= self.limit
+    }
+
+    /// None where the goal is nothing at all.
+    pub fn ratio(&self) -> Option<f64> {
+        (self.limit > 0.0).then(|| self.measured / self.limit)
+    }
+}
+
+pub fn goals(results: &Results) -> Vec<Goal> {
+    let Results { floor, load, rest, restart, terminated, killed, .. } = results;
+    let count = load.count;
+    // What 500 and 5000 performers may take; a count between counts as 5000.
+    let memory = if count <= 500 { 20.0 } else { 40.0 };
+    let peer = |value: f64| (count == PEER.count).then_some(value);
+    let at_rest = &rest.requests;
+    let noise = at_rest.writes() + at_rest.events + at_rest.gets + at_rest.lists;
+    vec![
+        Goal::new("wall to all Ready", "s", 1.25 * floor.wall_seconds, load.wall_seconds, peer(PEER.wall_seconds)),
+        Goal::new("own writes each", "", 5.0, each(load.own.writes(), count), peer(PEER.writes_each)),
+        Goal::new("GETs each", "", 0.0, each(load.own.gets, count), None),
+        Goal::new("CPU each", "ms", 1.0, load.cpu_ms / each(count, 1), peer(PEER.cpu_ms_each)),
+        Goal::new("RSS, all Ready", "MiB", memory, load.after.rss_mib, peer(PEER.rss_mib)),
+        Goal::new("RSS, after a restart", "MiB", memory, restart.settled.rss_mib, None),
+        Goal::new(
+            "requests at rest, lease and watches aside",
+            "/s",
+            0.0,
+            each(noise, 1) / rest.seconds,
+            peer(PEER.writes_per_second_at_rest),
+        ),
+        Goal::new("CPU at rest", "millicores", 1.0, rest.millicores, None),
+        Goal::new("hand-over after SIGTERM (slowest)", "ms", 250.0, terminated.slowest_ms, None),
+        Goal::new(
+            "take-over after SIGKILL (slowest)",
+            "ms",
+            1000.0 * each(usize::try_from(killed.lease_seconds).unwrap_or(0), 1),
+            killed.slowest_ms,
+            None,
+        ),
+    ]
+}
