@@ -170,7 +170,7 @@ fn odd_objects() -> Vec<Value> {
         ),
         with(
             json!({ "scheduling": { "affinity": { "nodeAffinity": { "preferredDuringSchedulingIgnoredDuringExecution":
-            [{ "weight": 0, "preference": { "matchFields": [{ "key": "k", "operator": "Gt", "values": ["1"] }] } }] } } } }),
+            [{ "weight": 1, "preference": { "matchFields": [{ "key": "k", "operator": "Gt", "values": ["1"] }] } }] } } } }),
         ),
         with(json!({ "imagePullSecrets": [{}, { "name": "a" }, { "name": "a" }] })),
         with(json!({ "imagePullPolicy": "Never", "nobody": { "knows": "this field" } })),
