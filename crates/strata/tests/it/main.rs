@@ -1,4 +1,7 @@
 //! Whole-system tests of the binary.
 
-#[cfg(feature = "dev")]
 mod dev;
+mod harness;
+mod kill;
+mod process;
+mod scene;
