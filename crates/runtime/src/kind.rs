@@ -72,7 +72,14 @@ pub struct Kind<W, T> {
 impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     /// `keep` reduces a decoded object to what stays in memory; `None` for objects that are none of our business.
     pub fn new(resource: &'static str, writer: Writer, keep: fn(W) -> Option<T>) -> Arc<Self> {
-        Arc::new(Self { store: Store::default(), keep, writer, resource, trouble: Mutex::default(), doubtful: Mutex::default() })
+        Arc::new(Self {
+            store: Store::default(),
+            keep,
+            writer,
+            resource,
+            trouble: Mutex::default(),
+            doubtful: Mutex::default(),
+        })
     }
 
     pub fn store(&self) -> &Store<T> {

@@ -38,7 +38,15 @@ struct Inner<T> {
 
 impl<T> Default for Store<T> {
     fn default() -> Self {
-        Self { inner: RwLock::new(Inner { objects: HashMap::new(), deleted: HashMap::new(), delivered: 0, listing: None, is_synced: false }) }
+        Self {
+            inner: RwLock::new(Inner {
+                objects: HashMap::new(),
+                deleted: HashMap::new(),
+                delivered: 0,
+                listing: None,
+                is_synced: false,
+            }),
+        }
     }
 }
 

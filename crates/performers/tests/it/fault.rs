@@ -71,7 +71,8 @@ async fn p41_every_write_survives_every_fault_and_nothing_is_made_twice() -> Res
     let shared = Scene::shared().await;
     let space = shared.scene.space("faults").await?;
     let mark = shared.scene.control_plane.audit().mark()?;
-    let lives = WRITES.iter().flat_map(|write| FAULTS.map(|fault| Box::pin(live_through(shared, &space, write, fault))));
+    let lives =
+        WRITES.iter().flat_map(|write| FAULTS.map(|fault| Box::pin(live_through(shared, &space, write, fault))));
     try_join_all(lives).await?;
     let mut committed = shared.scene.committed(mark)?;
     committed.retain(|entry| entry.namespace == space.namespace);
@@ -159,8 +160,7 @@ async fn p41_retry_after_is_honoured() -> Result<()> {
 async fn p41_a_performer_that_vanishes_under_a_round_ends_it_quietly() -> Result<()> {
     let shared = Scene::shared().await;
     let space = shared.scene.space("vanished").await?;
-    let held =
-        shared.scene.proxy.inject(calls("status", &space.namespace, "a").at_most(1), Fault::HoldBeforeCommit);
+    let held = shared.scene.proxy.inject(calls("status", &space.namespace, "a").at_most(1), Fault::HoldBeforeCommit);
     let created = space.create("a", spec()).await?;
     held.reached().await?;
     space.patch("a", json!({ "metadata": { "finalizers": null } })).await?;

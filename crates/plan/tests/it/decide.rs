@@ -265,8 +265,8 @@ fn deletion_waits_no_longer_than_grace_and_margin() {
     world.step();
     let end = world.now + jiff::SignedDuration::from_secs(30);
     world.pod_mut().deletion = Some(Deletion { at: end });
-    assert_eq!(world.plan().next_look, Some(Duration::from_secs(60)));
-    world.advance(Duration::from_secs(60));
+    assert_eq!(world.plan().next_look, Some(Duration::from_mins(1)));
+    world.advance(Duration::from_mins(1));
     assert_eq!(names(&world.plan().actions), ["ReleaseFinalizer"]);
 }
 

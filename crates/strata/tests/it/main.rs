@@ -1,4 +1,13 @@
-//! Whole-system tests of the binary.
+//! The binary as users run it, on a real control plane.
 
 #[cfg(feature = "dev")]
 mod dev;
+mod kill;
+mod process;
+
+#[path = "../../../performers/tests/it/harness.rs"]
+#[allow(dead_code, reason = "the performers tests use all of it")]
+mod harness;
+#[path = "../../../performers/tests/it/scene.rs"]
+#[allow(dead_code, reason = "the performers tests use all of it")]
+mod scene;
