@@ -11,6 +11,9 @@ mod harness;
 #[path = "../../../performers/tests/it/log.rs"]
 #[allow(dead_code, reason = "the performers tests use all of it")]
 mod log;
+#[path = "../../../performers/tests/it/observe.rs"]
+#[allow(dead_code, reason = "the performers tests use all of it")]
+mod observe;
 #[path = "../../../performers/tests/it/scene.rs"]
 #[allow(dead_code, reason = "the performers tests use all of it")]
 mod scene;
