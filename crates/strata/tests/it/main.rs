@@ -8,6 +8,12 @@ mod process;
 #[path = "../../../performers/tests/it/harness.rs"]
 #[allow(dead_code, reason = "the performers tests use all of it")]
 mod harness;
+#[path = "../../../performers/tests/it/log.rs"]
+#[allow(dead_code, reason = "the performers tests use all of it")]
+mod log;
+#[path = "../../../performers/tests/it/observe.rs"]
+#[allow(dead_code, reason = "the performers tests use all of it")]
+mod observe;
 #[path = "../../../performers/tests/it/scene.rs"]
 #[allow(dead_code, reason = "the performers tests use all of it")]
 mod scene;
