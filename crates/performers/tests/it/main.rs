@@ -1,6 +1,9 @@
 //! The performers layer on a real API server, under the chart's ServiceAccount and rights.
 
+#![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
+
 mod admin;
+mod cluster;
 mod condition;
 mod crd;
 mod deletion;
