@@ -25,7 +25,7 @@ use testbed::{ControlPlane, Options, User};
 use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::log::Logs;
+use crate::capture::Logs;
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
 pub const PATIENCE: Duration = Duration::from_mins(1);

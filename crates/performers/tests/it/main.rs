@@ -4,6 +4,7 @@
 
 mod admin;
 mod cluster;
+mod capture;
 mod condition;
 mod crd;
 mod deletion;

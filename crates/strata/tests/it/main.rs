@@ -2,9 +2,14 @@
 
 #[cfg(feature = "dev")]
 mod dev;
+mod chart_rights;
+mod handover;
 mod kill;
 mod process;
 
+#[path = "../../../performers/tests/it/capture.rs"]
+#[allow(dead_code, reason = "the performers tests use all of it")]
+mod capture;
 #[path = "../../../performers/tests/it/harness.rs"]
 #[allow(dead_code, reason = "the performers tests use all of it")]
 mod harness;
