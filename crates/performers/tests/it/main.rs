@@ -3,8 +3,8 @@
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
 mod admin;
-mod cluster;
 mod capture;
+mod cluster;
 mod condition;
 mod crd;
 mod deletion;

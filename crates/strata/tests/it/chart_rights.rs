@@ -26,7 +26,9 @@ use crate::{
 /// `pods create`, `performers.hourglass.eigenlayer.io/status patch`, …
 fn granted() -> BTreeSet<String> {
     let all = performers::rights::CLUSTER.iter().chain(rights::CLUSTER).chain(rights::OWN_NAMESPACE);
-    let text = |right: &Right| right.verbs.iter().map(|verb| format!("{} {} {verb}", right.group, right.resource)).collect::<Vec<_>>();
+    let text = |right: &Right| {
+        right.verbs.iter().map(|verb| format!("{} {} {verb}", right.group, right.resource)).collect::<Vec<_>>()
+    };
     all.flat_map(text).collect()
 }
 
@@ -78,7 +80,9 @@ async fn p44_what_is_granted_is_what_is_used() -> Result<()> {
     for lists in ["--streaming-lists=on", "--streaming-lists=off"] {
         let operator = operator(&scene, &scene.proxy, &["--lease-duration=2s", lists])?;
         lead_a_life(&space).await?;
-        let renewed = || scene.proxy.requests().iter().any(|seen| seen.request.is_for("leases") && seen.request.verb == Verb::Get);
+        let renewed = || {
+            scene.proxy.requests().iter().any(|seen| seen.request.is_for("leases") && seen.request.verb == Verb::Get)
+        };
         eventually("the lease was read after a conflict", renewed).await?;
         operator.signal(Signal::TERM)?;
         assert_eq!(operator.exited().await, 0, "{}", operator.log_tail());

@@ -50,8 +50,10 @@ impl Replica {
 
     /// A standby with full caches.
     async fn is_warm(&self) -> Result<()> {
-        let watches = |resource| move |seen: &testbed::fault::Seen| {
-            seen.request.verb == Verb::Watch && seen.request.is_for(resource) && seen.code == Some(200)
+        let watches = |resource| {
+            move |seen: &testbed::fault::Seen| {
+                seen.request.verb == Verb::Watch && seen.request.is_for(resource) && seen.code == Some(200)
+            }
         };
         eventually("all is watched", || {
             let requests = self.proxy.requests();

@@ -127,7 +127,9 @@ impl Campaign {
             }
             anyhow::Ok(())
         };
-        tokio::time::timeout(std::time::Duration::from_secs(60), found).await.with_context(|| format!("{reason} of {name}"))?
+        tokio::time::timeout(std::time::Duration::from_secs(60), found)
+            .await
+            .with_context(|| format!("{reason} of {name}"))?
     }
 
     /// The end of a flow as it is without any disturbance.
@@ -192,7 +194,13 @@ impl Campaign {
     }
 
     /// Holds each point in a Performer of its own, kills the operator while all are held, and sees the next one finish.
-    async fn strike(&mut self, flow: Flow, fault: Fault, points: &[Point], calm: &BTreeMap<String, usize>) -> Result<()> {
+    async fn strike(
+        &mut self,
+        flow: Flow,
+        fault: Fault,
+        points: &[Point],
+        calm: &BTreeMap<String, usize>,
+    ) -> Result<()> {
         let side = if fault == Fault::HoldBeforeCommit { "before" } else { "after" };
         let kill = self.kills;
         let names: Vec<String> =

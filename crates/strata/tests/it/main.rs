@@ -1,8 +1,8 @@
 //! The binary as users run it, on a real control plane.
 
+mod chart_rights;
 #[cfg(feature = "dev")]
 mod dev;
-mod chart_rights;
 mod handover;
 mod kill;
 mod process;
@@ -13,9 +13,6 @@ mod capture;
 #[path = "../../../performers/tests/it/harness.rs"]
 #[allow(dead_code, reason = "the performers tests use all of it")]
 mod harness;
-#[path = "../../../performers/tests/it/log.rs"]
-#[allow(dead_code, reason = "the performers tests use all of it")]
-mod log;
 #[path = "../../../performers/tests/it/observe.rs"]
 #[allow(dead_code, reason = "the performers tests use all of it")]
 mod observe;
