@@ -17,12 +17,12 @@ use plan::{
         self as performer, Action, Capabilities, EventKind, Outcome, PodFacts, Policy, Round, ServiceFacts, Slot,
     },
 };
-use runtime::{Clock, Error, Executed, Key, Kind, Layer, Occurrence, Recorder, Versioned};
+use runtime::{Clock, Error, Executed, Key, Kind, Layer, Occurrence, Recorder, Versioned, View};
 use serde_json::{Value, json};
 
 use crate::view::{PerformerView, PodView, ServiceView, owned_key};
 
-pub(crate) struct Performers {
+pub(crate) struct PerformerLayer {
     pub performers: Arc<Kind<PerformerView, Performer>>,
     pub pods: Arc<Kind<PodView, PodFacts>>,
     pub services: Arc<Kind<ServiceView, ServiceFacts>>,
@@ -43,7 +43,7 @@ pub(crate) struct Observed {
     version: AtomicU64,
 }
 
-impl Layer for Performers {
+impl Layer for PerformerLayer {
     const CONTROLLER: &'static str = "performer";
     type Observed = Observed;
     type Action = Action;
@@ -64,14 +64,8 @@ impl Layer for Performers {
         };
         let uid = performer.value.metadata.uid.as_deref().unwrap_or_default();
         let surroundings = performer::Observed {
-            pod: match self.pods.store().is_synced() {
-                true => Slot::of_pod(self.pods.get(&owned).map(|pod| pod.value.clone()), uid),
-                false => Slot::Unknown,
-            },
-            service: match self.services.store().is_synced() {
-                true => Slot::of_service(self.services.get(&owned).map(|service| service.value.clone()), uid),
-                false => Slot::Unknown,
-            },
+            pod: slot(&self.pods, &owned, |pod| Slot::of_pod(pod, uid)),
+            service: slot(&self.services, &owned, |service| Slot::of_service(service, uid)),
             replacements: self.replacements().get(key).copied().unwrap_or(0),
         };
         let version = AtomicU64::new(performer.version);
@@ -136,7 +130,9 @@ impl Layer for Performers {
             plan.actions.iter().zip(outcomes).any(|(action, outcome)| {
                 matches!(action, Action::ReleaseFinalizer { .. }) && *outcome == Outcome::Done
             });
-        let written = if is_released || before == Some(&after) {
+        // Nothing reported so far and nothing to report are the same.
+        let is_news = after != before.cloned().unwrap_or_default();
+        let written = if is_released || !is_news {
             Ok(())
         } else {
             self.write_status(key, observed, plan, outcomes, &after).await
@@ -153,7 +149,7 @@ impl Layer for Performers {
     }
 }
 
-impl Performers {
+impl PerformerLayer {
     fn replacements(&self) -> std::sync::MutexGuard<'_, HashMap<Key, u32>> {
         self.replacements.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -240,6 +236,15 @@ impl Performers {
             });
         }
     }
+}
+
+/// Whose object a key names; a cache that is not filled yet says nothing about it.
+fn slot<W: View, T: Clone + Send + Sync + 'static>(
+    kind: &Kind<W, T>,
+    key: &Key,
+    sort: impl FnOnce(Option<T>) -> Slot<T>,
+) -> Slot<T> {
+    if kind.store().is_synced() { sort(kind.get(key).map(|found| found.value.clone())) } else { Slot::Unknown }
 }
 
 /// Sorts a result into what the report must know and what ends the round.

@@ -40,7 +40,7 @@ pub fn install(operator: &mut Operator, config: Config) {
     operator.watch(&pods, &queue, view::performer_of);
     operator.watch(&services, &queue, view::performer_of);
     operator.metrics.collect(Box::new(metrics::PerformerMetrics(performers.clone())));
-    let layer = layer::Performers {
+    let layer = layer::PerformerLayer {
         performers,
         pods,
         services,

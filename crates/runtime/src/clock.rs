@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn jitter_stays_within_a_tenth_and_varies() {
-        let period = Duration::from_secs(120);
+        let period = Duration::from_mins(2);
         let all: Vec<_> = (0..500).map(|seed| jittered(period, seed)).collect();
         assert!(all.iter().all(|d| *d >= period * 9 / 10 && *d <= period * 11 / 10));
         assert!(all.iter().max().unwrap().saturating_sub(*all.iter().min().unwrap()) > period / 10);

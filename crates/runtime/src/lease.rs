@@ -79,7 +79,7 @@ impl Leadership {
         match *self.term.borrow() {
             Term::Standby => None,
             // Longer than any request may take.
-            Term::Always => Some(Duration::from_secs(3600)),
+            Term::Always => Some(Duration::from_hours(1)),
             Term::LeadingUntil(end) => {
                 let left = end.saturating_duration_since(self.clock.instant());
                 (!left.is_zero()).then_some(left)
@@ -263,7 +263,7 @@ impl Elector {
         match (led, matches!(term, Term::LeadingUntil(_))) {
             (false, true) => tracing::info!(identity = self.config.identity, lease = self.config.name, "leading"),
             (true, false) => {
-                tracing::info!(identity = self.config.identity, lease = self.config.name, "no longer leading")
+                tracing::info!(identity = self.config.identity, lease = self.config.name, "no longer leading");
             }
             _ => {}
         }
@@ -304,11 +304,14 @@ fn claim(known: Option<&Lease>, config: &LeaseConfig, now: jiff::Timestamp) -> L
     let spec = known.and_then(|lease| lease.spec.clone()).unwrap_or_default();
     let is_renewal = spec.holder_identity.as_deref() == Some(config.identity.as_str());
     let transitions = spec.lease_transitions.unwrap_or(0);
-    let mut metadata = known.map(|lease| lease.metadata.clone()).unwrap_or_else(|| ObjectMeta {
-        name: Some(config.name.clone()),
-        namespace: Some(config.namespace.clone()),
-        ..ObjectMeta::default()
-    });
+    let mut metadata = known.map_or_else(
+        || ObjectMeta {
+            name: Some(config.name.clone()),
+            namespace: Some(config.namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        |lease| lease.metadata.clone(),
+    );
     metadata.managed_fields = None;
     Lease {
         metadata,

@@ -324,7 +324,7 @@ impl Inner {
 mod tests {
     use super::*;
 
-    const RESYNC: Duration = Duration::from_secs(120);
+    const RESYNC: Duration = Duration::from_mins(2);
 
     fn queue() -> Queue {
         Queue::new(Clock::default(), RESYNC)

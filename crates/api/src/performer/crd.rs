@@ -129,7 +129,7 @@ fn extend(name: &str, object: &mut Map<String, Value>) {
     let atomic = ("x-kubernetes-map-type", json!("atomic"));
     match name {
         "claims" => {
-            insert(object, [("x-kubernetes-list-type", json!("map")), ("x-kubernetes-list-map-keys", json!(["name"]))])
+            insert(object, [("x-kubernetes-list-type", json!("map")), ("x-kubernetes-list-map-keys", json!(["name"]))]);
         }
         "weight" => insert(object, [("minimum", json!(1)), ("maximum", json!(100))]),
         "nodeSelectorTerms" | "imagePullSecrets" => {

@@ -53,7 +53,7 @@ impl Visitor<'_> for SaturatedVisitor {
         Ok(Saturated(i32::try_from(v).unwrap_or(i32::MAX)))
     }
 
-    #[allow(clippy::cast_possible_truncation)] // `as` on floats saturates, which is what we want
+    #[allow(clippy::cast_possible_truncation, reason = "`as` on floats saturates, which is what we want")]
     fn visit_f64<E: Error>(self, v: f64) -> Result<Saturated, E> {
         Ok(Saturated(v as i32))
     }

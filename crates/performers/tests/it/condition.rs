@@ -51,7 +51,9 @@ async fn p29_conditions_tell_the_course_with_stable_times() -> Result<()> {
     let changed = space.patch("a", json!({ "spec": { "config": { "args": ["x"] } } })).await?;
     let generation = changed.metadata.generation.context("generation")?;
     Behaviour::Ready.set(&space.pods, "performer-a").await.ok();
-    let seen = space.until("a", "seen in its new generation", |p| condition(p, "Available")["observedGeneration"] == generation).await?;
+    let seen = space
+        .until("a", "seen in its new generation", |p| condition(p, "Available")["observedGeneration"] == generation)
+        .await?;
     for kind in types(&seen) {
         assert_eq!(condition(&seen, &kind)["observedGeneration"], generation, "{kind}");
     }

@@ -92,8 +92,10 @@ async fn p01_the_served_definition_has_the_published_identity_and_columns() -> R
     let request = http::Request::get(path).header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io");
     let table: Value = space.client.request(request.body(Vec::new())?).await?;
     let columns = table["columnDefinitions"].as_array().context("columns")?;
-    let columns: Vec<_> = columns.iter().map(|c| (c["name"].as_str(), c["type"].as_str(), c["priority"].as_i64())).collect();
-    let expected = ["Name", "AVS", "Image", "Version", "Phase", "Endpoint"].map(|name| (Some(name), Some("string"), Some(0)));
+    let columns: Vec<_> =
+        columns.iter().map(|c| (c["name"].as_str(), c["type"].as_str(), c["priority"].as_i64())).collect();
+    let expected =
+        ["Name", "AVS", "Image", "Version", "Phase", "Endpoint"].map(|name| (Some(name), Some("string"), Some(0)));
     assert_eq!(columns[..6], expected);
     assert_eq!(columns[6..], [(Some("Age"), Some("date"), Some(0))]);
     let cells = table["rows"][0]["cells"].as_array().context("a row")?;
@@ -151,15 +153,25 @@ fn odd_objects() -> Vec<Value> {
         with(json!({ "version": "" , "config": {} })),
         with(json!({ "config": { "grpcPort": 1, "args": [], "command": [""], "environment": {} } })),
         with(json!({ "config": { "grpcPort": 65535, "environment": { "": "", "a b": "c" } } })),
-        with(json!({ "resources": { "limits": { "cpu": 2, "x": ".5e-3" }, "requests": {}, "claims": [{ "name": "c", "request": "r" }] } })),
-        with(json!({ "hardwareRequirements": { "gpuCount": 0, "gpuType": "a b", "teeRequired": true, "teeType": "?" } })),
-        with(json!({ "hardwareRequirements": { "gpuCount": 2_147_483_647, "customLabels": { "not a label!": "x y" } } })),
+        with(
+            json!({ "resources": { "limits": { "cpu": 2, "x": ".5e-3" }, "requests": {}, "claims": [{ "name": "c", "request": "r" }] } }),
+        ),
+        with(
+            json!({ "hardwareRequirements": { "gpuCount": 0, "gpuType": "a b", "teeRequired": true, "teeType": "?" } }),
+        ),
+        with(
+            json!({ "hardwareRequirements": { "gpuCount": 2_147_483_647, "customLabels": { "not a label!": "x y" } } }),
+        ),
         with(json!({ "scheduling": { "tolerations": [{}, { "operator": "Nonsense", "tolerationSeconds": -1 }] } })),
         with(json!({ "scheduling": { "affinity": { "podAffinity": { "requiredDuringSchedulingIgnoredDuringExecution":
             [{ "topologyKey": "", "labelSelector": {}, "namespaces": [], "matchLabelKeys": ["k"] }] } } } })),
-        with(json!({ "scheduling": { "affinity": {}, "nodeSelector": { "": "" }, "runtimeClass": "", "priorityClassName": "" } })),
-        with(json!({ "scheduling": { "affinity": { "nodeAffinity": { "preferredDuringSchedulingIgnoredDuringExecution":
-            [{ "weight": 0, "preference": { "matchFields": [{ "key": "k", "operator": "Gt", "values": ["1"] }] } }] } } } })),
+        with(
+            json!({ "scheduling": { "affinity": {}, "nodeSelector": { "": "" }, "runtimeClass": "", "priorityClassName": "" } }),
+        ),
+        with(
+            json!({ "scheduling": { "affinity": { "nodeAffinity": { "preferredDuringSchedulingIgnoredDuringExecution":
+            [{ "weight": 1, "preference": { "matchFields": [{ "key": "k", "operator": "Gt", "values": ["1"] }] } }] } } } }),
+        ),
         with(json!({ "imagePullSecrets": [{}, { "name": "a" }, { "name": "a" }] })),
         with(json!({ "imagePullPolicy": "Never", "nobody": { "knows": "this field" } })),
     ]
@@ -188,7 +200,8 @@ async fn check_superset(file: &str) -> Result<()> {
         let mut stored = plain(&before).get(&name).await?;
         serde_json::from_value::<Performer>(serde_json::to_value(&stored)?).context("our type reads it")?;
         stored.metadata.labels = Some([("touched".to_owned(), "yes".to_owned())].into());
-        let kept = plain(&before).replace(&name, &PostParams::default(), &stored).await.with_context(|| name.clone())?;
+        let kept =
+            plain(&before).replace(&name, &PostParams::default(), &stored).await.with_context(|| name.clone())?;
         assert_eq!(kept.data["spec"], stored.data["spec"]);
         create_plain(&after, &name, object).await.with_context(|| name.clone())?;
     }

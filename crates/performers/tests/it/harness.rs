@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::capture::Logs;
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 pub const OPERATOR_NAMESPACE: &str = "strata-system";
 pub const OPERATOR_ACCOUNT: &str = "strata";
@@ -88,13 +88,11 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Serialize + 'static,
 {
     let condition = |object: Option<&K>| object.is_some_and(&holds);
-    match tokio::time::timeout(PATIENCE, await_condition(api.clone(), name, condition)).await {
-        Ok(found) => found?.with_context(|| format!("{name} vanished")),
-        Err(_) => {
-            let last = api.get_opt(name).await?;
-            bail!("{name} did not become {what}; it is\n{}", serde_json::to_string_pretty(&last)?)
-        }
+    if let Ok(found) = tokio::time::timeout(PATIENCE, await_condition(api.clone(), name, condition)).await {
+        return found?.with_context(|| format!("{name} vanished"));
     }
+    let last = api.get_opt(name).await?;
+    bail!("{name} did not become {what}; it is\n{}", serde_json::to_string_pretty(&last)?)
 }
 
 /// A running operator in this process.

@@ -3,7 +3,10 @@
 use anyhow::Result;
 use serde_json::json;
 
-use crate::harness::{World, spec_with};
+use crate::{
+    harness::{World, spec_with},
+    observe::eventually,
+};
 
 const CANARY: &str = "canary-7f3a9c-do-not-tell";
 
@@ -21,6 +24,10 @@ async fn p46_lines_are_structured_and_hold_no_environment_value() -> Result<()> 
     space.create("refused", spec_with(refused)).await?;
     space.until_condition("refused", "Degraded", "True", "PodRejected").await?;
     space.delete_and_wait("a").await?;
+    // The line of a failed round follows its status.
+    let is_failure = |line: &Value| line["message"] == "round failed" && line["level"] == "ERROR";
+    let is_logged = async || Ok(world.logs.of_namespace(&space.namespace).iter().any(is_failure));
+    eventually("the refusal is logged", is_logged).await?;
 
     let lines = world.logs.of_namespace(&space.namespace);
     for line in &lines {
@@ -34,7 +41,7 @@ async fn p46_lines_are_structured_and_hold_no_environment_value() -> Result<()> 
     assert_eq!(messages("creating pod")[0]["image"], "registry.test/performer:v1");
     assert_eq!(messages("creating service")[0]["serviceName"], "performer-a");
     assert_eq!(messages("creating service")[0]["port"], 9090);
-    let failure = messages("round failed").into_iter().find(|line| line["level"] == "ERROR").expect("the refusal is logged");
+    let failure = lines.iter().find(|line| is_failure(line)).context("the refusal is logged")?;
     assert!(failure["recovery"].as_str().is_some_and(|recovery| !recovery.is_empty()), "{failure}");
     assert_eq!(failure["span"]["performer"], format!("{}/refused", space.namespace));
     assert!(!world.logs.text().contains(CANARY), "the log tells an environment value");

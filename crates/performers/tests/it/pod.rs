@@ -253,7 +253,8 @@ async fn p12_p13_p14_hardware_reaches_the_pod() -> Result<()> {
 async fn p15_placement_secrets_and_account_reach_the_pod() -> Result<()> {
     let space = World::calm().await.space("placement").await;
     let name = &space.namespace;
-    create::<RuntimeClass>(&Api::all(space.client.clone()), json!({ "metadata": { "name": name }, "handler": "h" })).await?;
+    create::<RuntimeClass>(&Api::all(space.client.clone()), json!({ "metadata": { "name": name }, "handler": "h" }))
+        .await?;
     let class = json!({ "metadata": { "name": name }, "value": 1000 });
     create::<PriorityClass>(&Api::all(space.client.clone()), class).await?;
     let accounts = Api::namespaced(space.client.clone(), name);

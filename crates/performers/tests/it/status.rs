@@ -37,7 +37,8 @@ async fn check_phase(behaviour: Behaviour, pod: &str, expected: Phase) -> Result
 async fn p19_no_pod_is_pending() -> Result<()> {
     let space = World::calm().await.space("no-pod").await;
     let quotas = Api::namespaced(space.client.clone(), &space.namespace);
-    create::<ResourceQuota>(&quotas, json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } })).await?;
+    create::<ResourceQuota>(&quotas, json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } }))
+        .await?;
     space.create("a", spec()).await?;
     let performer = space.until("a", "reported on", |p| p.status.is_some()).await?;
     let status = performer.status.context("status")?;

@@ -6,14 +6,14 @@ use serde_json::Value;
 /// One effect on the cluster. Idempotent; names its object by uid wherever it takes something away.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Store this list as the Performer's `metadata.finalizers` (it holds ours), provided the
-    /// Performer still has this resource version.
-    AddFinalizer { resource_version: String, finalizers: Vec<String> },
+    /// Store this list as the Performer's `metadata.finalizers` (it holds ours), provided nobody
+    /// changed the Performer meanwhile.
+    AddFinalizer { finalizers: Vec<String> },
     /// Delete the pod, provided it still is this one in this version. `replacements` is the count
     /// the next pod carries: keep it for [`super::Observed::replacements`] until that pod exists.
     DeletePod { uid: Box<str>, resource_version: Box<str>, cause: Cause, replacements: u32 },
-    /// Create the pod. Should the name exist, look whose it is: ours is [`Outcome::Done`] (an
-    /// answer got lost), anything else [`Outcome::NameTaken`].
+    /// Create the pod. Should the name exist, that is [`Outcome::Failed`]: whose it is, the next
+    /// round sees.
     CreatePod(Box<Pod>),
     /// Create the Service; an existing name is treated as for [`Action::CreatePod`].
     CreateService(Box<Service>),
@@ -23,9 +23,9 @@ pub enum Action {
     RepairService { patch: Value },
     /// Delete the Service, provided it still is this one.
     DeleteService { uid: Box<str>, resource_version: Box<str> },
-    /// Store this list as the Performer's `metadata.finalizers` (ours taken out), provided the
-    /// Performer still has this resource version.
-    ReleaseFinalizer { resource_version: String, finalizers: Vec<String> },
+    /// Store this list as the Performer's `metadata.finalizers` (ours taken out), provided nobody
+    /// changed the Performer meanwhile.
+    ReleaseFinalizer { finalizers: Vec<String> },
 }
 
 /// Why a pod is deleted.
@@ -52,8 +52,6 @@ pub enum Outcome {
     Done,
     /// The API server refuses the object as it is: quota, admission, validation (403, 422).
     Rejected { message: String },
-    /// The name exists and is not ours.
-    NameTaken,
     /// The namespace is going away; nothing can be created there.
     NamespaceTerminating,
     /// Anything that may pass: conflict, time-out, server error. The round is tried again.

@@ -48,8 +48,7 @@ fn converge(
     let mut finalizers = performer.metadata.finalizers.clone().unwrap_or_default();
     if !finalizers.iter().any(|f| f == FINALIZER) {
         finalizers.push(FINALIZER.to_owned());
-        let resource_version = resource_version(performer);
-        plan.actions.push(Action::AddFinalizer { resource_version, finalizers });
+        plan.actions.push(Action::AddFinalizer { finalizers });
     }
     match &observed.pod {
         Slot::Absent => plan.actions.push(create_pod(desired, &identity, observed.replacements)),
@@ -241,7 +240,7 @@ fn clean_up(plan: &mut Plan<Action>, performer: &Performer, observed: &Observed,
         is_clean &= is_overdue(plan, service.deletion, now, policy);
     }
     if is_clean {
-        plan.actions.push(Action::ReleaseFinalizer { resource_version: resource_version(performer), finalizers });
+        plan.actions.push(Action::ReleaseFinalizer { finalizers });
     } else {
         plan.block(Reason::Terminating, "waiting until the pod and the Service are gone");
     }
@@ -272,10 +271,6 @@ pub(super) fn name_taken(observed: &Observed, identity: &Identity) -> Option<Str
          Performer under another name",
         identity.owned_name()
     ))
-}
-
-fn resource_version(performer: &Performer) -> String {
-    performer.metadata.resource_version.clone().unwrap_or_default()
 }
 
 fn later(from: Timestamp, by: Duration) -> Timestamp {

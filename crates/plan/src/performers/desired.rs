@@ -82,9 +82,10 @@ impl Desired {
     /// Short hash of the inputs, kept on the pod.
     pub fn hash(&self) -> String {
         let canonical = serde_json::to_vec(self).expect("plain data with string keys serialises");
-        let digest = Sha256::digest(canonical);
         // 64 bits: two specs of one Performer must differ, nothing more.
-        digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+        let digest = Sha256::digest(canonical);
+        let short = digest.first_chunk().expect("sha256 gives 32 bytes");
+        format!("{:016x}", u64::from_be_bytes(*short))
     }
 }
 

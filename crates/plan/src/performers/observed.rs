@@ -72,32 +72,27 @@ impl Observed {
     pub fn after(&self, plan: &Plan<Action>, outcomes: &[Outcome], now: Timestamp) -> Self {
         let mut after = self.clone();
         for (action, outcome) in plan.actions.iter().zip(outcomes) {
-            after.take(action, outcome, now);
+            if *outcome == Outcome::Done {
+                after.take(action, now);
+            }
         }
         after
     }
 
-    fn take(&mut self, action: &Action, outcome: &Outcome, now: Timestamp) {
-        match (action, outcome) {
-            (Action::CreatePod(pod), Outcome::Done) => {
-                self.pod = Slot::Ours(PodFacts::of_new(pod, now));
-                self.replacements = 0;
-            }
-            (Action::CreatePod(_), Outcome::NameTaken) => self.pod = Slot::Foreign { owner_uid: None },
-            (Action::DeletePod { replacements, .. }, Outcome::Done) => {
-                self.replacements = *replacements;
+    fn take(&mut self, action: &Action, now: Timestamp) {
+        match action {
+            Action::CreatePod(pod) => self.pod = Slot::Ours(PodFacts::of_new(pod, now)),
+            Action::DeletePod { .. } => {
                 if let Slot::Ours(pod) = &mut self.pod {
-                    if goes_at_once(pod) {
-                        self.pod = Slot::Absent;
-                    } else {
-                        pod.deletion.get_or_insert(Deletion { at: now });
-                    }
+                    pod.deletion = Some(Deletion { at: now });
+                }
+                if self.pod.ours().is_some_and(goes_at_once) {
+                    self.pod = Slot::Absent;
                 }
             }
-            (Action::CreateService(_), Outcome::Done) => self.service = Slot::Ours(ServiceFacts::default()),
-            (Action::CreateService(_), Outcome::NameTaken) => self.service = Slot::Foreign { owner_uid: None },
-            (Action::DeleteService { .. }, Outcome::Done) => self.service = Slot::Absent,
-            _ => {}
+            Action::CreateService(_) => self.service = Slot::Ours(ServiceFacts::default()),
+            Action::DeleteService { .. } => self.service = Slot::Absent,
+            Action::AddFinalizer { .. } | Action::RepairService { .. } | Action::ReleaseFinalizer { .. } => {}
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The binary as users run it, on a real control plane.
 
 mod chart_rights;
+#[cfg(feature = "dev")]
+mod dev;
 mod handover;
 mod kill;
 mod process;
@@ -11,6 +13,9 @@ mod capture;
 #[path = "../../../performers/tests/it/harness.rs"]
 #[allow(dead_code, reason = "the performers tests use all of it")]
 mod harness;
+#[path = "../../../performers/tests/it/observe.rs"]
+#[allow(dead_code, reason = "the performers tests use all of it")]
+mod observe;
 #[path = "../../../performers/tests/it/scene.rs"]
 #[allow(dead_code, reason = "the performers tests use all of it")]
 mod scene;

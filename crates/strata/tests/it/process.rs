@@ -74,7 +74,8 @@ async fn p52_a_stop_finishes_or_safely_abandons_its_rounds_within_the_grace_peri
 
     let _third = operator(&scene, &scene.proxy, &flags)?;
     space.until_ready("b").await?;
-    assert_eq!(scene.count(&format!("Create pods/{}/performer-b", space.namespace)), 2);
+    let creates = scene.writes(&space.namespace).into_iter().filter(|seen| seen.request.is_for("pods"));
+    assert_eq!(creates.filter(|seen| seen.request.name.as_deref() == Some("performer-b")).count(), 2);
     Ok(())
 }
 
