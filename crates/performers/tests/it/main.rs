@@ -15,6 +15,7 @@ mod log;
 mod observe;
 mod pod;
 mod published;
+mod real_node;
 mod scene;
 mod service;
 mod settled;
