@@ -1,6 +1,6 @@
 //! What the operator writes to its log.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::{
