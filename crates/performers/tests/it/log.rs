@@ -1,7 +1,7 @@
 //! What the operator writes to its log.
 
-use anyhow::Result;
-use serde_json::json;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
 
 use crate::{
     harness::{World, spec_with},
