@@ -258,7 +258,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_panic_ends_its_round_only_and_is_counted_and_retried() {
         let (clock, metrics) = (Clock::default(), Arc::<Metrics>::default());
-        let queue = Arc::new(Queue::new(clock.clone(), Duration::from_secs(120)));
+        let queue = Arc::new(Queue::new(clock.clone(), Duration::from_mins(2)));
         let rounds = Arc::<AtomicU32>::default();
         let layer = Shaky { rounds: rounds.clone() };
         let leadership = Leadership::always(clock.clone());

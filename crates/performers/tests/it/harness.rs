@@ -125,12 +125,6 @@ impl Running {
         Ok(self.task.await??)
     }
 
-    /// A sudden end: no await of it is ever continued.
-    pub async fn kill(self) {
-        self.task.abort();
-        let _ = self.task.await;
-    }
-
     /// The value of a metric line that starts with `line`.
     pub fn metric(&self, line: &str) -> f64 {
         let text = self.metrics.encode().expect("metrics encode");

@@ -10,6 +10,7 @@ use futures::TryStreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api,
+    api::PostParams,
     runtime::{WatchStreamExt, watcher},
 };
 use rustix::process::Signal;
@@ -153,7 +154,7 @@ fn busy(space: &Space, prefix: &'static str) -> AbortOnDropHandle<()> {
             pace.tick().await;
             let mut performer = template.clone();
             performer.metadata.name = Some(format!("{prefix}-{number}"));
-            let _ = performers.create(&Default::default(), &performer).await;
+            let _ = performers.create(&PostParams::default(), &performer).await;
         }
     }))
 }

@@ -127,7 +127,7 @@ impl Campaign {
             }
             anyhow::Ok(())
         };
-        tokio::time::timeout(std::time::Duration::from_secs(60), found)
+        tokio::time::timeout(std::time::Duration::from_mins(1), found)
             .await
             .with_context(|| format!("{reason} of {name}"))?
     }

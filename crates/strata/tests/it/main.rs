@@ -1,5 +1,7 @@
 //! The binary as users run it, on a real control plane.
 
+#![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
+
 mod chart_rights;
 #[cfg(feature = "dev")]
 mod dev;
