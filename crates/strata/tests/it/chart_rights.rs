@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::rbac::v1::ClusterRole;
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use kube::{
     Api,
     api::{Patch, PatchParams},
@@ -119,8 +119,8 @@ async fn p44_without_the_right_to_finalizers_no_pod_can_be_owned() -> Result<()>
     Ok(())
 }
 
-async fn set_rules(roles: &Api<ClusterRole>, rules: &[k8s_openapi::api::rbac::v1::PolicyRule]) -> Result<()> {
-    let mut role = ClusterRole { rules: Some(rules.to_vec()), ..ClusterRole::default() };
+async fn set_rules(roles: &Api<ClusterRole>, allowed: &[PolicyRule]) -> Result<()> {
+    let mut role = ClusterRole { rules: Some(allowed.to_vec()), ..ClusterRole::default() };
     role.metadata.name = Some(OPERATOR_ACCOUNT.to_owned());
     apply(roles, OPERATOR_ACCOUNT, &role).await
 }

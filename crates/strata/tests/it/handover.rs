@@ -184,7 +184,7 @@ async fn p43_a_leader_cut_off_or_paused_never_writes_once_another_leads() -> Res
     let second = Replica::start(&scene, &SHORT).await?;
     second.is_warm().await?;
 
-    let (writes, takes) = (arrivals(&first.proxy, false), arrivals(&second.proxy, true));
+    let (writes, claims) = (arrivals(&first.proxy, false), arrivals(&second.proxy, true));
     let traffic = busy(&space, "cut");
     space.until_ready("cut-0").await.context("the first leader is at work")?;
     let everything = [Verb::Create, Verb::Update, Verb::Get, Verb::List, Verb::Watch];
@@ -194,7 +194,7 @@ async fn p43_a_leader_cut_off_or_paused_never_writes_once_another_leads() -> Res
     space.create_ready("after", spec()).await?;
     drop(traffic);
     let last_write = *writes.lock().expect("nobody panics here").last().context("it wrote")?;
-    let taken = *takes.lock().expect("nobody panics here").first().context("it took the lease")?;
+    let taken = *claims.lock().expect("nobody panics here").first().context("it took the lease")?;
     assert!(last_write < taken, "the old leader wrote {:?} after the new one took over", last_write - taken);
 
     // A leader that is stopped for longer than its lease wakes up as nobody.

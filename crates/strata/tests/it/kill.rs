@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -25,6 +26,9 @@ use crate::{
 const IMAGES: [&str; 2] = ["registry.test/performer:v1", "registry.test/performer:v2"];
 /// More held calls than the default has slots.
 const FLAGS: [&str; 2] = ["--leader-elect=false", "--concurrency=64"];
+
+/// Far above what any event takes; it ends a test that would otherwise hang.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flow {
@@ -127,9 +131,7 @@ impl Campaign {
             }
             anyhow::Ok(())
         };
-        tokio::time::timeout(std::time::Duration::from_mins(1), found)
-            .await
-            .with_context(|| format!("{reason} of {name}"))?
+        tokio::time::timeout(PATIENCE, found).await.with_context(|| format!("{reason} of {name}"))?
     }
 
     /// The end of a flow as it is without any disturbance.
