@@ -198,6 +198,8 @@ impl Operator {
             });
         }
         let result = tokio::select! {
+            // Drivers end by a stop as well: that is no failure.
+            biased;
             () = stop.cancelled() => Ok(()),
             name = tasks.any_ended() => Err(Fatal::TaskEnded(name)),
             Some(_) = draining.join_next(), if !stop.is_cancelled() => Err(Fatal::TaskEnded("driver".into())),
