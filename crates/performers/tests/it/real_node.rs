@@ -324,5 +324,6 @@ async fn blocked(space: &Space, name: &str, reason: &str, message: &str) -> Resu
         assert!(found["message"].as_str().is_some_and(|text| text.contains(message)), "{name}: {found}");
     }
     assert!(is_not_ready(&performer));
+    assert_eq!(performer.status.and_then(|status| status.phase), Some(Phase::Pending));
     Ok(())
 }

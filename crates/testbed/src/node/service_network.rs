@@ -94,13 +94,13 @@ impl Namespace {
 
     /// On a thread of its own, which ends there: those of a pool would stay inside.
     async fn inside<T: Send + 'static>(&self, make: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-        let (sender, made) = oneshot::channel();
+        let (sender, socket) = oneshot::channel();
         let namespace = Arc::clone(&self.0);
         std::thread::spawn(move || {
             let enter = move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network));
             let _ = sender.send(enter.map_err(io::Error::from).and_then(|()| make()));
         });
-        made.await.map_err(io::Error::other)?
+        socket.await.map_err(io::Error::other)?
     }
 }
 
