@@ -130,7 +130,9 @@ impl Layer for PerformerLayer {
             plan.actions.iter().zip(outcomes).any(|(action, outcome)| {
                 matches!(action, Action::ReleaseFinalizer { .. }) && *outcome == Outcome::Done
             });
-        let written = if is_released || before == Some(&after) {
+        // Nothing reported so far and nothing to report are the same.
+        let is_news = after != before.cloned().unwrap_or_default();
+        let written = if is_released || !is_news {
             Ok(())
         } else {
             self.write_status(key, observed, plan, outcomes, &after).await

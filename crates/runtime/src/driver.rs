@@ -212,3 +212,74 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "unknown".to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::health::Health;
+
+    /// Panics in its first two rounds of the key `shaky`.
+    struct Shaky {
+        rounds: Arc<AtomicU32>,
+    }
+
+    impl Layer for Shaky {
+        const CONTROLLER: &'static str = "shaky";
+        type Observed = ();
+        type Action = ();
+        type Outcome = ();
+
+        fn span(_: &Key) -> tracing::Span {
+            tracing::Span::none()
+        }
+
+        async fn gather(&self, key: &Key) -> Result<Option<()>, Error> {
+            if &*key.name == "shaky" {
+                assert!(self.rounds.fetch_add(1, Ordering::SeqCst) >= 2, "shaken");
+            }
+            Ok(Some(()))
+        }
+
+        fn plan(&self, (): &(), _: Timestamp) -> Plan<()> {
+            Plan::default()
+        }
+
+        async fn execute(&self, _: &Key, (): &(), (): &()) -> Executed<()> {
+            Executed { outcome: (), error: None }
+        }
+
+        async fn report(&self, _: &Key, (): &(), _: &Plan<()>, _: &[()]) -> Result<(), Error> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_ends_its_round_only_and_is_counted_and_retried() {
+        let (clock, metrics) = (Clock::default(), Arc::<Metrics>::default());
+        let queue = Arc::new(Queue::new(clock.clone(), Duration::from_mins(2)));
+        let rounds = Arc::<AtomicU32>::default();
+        let layer = Shaky { rounds: rounds.clone() };
+        let leadership = Leadership::always(clock.clone());
+        let driver = Driver::new(layer, queue.clone(), clock, leadership, metrics.clone(), 1);
+        queue.changed(&Key::new("n", "shaky"));
+        queue.changed(&Key::new("n", "calm"));
+        let stop = CancellationToken::new();
+        let pulse = Health::default().pulse("driver");
+        let running = tokio::spawn(driver.run(stop.clone(), Duration::from_secs(5), pulse));
+        // Time moves by itself while everything waits; the resync would bring further rounds after two minutes.
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        stop.cancel();
+        running.await.unwrap();
+        assert_eq!(rounds.load(Ordering::SeqCst), 3);
+        let text = metrics.encode().unwrap();
+        for line in [
+            r#"controller_runtime_reconcile_panics_total{controller="shaky"} 2"#,
+            r#"controller_runtime_reconcile_errors_total{controller="shaky"} 2"#,
+            r#"controller_runtime_reconcile_total{controller="shaky",result="success"} 2"#,
+        ] {
+            assert!(text.contains(line), "{line} is missing in\n{text}");
+        }
+    }
+}

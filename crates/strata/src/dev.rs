@@ -69,9 +69,9 @@ enum Command {
 const UP_EXAMPLES: &str = "\
 Examples:
   strata dev up                          in the foreground, until Ctrl-C
-  strata dev up --detach                 returns when the examples run; end it with `strata dev down`
+  strata dev up --detach                 in the background; `strata dev down` ends it
   strata dev up --detach --fresh         the same, with nothing left of earlier runs
-  strata dev up --kubeconfig kind.yaml   the operator and the examples on a cluster that is already there";
+  strata dev up --kubeconfig kind.yaml   on a cluster that is already there";
 
 /// What `dev up` is to start.
 #[derive(Clone, Debug, Args)]

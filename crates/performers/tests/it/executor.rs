@@ -36,8 +36,8 @@ impl Executor {
             { "apiGroups": ["hourglass.eigenlayer.io"], "resources": ["performers/status"], "verbs": ["get", "patch", "update"] },
             { "apiGroups": [""], "resources": ["services", "pods", "events"], "verbs": ["get", "list", "watch"] },
         ]);
-        let roles = Api::namespaced(space.client.clone(), &space.namespace);
-        create::<Role>(&roles, json!({ "metadata": { "name": "executor" }, "rules": rules })).await?;
+        let here = Api::namespaced(space.client.clone(), &space.namespace);
+        create::<Role>(&here, json!({ "metadata": { "name": "executor" }, "rules": rules })).await?;
         let user = format!("executor-{}", space.namespace);
         let binding = json!({
             "metadata": { "name": "executor" },

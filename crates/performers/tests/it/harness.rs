@@ -25,7 +25,7 @@ use testbed::{ControlPlane, Options, User};
 use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::log::Logs;
+use crate::capture::Logs;
 
 /// Far above what anything here takes (the most is 45 s, until real probes give a server up); it ends a test that would
 /// otherwise hang.
@@ -89,13 +89,11 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Serialize + 'static,
 {
     let condition = |object: Option<&K>| object.is_some_and(&holds);
-    match tokio::time::timeout(PATIENCE, await_condition(api.clone(), name, condition)).await {
-        Ok(found) => found?.with_context(|| format!("{name} vanished")),
-        Err(_) => {
-            let last = api.get_opt(name).await?;
-            bail!("{name} did not become {what}; it is\n{}", serde_json::to_string_pretty(&last)?)
-        }
+    if let Ok(found) = tokio::time::timeout(PATIENCE, await_condition(api.clone(), name, condition)).await {
+        return found?.with_context(|| format!("{name} vanished"));
     }
+    let last = api.get_opt(name).await?;
+    bail!("{name} did not become {what}; it is\n{}", serde_json::to_string_pretty(&last)?)
 }
 
 /// A running operator in this process.
@@ -125,12 +123,6 @@ impl Running {
     pub async fn stop(self) -> Result<()> {
         self.stop.cancel();
         Ok(self.task.await??)
-    }
-
-    /// A sudden end: no await of it is ever continued.
-    pub async fn kill(self) {
-        self.task.abort();
-        let _ = self.task.await;
     }
 
     /// The value of a metric line that starts with `line`.

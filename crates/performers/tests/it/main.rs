@@ -1,6 +1,10 @@
 //! The performers layer on a real API server, under the chart's ServiceAccount and rights.
 
+#![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
+
 mod admin;
+mod capture;
+mod cluster;
 mod condition;
 mod crd;
 mod deletion;
@@ -16,9 +20,12 @@ mod observe;
 mod pod;
 mod published;
 mod real_node;
+mod restart;
+mod scale;
 mod scene;
 mod service;
 mod settled;
 mod status;
+mod turn;
 mod upgrade;
 mod view;

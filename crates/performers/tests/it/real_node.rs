@@ -223,7 +223,7 @@ async fn becomes_unready_and_ready_again(
 
     let performer = heal(space, "a").await?;
     assert_eq!(space.pod("a").await?.metadata.uid, pod.metadata.uid, "nobody replaces an unready pod");
-    assert_eq!(performer.status.as_ref().and_then(|status| status.ready_time.clone()), before.ready_time);
+    assert_eq!(performer.status.as_ref().and_then(|status| status.ready_time), before.ready_time);
     eventually(|| check(network, address)).await?;
     Ok(performer)
 }
@@ -264,8 +264,8 @@ async fn is_deleted_gracefully(space: &Space) -> Result<()> {
     pods.recv().await.context("the pod is there")?;
     performers.recv().await.context("the performer is there")?;
     space.delete_and_wait("a").await?;
-    let phases = drain(performers).await.into_iter().filter_map(|performer| performer.status?.phase);
-    assert_eq!(phases.last(), Some(Phase::Terminating));
+    let mut phases = drain(performers).await.into_iter().filter_map(|performer| performer.status?.phase);
+    assert_eq!(phases.next_back(), Some(Phase::Terminating));
     let last = drain(pods).await.pop().and_then(|pod| pod.status?.container_statuses?.pop()?.state?.terminated);
     assert_eq!(last.context("the container ended before its pod went")?.exit_code, 0, "by itself, not killed");
     assert_eq!(processes(&pod)?, Vec::<String>::new());

@@ -189,6 +189,15 @@ fn p27_a_pod_that_lived_long_starts_the_count_afresh() {
 }
 
 #[test]
+fn p27_a_changed_spec_starts_the_count_afresh() {
+    let mut world = World::running(basic());
+    world.pod_mut().replacements = 4;
+    world.edit(json!({ "config": { "args": ["-v"] } }));
+    world.settle();
+    assert_eq!(world.pod.as_ref().unwrap().replacements, 0);
+}
+
+#[test]
 fn an_ended_pod_held_by_a_finalizer_is_deleted_and_awaited() {
     let mut world = World::running(basic());
     world.pod_mut().has_finalizers = true;

@@ -107,6 +107,16 @@ fn p21_ready_time_set_kept_and_renewed() {
 }
 
 #[test]
+fn p21_ready_time_is_the_new_pods_even_within_one_second() {
+    let mut world = World::running(basic());
+    world.policy.failure_delay = Duration::ZERO;
+    world.end_pod(PodPhase::Failed);
+    world.settle();
+    assert_eq!(world.pod.as_ref().unwrap().created_at, Some(at(0)));
+    assert_eq!(world.status().ready_time, None);
+}
+
+#[test]
 fn p21_ready_time_survives_a_node_whose_clock_is_behind() {
     let mut world = World::running(basic());
     world.performer.status.as_mut().unwrap().ready_time = None;
@@ -402,6 +412,24 @@ fn p37_a_refused_pod_is_reported_once_and_recovers() {
     world.pod_creation = Outcome::Done;
     world.settle();
     assert_eq!((degraded(&world), world.service.is_some()), (None, true));
+}
+
+#[test]
+fn p37_a_refused_service_is_reported_even_while_the_pod_is_ready() {
+    let mut world = World::new(basic());
+    world.service_creation = Outcome::Rejected { message: "quota".to_owned() };
+    world.step();
+    world.start_pod();
+    for outcome in [Outcome::Rejected { message: "quota".to_owned() }, Outcome::Failed] {
+        world.service_creation = outcome;
+        world.step();
+        assert_eq!(degraded(&world), Some(Reason::ServiceRejected));
+        let available = reason(&world.status(), ConditionType::Available);
+        assert_eq!(available, (ConditionStatus::False, Reason::ServiceRejected));
+    }
+    world.service_creation = Outcome::Done;
+    world.settle();
+    assert_eq!((degraded(&world), world.status().ready), (None, true));
 }
 
 #[test]

@@ -79,6 +79,8 @@ pub struct World {
     pub events: Vec<Event>,
     /// What the API server answers to the creation of a pod.
     pub pod_creation: Outcome,
+    /// … and of a Service.
+    pub service_creation: Outcome,
     uids: u32,
 }
 
@@ -95,6 +97,7 @@ impl World {
             written: Vec::new(),
             events: Vec::new(),
             pod_creation: Outcome::Done,
+            service_creation: Outcome::Done,
             uids: 0,
         }
     }
@@ -220,6 +223,9 @@ impl World {
             }
             Action::CreateService(service) => {
                 assert!(self.service.is_none());
+                if self.service_creation != Outcome::Done {
+                    return self.service_creation.clone();
+                }
                 self.service = Some(service_facts(service));
             }
             Action::RepairService { patch } => apply_patch(self.service.as_mut().unwrap(), patch),

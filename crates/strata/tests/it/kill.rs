@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -25,6 +26,9 @@ use crate::{
 const IMAGES: [&str; 2] = ["registry.test/performer:v1", "registry.test/performer:v2"];
 /// More held calls than the default has slots.
 const FLAGS: [&str; 2] = ["--leader-elect=false", "--concurrency=64"];
+
+/// Far above what any event takes; it ends a test that would otherwise hang.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flow {
@@ -127,7 +131,7 @@ impl Campaign {
             }
             anyhow::Ok(())
         };
-        tokio::time::timeout(std::time::Duration::from_secs(60), found).await.with_context(|| format!("{reason} of {name}"))?
+        tokio::time::timeout(PATIENCE, found).await.with_context(|| format!("{reason} of {name}"))?
     }
 
     /// The end of a flow as it is without any disturbance.
@@ -192,7 +196,13 @@ impl Campaign {
     }
 
     /// Holds each point in a Performer of its own, kills the operator while all are held, and sees the next one finish.
-    async fn strike(&mut self, flow: Flow, fault: Fault, points: &[Point], calm: &BTreeMap<String, usize>) -> Result<()> {
+    async fn strike(
+        &mut self,
+        flow: Flow,
+        fault: Fault,
+        points: &[Point],
+        calm: &BTreeMap<String, usize>,
+    ) -> Result<()> {
         let side = if fault == Fault::HoldBeforeCommit { "before" } else { "after" };
         let kill = self.kills;
         let names: Vec<String> =
