@@ -88,8 +88,9 @@ async fn a_pod_lives_by_its_real_probes() {
     let control_plane = ControlPlane::start(Options::default()).await.unwrap();
     let machine = (kernel_settings(), packet_chains());
     let node = RealNode::start(&control_plane).await.unwrap();
-    let _network = node.service_network(&control_plane).await.unwrap();
+    let network = node.service_network(&control_plane).await.unwrap();
     assert_eq!((kernel_settings(), packet_chains()), machine, "kubelet and kube-proxy must not change the machine");
+    drop(network);
     node.import_image(IMAGE, &RealNode::health_program().await.unwrap()).await.unwrap();
     let namespace = control_plane.namespace("node").await.unwrap();
     let client = control_plane.client().await.unwrap();
