@@ -128,7 +128,7 @@ async fn resolve(space: &Space, performer: &Performer) -> Result<SocketAddr> {
 }
 
 /// Asks the health service for the whole server's state over a new connection.
-async fn check(network: &ServiceNetwork, address: SocketAddr) -> Result<()> {
+async fn check(network: &ServiceNetwork<'_>, address: SocketAddr) -> Result<()> {
     let mut stream = Some(TokioIo::new(network.connect(address).await?));
     let connector = tower::service_fn(move |_| {
         let stream = stream.take().ok_or_else(|| io::Error::other("one connection for one check"));
@@ -141,7 +141,7 @@ async fn check(network: &ServiceNetwork, address: SocketAddr) -> Result<()> {
 }
 
 /// Whether the Service has no endpoint: kube-proxy then refuses, instead of leading to a pod that is not ready.
-async fn refuses(network: &ServiceNetwork, address: SocketAddr) -> Result<()> {
+async fn refuses(network: &ServiceNetwork<'_>, address: SocketAddr) -> Result<()> {
     match network.connect(address).await {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
         other => bail!("not refused: {other:?}"),
@@ -201,12 +201,13 @@ async fn a_performer_is_ready_as_its_real_probes_say() -> Result<()> {
     stage.node.import_image(NEXT_IMAGE, &RealNode::health_program().await?).await?;
     is_upgraded(space, &network, &performer).await?;
     is_deleted_gracefully(space).await?;
+    drop(network);
     stage.end().await
 }
 
 async fn becomes_unready_and_ready_again(
     space: &Space,
-    network: &ServiceNetwork,
+    network: &ServiceNetwork<'_>,
     performer: &Performer,
 ) -> Result<Performer> {
     let pod = space.pod("a").await?;
@@ -228,7 +229,7 @@ async fn becomes_unready_and_ready_again(
     Ok(performer)
 }
 
-async fn is_upgraded(space: &Space, network: &ServiceNetwork, performer: &Performer) -> Result<()> {
+async fn is_upgraded(space: &Space, network: &ServiceNetwork<'_>, performer: &Performer) -> Result<()> {
     let former = space.pod("a").await?;
     assert_eq!(ask(&former, "GET /environment/IMAGE").await?, IMAGE);
     assert!(!processes(&former)?.is_empty());
@@ -324,5 +325,6 @@ async fn blocked(space: &Space, name: &str, reason: &str, message: &str) -> Resu
         assert!(found["message"].as_str().is_some_and(|text| text.contains(message)), "{name}: {found}");
     }
     assert!(is_not_ready(&performer));
+    assert_eq!(performer.status.and_then(|status| status.phase), Some(Phase::Pending));
     Ok(())
 }

@@ -156,7 +156,7 @@ impl RealNode {
     }
 
     /// Starts a kube-proxy beside the node. The control plane must be the node's own.
-    pub async fn service_network(&self, control_plane: &ControlPlane) -> Result<ServiceNetwork, NodeError> {
+    pub async fn service_network(&self, control_plane: &ControlPlane) -> Result<ServiceNetwork<'_>, NodeError> {
         ServiceNetwork::start(self, control_plane).await
     }
 

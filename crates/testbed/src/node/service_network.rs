@@ -50,24 +50,25 @@ const KUBE_PROXY_HEALTH: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::
 /// Between neighbours on one machine; a packet that no rule translates is never answered.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
-/// A running kube-proxy and the namespace it rules. Ends with its node at the latest; one per node.
-pub struct ServiceNetwork {
+/// A running kube-proxy and the namespace it rules; one per node, and gone before it.
+pub struct ServiceNetwork<'node> {
     // Dropped in this order.
     _kube_proxy: Child,
     _relay: AbortOnDropHandle<()>,
     _holder: Child,
     namespace: Namespace,
+    _node: &'node RealNode,
 }
 
-impl ServiceNetwork {
-    pub(super) async fn start(node: &RealNode, control_plane: &ControlPlane) -> Result<Self, NodeError> {
+impl<'node> ServiceNetwork<'node> {
+    pub(super) async fn start(node: &'node RealNode, control_plane: &ControlPlane) -> Result<Self, NodeError> {
         let kube_proxy = tools::path("kube-proxy").await?;
         let kubeconfig = control_plane.kubeconfig_as(&User::named("system:kube-proxy")).await?;
         let (holder, namespace) = hold(node).await?;
         let relay = relay(&namespace, control_plane).await?;
         let kube_proxy = Child::start(kube_proxy_program(node, holder.pid(), &kube_proxy, &kubeconfig))?;
         listening(&namespace, &kube_proxy).await?;
-        Ok(Self { _kube_proxy: kube_proxy, _relay: relay, _holder: holder, namespace })
+        Ok(Self { _kube_proxy: kube_proxy, _relay: relay, _holder: holder, namespace, _node: node })
     }
 
     /// A connection from inside, where addresses of Services lead to their pods.
@@ -94,13 +95,13 @@ impl Namespace {
 
     /// On a thread of its own, which ends there: those of a pool would stay inside.
     async fn inside<T: Send + 'static>(&self, make: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-        let (sender, made) = oneshot::channel();
+        let (sender, socket) = oneshot::channel();
         let namespace = Arc::clone(&self.0);
         std::thread::spawn(move || {
             let enter = move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network));
             let _ = sender.send(enter.map_err(io::Error::from).and_then(|()| make()));
         });
-        made.await.map_err(io::Error::other)?
+        socket.await.map_err(io::Error::other)?
     }
 }
 
