@@ -109,6 +109,11 @@ pub fn spawn_watchdog(health: Health) -> std::io::Result<()> {
     std::thread::Builder::new().name("watchdog".into()).spawn(move || {
         loop {
             std::thread::sleep(BEAT);
+            if health.stalled().is_empty() {
+                continue;
+            }
+            // All look stalled after the whole process was stopped and continued, until they have run again.
+            std::thread::sleep(BEAT);
             let stalled = health.stalled();
             if !stalled.is_empty() {
                 tell_within(BEAT, stalled);
