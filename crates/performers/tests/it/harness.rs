@@ -27,8 +27,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::capture::Logs;
 
-/// Far above what anything here takes; it ends a test that would otherwise hang.
-pub const PATIENCE: Duration = Duration::from_mins(1);
+/// Far above what anything here takes (the most is 45 s, until real probes give a server up); it ends a test that would
+/// otherwise hang.
+pub const PATIENCE: Duration = Duration::from_mins(3);
 
 pub const OPERATOR_NAMESPACE: &str = "strata-system";
 pub const OPERATOR_ACCOUNT: &str = "strata";

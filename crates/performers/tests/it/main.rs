@@ -19,6 +19,7 @@ mod log;
 mod observe;
 mod pod;
 mod published;
+mod real_node;
 mod restart;
 mod scale;
 mod scene;

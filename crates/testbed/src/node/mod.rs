@@ -8,6 +8,7 @@
 mod image;
 mod layout;
 mod prerequisites;
+mod service_network;
 mod slot;
 
 use std::{
@@ -23,8 +24,11 @@ use kube::{
     runtime::wait::await_condition,
 };
 
-pub use self::prerequisites::{Missing, install};
 use self::{image::Image, layout::Layout, slot::Slot};
+pub use self::{
+    prerequisites::{Missing, install},
+    service_network::ServiceNetwork,
+};
 use crate::{
     control_plane::{self, ControlPlane},
     process::{self, Child, Program},
@@ -71,6 +75,8 @@ pub struct RealNode {
     containerd: Child,
     client: Client,
     ctr: PathBuf,
+    /// Process id of the first process in the namespaces.
+    init: String,
     layout: Layout,
     slot: Slot,
 }
@@ -121,6 +127,7 @@ impl RealNode {
             containerd,
             client: control_plane.client().await?,
             ctr: ctr.clone(),
+            init,
             layout,
             slot,
         };
@@ -137,7 +144,7 @@ impl RealNode {
         Ok(tools::path("healthserver").await?)
     }
 
-    /// Makes an image of one static program and gives it to the node under its full name
+    /// Makes an image of one static program, which finds the name in its variable `IMAGE`, and gives it to the node under its full name
     /// (`docker.io/local/health:1`). Pods use it with `imagePullPolicy: Never`.
     pub async fn import_image(&self, name: &str, program: &Path) -> Result<(), NodeError> {
         import(&self.ctr, &self.layout, &Image::new(name, program)).await
@@ -146,6 +153,11 @@ impl RealNode {
     /// To kill or restart it: its pods go on running.
     pub fn kubelet(&self) -> &Child {
         &self.kubelet
+    }
+
+    /// Starts a kube-proxy beside the node. The control plane must be the node's own.
+    pub async fn service_network(&self, control_plane: &ControlPlane) -> Result<ServiceNetwork<'_>, NodeError> {
+        ServiceNetwork::start(self, control_plane).await
     }
 
     /// Waits until the control plane calls the node ready.
