@@ -71,7 +71,7 @@ pub async fn remove(ground: &Ground, namespace: &str) -> Result<()> {
     ground.settled().await
 }
 
-pub async fn clear<K>(ground: &Ground, namespace: &str) -> Result<()>
+async fn clear<K>(ground: &Ground, namespace: &str) -> Result<()>
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
         + Clone
