@@ -31,6 +31,9 @@ pub struct Flags {
     /// Context of the kubeconfig
     #[arg(long)]
     context: Option<String>,
+    /// Name under which events are reported and the lease is held [default: the machine's name]
+    #[arg(long, env = "POD_NAME", hide = true, value_name = "NAME")]
+    instance: Option<String>,
     #[command(flatten)]
     values: Values,
     #[command(flatten)]
@@ -115,7 +118,7 @@ fn start_logs(values: &Values) -> Result<(), Failure> {
 async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
     let client_config = client_config(flags).await?;
     let clock = Clock::default();
-    let settings = settings(&values, &client_config.default_namespace, &clock);
+    let settings = settings(&values, instance(flags), &client_config.default_namespace, &clock);
     let performers = performers_config(&values)?;
     let client = runtime::connect(client_config)
         .map_err(|error| Failure::new(format!("cannot make a client for the API server: {error}")))?;
@@ -172,12 +175,11 @@ async fn client_config(flags: &Flags) -> Result<ClientConfig, Failure> {
     Ok(config)
 }
 
-fn settings(values: &Values, default_namespace: &str, clock: &Clock) -> Settings {
-    let instance = instance();
+fn settings(values: &Values, instance: String, default_namespace: &str, clock: &Clock) -> Settings {
     let lease = values.leader_elect.unwrap_or(true).then(|| LeaseConfig {
         namespace: values.lease_namespace.clone().unwrap_or_else(|| default_namespace.to_owned()),
         name: values.lease_name.clone().unwrap_or_else(|| DEFAULT_LEASE.to_owned()),
-        identity: format!("{instance}_{:x}", clock.now().as_nanosecond()),
+        identity: format!("{instance}_{}_{:x}", std::process::id(), clock.now().as_nanosecond()),
         duration: values.lease_duration.unwrap_or(Duration::from_secs(6)),
     });
     let every_address = |port| Listen(Some((std::net::Ipv6Addr::UNSPECIFIED, port).into()));
@@ -211,7 +213,6 @@ fn performers_config(values: &Values) -> Result<performers::Config, Failure> {
 }
 
 /// The pod's or the machine's name.
-fn instance() -> String {
-    let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("{node}_{}", std::process::id())
+fn instance(flags: &Flags) -> String {
+    flags.instance.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned())
 }

@@ -3,7 +3,7 @@
 //! Both live in mount and process namespaces of their own. All they write below `/run`, `/var/lib` and `/var/log` is
 //! memory that nobody else sees, and when containerd, the first process in there, dies for whatever reason, the kernel
 //! ends the kubelet, every shim and every container, and drops all mounts. Outside remain a bridge, some control groups
-//! and a folder, which belong to a numbered [`Slot`]. Pods reach each other and this machine, nothing beyond.
+//! and a folder, which belong to a numbered slot. Pods reach each other and this machine, nothing beyond.
 
 mod image;
 mod layout;
