@@ -344,7 +344,8 @@ mod tests {
         let kind = Kind::new("configmaps", operator.writer("test"), |_: ConfigMap| Some(()));
         let queue = operator.queue(Duration::from_mins(2));
         operator.watch(&kind, &queue, |key| Some(key.clone()));
-        let health = operator.health.clone();
+        // As a layer does.
+        let (health, _events) = (operator.health.clone(), operator.events.clone());
         let running = tokio::spawn(operator.run(|_| {}));
         tokio::time::sleep(Duration::from_mins(1)).await;
         assert_eq!(health.stalled(), [""; 0]);
