@@ -4,17 +4,14 @@ use std::{collections::HashSet, time::Duration};
 
 use anyhow::{Context, Result};
 use api::performer::Performer;
-use futures::{TryStreamExt, future::try_join_all};
-use kube::{
-    Api,
-    runtime::{WatchStreamExt, watcher},
-};
+use futures::{StreamExt, future::try_join_all};
+use kube::Api;
 use performers::Config;
 use testbed::{Options, Workloads};
 
 use crate::{
     harness::{OPERATOR_USER, Running, Space, alone, operator_user, spec},
-    scene::Scene,
+    scene::{Scene, changes},
 };
 
 const NAMESPACES: usize = 50;
@@ -26,9 +23,9 @@ const PATIENCE: Duration = Duration::from_mins(5);
 
 async fn all_ready(performers: Api<Performer>) -> Result<()> {
     let mut ready = HashSet::new();
-    let mut changes = Box::pin(watcher(performers, watcher::Config::default()).default_backoff().applied_objects());
+    let mut changes = changes(performers);
     while ready.len() < NAMESPACES * EACH {
-        let performer = changes.try_next().await?.context("a watch never ends")?;
+        let performer = changes.next().await.context("a watch never ends")?;
         let key = (performer.metadata.namespace, performer.metadata.name);
         if performer.status.is_some_and(|status| status.ready) {
             ready.insert(key);

@@ -1,14 +1,17 @@
 //! A control plane with a fault proxy before it, and operators behind the proxy.
 
-use std::time::Duration;
+use std::{fmt::Debug, time::Duration};
 
 use anyhow::{Context, Result};
+use futures::{StreamExt, stream::BoxStream};
 use kube::{
-    Client, Config as ClientConfig,
+    Api, Client, Config as ClientConfig, Resource,
     config::{KubeConfigOptions, Kubeconfig},
+    runtime::{WatchStreamExt, watcher},
 };
 use performers::Config;
 use runtime::Settings;
+use serde::de::DeserializeOwned;
 use testbed::{
     ControlPlane, Options,
     audit::{Entry, Mark},
@@ -122,6 +125,15 @@ pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Result<(
         }
     };
     tokio::time::timeout(PATIENCE, watched).await.with_context(|| format!("{what} in time"))
+}
+
+/// Everything that is or becomes of a kind; interruptions of the watch are bridged.
+pub fn changes<K>(api: Api<K>) -> BoxStream<'static, K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let changes = watcher(api, watcher::Config::default()).default_backoff().applied_objects();
+    changes.filter_map(|change| std::future::ready(change.ok())).boxed()
 }
 
 /// A proxy of its own for one more operator.

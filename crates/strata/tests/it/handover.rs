@@ -6,12 +6,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use futures::TryStreamExt;
+use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api,
     api::{ListParams, PostParams},
-    runtime::{WatchStreamExt, watcher},
 };
 use rustix::process::Signal;
 use testbed::{
@@ -25,7 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{
     harness::{OPERATOR_NAMESPACE, Space, spec, until},
     process::operator,
-    scene::{Scene, eventually, proxy},
+    scene::{Scene, changes, eventually, proxy},
 };
 
 /// The original operator's.
@@ -86,16 +85,13 @@ impl Holders {
         let seen = Arc::<Mutex<Vec<String>>>::default();
         let noted = seen.clone();
         let watch = tokio::spawn(async move {
-            let leases = watcher(leases, watcher::Config::default()).default_backoff().applied_objects();
-            let _ = leases
-                .try_for_each(|lease| {
-                    let mut seen = noted.lock().expect("nobody panics here");
-                    if seen.last() != Some(&holder(&lease)) {
-                        seen.push(holder(&lease));
-                    }
-                    std::future::ready(Ok(()))
-                })
-                .await;
+            let mut leases = changes(leases);
+            while let Some(lease) = leases.next().await {
+                let mut seen = noted.lock().expect("nobody panics here");
+                if seen.last() != Some(&holder(&lease)) {
+                    seen.push(holder(&lease));
+                }
+            }
         });
         Self { seen, _watch: AbortOnDropHandle::new(watch) }
     }

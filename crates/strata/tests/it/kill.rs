@@ -7,8 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use futures::{TryStreamExt, future::try_join_all};
-use kube::runtime::{WatchStreamExt, watcher};
+use futures::{StreamExt, future::try_join_all};
 use serde_json::json;
 use testbed::{
     Options,
@@ -20,7 +19,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{
     harness::{Space, condition, spec},
     process::operator,
-    scene::{Scene, eventually},
+    scene::{Scene, changes, eventually},
 };
 
 const IMAGES: [&str; 2] = ["registry.test/performer:v1", "registry.test/performer:v2"];
@@ -86,17 +85,14 @@ impl Campaign {
         let operator = operator(&scene, &scene.proxy, &FLAGS)?;
         let upgrades = Arc::<Mutex<BTreeMap<String, BTreeSet<String>>>>::default();
         let noted = upgrades.clone();
-        let seen = watcher(space.performers.clone(), watcher::Config::default()).default_backoff().applied_objects();
+        let mut seen = changes(space.performers.clone());
         let watch = tokio::spawn(async move {
-            let _ = seen
-                .try_for_each(|performer| {
-                    if let Some(at) = performer.status.as_ref().and_then(|status| status.last_upgrade) {
-                        let name = performer.metadata.name.unwrap_or_default();
-                        noted.lock().expect("nobody panics here").entry(name).or_default().insert(at.to_string());
-                    }
-                    std::future::ready(Ok(()))
-                })
-                .await;
+            while let Some(performer) = seen.next().await {
+                if let Some(at) = performer.status.as_ref().and_then(|status| status.last_upgrade) {
+                    let name = performer.metadata.name.unwrap_or_default();
+                    noted.lock().expect("nobody panics here").entry(name).or_default().insert(at.to_string());
+                }
+            }
         });
         Ok(Self { scene, space, operator, upgrades, _watch: AbortOnDropHandle::new(watch), kills: 0 })
     }
@@ -120,12 +116,11 @@ impl Campaign {
     }
 
     async fn until_told(&self, name: &str, reason: &str, times: usize) -> Result<()> {
-        let events = watcher(self.space.events.clone(), watcher::Config::default()).default_backoff();
-        let mut told = Box::pin(events.applied_objects());
+        let mut told = changes(self.space.events.clone());
         let found = async {
             let mut left = times;
             while left > 0 {
-                let event = told.try_next().await?.context("a watch never ends")?;
+                let event = told.next().await.context("a watch never ends")?;
                 let about = event.regarding.as_ref().and_then(|object| object.name.as_deref());
                 left -= usize::from(about == Some(name) && event.reason.as_deref() == Some(reason));
             }
