@@ -9,15 +9,9 @@ mod handover;
 mod kill;
 mod process;
 
-#[path = "../../../performers/tests/it/capture.rs"]
-#[allow(dead_code, reason = "the performers tests use all of it")]
-mod capture;
-#[path = "../../../performers/tests/it/harness.rs"]
+// One folder of verbs for both crates' tests; its head says why it is not a crate.
+#[path = "../../../performers/tests/it/harness/mod.rs"]
 #[allow(dead_code, reason = "the performers tests use all of it")]
 mod harness;
-#[path = "../../../performers/tests/it/observe.rs"]
-#[allow(dead_code, reason = "the performers tests use all of it")]
-mod observe;
-#[path = "../../../performers/tests/it/scene.rs"]
-#[allow(dead_code, reason = "the performers tests use all of it")]
-mod scene;
+
+use harness::scene;
