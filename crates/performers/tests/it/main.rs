@@ -3,7 +3,6 @@
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
 mod admin;
-mod capture;
 mod cluster;
 mod condition;
 mod crd;
@@ -16,16 +15,16 @@ mod foreign;
 mod harness;
 mod lifecycle;
 mod log;
-mod observe;
 mod pod;
 mod published;
 mod real_node;
 mod restart;
 mod scale;
-mod scene;
 mod service;
 mod settled;
 mod status;
 mod turn;
 mod upgrade;
 mod view;
+
+use harness::{observe, scene};

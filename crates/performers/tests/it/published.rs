@@ -3,17 +3,17 @@
 use anyhow::{Context, Result};
 use api::performer::Phase;
 use serde_json::json;
-use testbed::{ControlPlane, Options, kwok::Behaviour};
+use testbed::{ControlPlane, Options, kwok::Behaviour, published};
 
 use crate::{
-    crd::{PUBLISHED, compat, install_published},
+    crd::{PUBLISHED, install_published},
     harness::{Running, Space, alone, hasty, install_account, operator_user, spec, spec_with},
     observe::{line, more_rounds, writes},
 };
 
 #[tokio::test]
 async fn p53_the_operator_runs_on_the_published_definitions_without_a_status_loop() -> Result<()> {
-    let Some(folder) = compat() else { return Ok(()) };
+    let Some(folder) = published() else { return Ok(()) };
     let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
     install_account(&control_plane).await?;
     for file in PUBLISHED {

@@ -1,7 +1,6 @@
 //! A tiny model of what surrounds one Performer: enough API server to execute plans and enough
 //! kubelet to move a pod along.
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::performer::{
@@ -52,18 +51,6 @@ fn merge(target: &mut Value, change: Value) {
 
 pub fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
-}
-
-/// The first folder `path` beside or above the workspace; see the api crate for the same rule.
-#[allow(clippy::disallowed_methods, reason = "a test asks for CI, the product for nothing")]
-pub fn compat(path: &str) -> Option<PathBuf> {
-    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().skip(2);
-    let found = above.find_map(|a| Some(a.join("shared/compat").join(path)).filter(|f| f.is_dir()));
-    if found.is_none() {
-        assert!(std::env::var("CI").as_deref() != Ok("true"), "../shared/compat is missing");
-        eprintln!("skipped: ../shared/compat, the published manifests, is not there");
-    }
-    found
 }
 
 pub struct World {

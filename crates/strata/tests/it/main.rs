@@ -2,6 +2,7 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
+mod chart_args;
 mod chart_rights;
 #[cfg(feature = "dev")]
 mod dev;
@@ -9,15 +10,9 @@ mod handover;
 mod kill;
 mod process;
 
-#[path = "../../../performers/tests/it/capture.rs"]
-#[allow(dead_code, reason = "the performers tests use all of it")]
-mod capture;
-#[path = "../../../performers/tests/it/harness.rs"]
+// One folder of verbs for both crates' tests; its head says why it is not a crate.
+#[path = "../../../performers/tests/it/harness/mod.rs"]
 #[allow(dead_code, reason = "the performers tests use all of it")]
 mod harness;
-#[path = "../../../performers/tests/it/observe.rs"]
-#[allow(dead_code, reason = "the performers tests use all of it")]
-mod observe;
-#[path = "../../../performers/tests/it/scene.rs"]
-#[allow(dead_code, reason = "the performers tests use all of it")]
-mod scene;
+
+use harness::scene;

@@ -12,7 +12,7 @@ mod service_network;
 mod slot;
 
 use std::{
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -32,6 +32,7 @@ pub use self::{
 use crate::{
     control_plane::{self, ControlPlane},
     process::{self, Child, Program},
+    skip::skip,
     tools,
     users::User,
 };
@@ -87,19 +88,12 @@ impl RealNode {
         prerequisites::check()
     }
 
-    /// Whether a test that wants a real node can run. Where something is missing, one line says what; in CI that is an
-    /// error, so that the test cannot be skipped unseen.
+    /// Whether a test that wants a real node can run. Where something is missing it is listed as skipped, or, in CI,
+    /// fails.
     pub fn is_available() -> Result<bool, Missing> {
         match Self::prerequisites() {
             Ok(()) => Ok(true),
-            Err(missing) if std::env::var_os("CI").is_some_and(|value| value == "true") => Err(missing),
-            Err(missing) => {
-                let thread = std::thread::current();
-                let test = thread.name().unwrap_or("unnamed");
-                // Past libtest's capture: `cargo xtask ci` lists skipped tests by these lines.
-                let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {missing}");
-                Ok(false)
-            }
+            Err(missing) => skip(missing).map(|()| false),
         }
     }
 

@@ -1,4 +1,11 @@
 //! A control plane with the operator on it, and the few verbs that tests are written in.
+//!
+//! The whole-system tests of `strata` are written in them too and take this folder in by its path: as a crate it would
+//! need an arrow from testbed to the layers.
+
+pub mod capture;
+pub mod observe;
+pub mod scene;
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
@@ -18,14 +25,14 @@ use kube::{
 };
 use performers::Config;
 use plan::performers::Policy;
-use runtime::{Addresses, Clock, Fatal, LeaseConfig, Metrics, Operator, Settings, rights};
+use runtime::{Addresses, Clock, Fatal, Metrics, Operator, Settings, rights};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use testbed::{ControlPlane, Options, User};
 use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::capture::Logs;
+use self::capture::Logs;
 
 /// Far above what anything here takes (the most is 45 s, until real probes give a server up); it ends a test that would
 /// otherwise hang.
@@ -144,20 +151,6 @@ pub fn alone() -> Settings {
         request_timeout: Duration::from_secs(10),
         list_mode: None,
         instance: "test".into(),
-    }
-}
-
-/// The same with leader election, as `identity`.
-#[allow(dead_code, reason = "used by tests that start several operators")]
-pub fn elected(identity: &str, duration: Duration) -> Settings {
-    Settings {
-        lease: Some(LeaseConfig {
-            namespace: OPERATOR_NAMESPACE.into(),
-            name: "b8e8a8a8.hourglass.eigenlayer.io".into(),
-            identity: identity.into(),
-            duration,
-        }),
-        ..alone()
     }
 }
 
