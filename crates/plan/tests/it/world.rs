@@ -154,9 +154,10 @@ impl World {
         let plan = self.plan();
         let mut outcomes = Vec::new();
         for action in &plan.actions {
-            let is_stopped = outcomes.last().is_some_and(|o| *o != Outcome::Done);
-            let outcome = if is_stopped { Outcome::Skipped } else { self.execute(action) };
-            outcomes.push(outcome);
+            outcomes.push(self.execute(action));
+            if outcomes.last() != Some(&Outcome::Done) {
+                break;
+            }
         }
         let after = observed.after(&plan, &outcomes, self.now);
         self.report(&after, &plan, &outcomes);
