@@ -78,7 +78,7 @@ impl<'a> View<'a> {
         let former = round.performer.status.as_ref();
         let present = round.observed.pod.ours();
         let pod = present.filter(|p| p.deletion.is_none());
-        let is_up = pod.is_some_and(|p| p.phase == PodPhase::Running && p.is_ready);
+        let is_up = pod.is_some_and(|p| p.phase == PodPhase::Running && p.is_ready && p.is_selected);
         let outdated = present.filter(|p| checked.as_ref().is_ok_and(|desired| is_other_release(p, desired)));
         // The one remembered fact: between the two pods nothing observable tells of the upgrade.
         let is_unfinished = former.is_some_and(|s| s.phase == Some(Phase::Upgrading)) && !is_up;

@@ -296,6 +296,25 @@ fn a_failing_retry_writes_nothing() {
 }
 
 #[test]
+fn a_pod_its_service_cannot_find_is_not_ready_and_that_is_told_once() {
+    let mut world = World::new(basic());
+    world.settle();
+    world.written.clear();
+    for _ in 0..3 {
+        world.start_pod();
+        world.pod_mut().is_selected = false;
+        world.settle();
+        assert_eq!((degraded(&world), world.status().ready), (Some(Reason::LabelMissing), false));
+        world.advance(Duration::from_mins(5));
+        world.settle();
+    }
+    assert_eq!(world.written.len(), 1, "{:#?}", world.written);
+    world.start_pod();
+    world.settle();
+    assert_eq!((degraded(&world), world.status().ready), (None, true));
+}
+
+#[test]
 fn a_crash_loop_does_not_flicker() {
     let mut world = World::new(basic());
     world.settle();
