@@ -140,7 +140,7 @@ fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Trouble> {
     let is_same_spec = former.observed_generation == round.performer.metadata.generation;
     let is_open = match former.reason {
         Reason::PodRejected => round.observed.pod == Slot::Absent,
-        Reason::ServiceRejected => round.observed.service.ours().is_none(),
+        Reason::ServiceRejected => round.left(|a| matches!(a, Action::CreateService(_) | Action::RepairService { .. })),
         Reason::LabelMissing
         | Reason::ImagePullFailed
         | Reason::ContainerConfigError
