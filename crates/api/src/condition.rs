@@ -46,6 +46,8 @@ pub enum Reason {
     PodRejected,
     /// The API server refused the Service (quota, admission).
     ServiceRejected,
+    /// The pod lacks the label its Service finds it by.
+    LabelMissing,
     /// The image cannot be had: not found, no access, an impossible name.
     ImagePullFailed,
     /// The container cannot be made, usually because a Secret or ConfigMap key is missing.
@@ -87,6 +89,7 @@ impl Reason {
             Self::InvalidSpec => "InvalidSpec",
             Self::PodRejected => "PodRejected",
             Self::ServiceRejected => "ServiceRejected",
+            Self::LabelMissing => "LabelMissing",
             Self::ImagePullFailed => "ImagePullFailed",
             Self::ContainerConfigError => "ContainerConfigError",
             Self::CrashLoop => "CrashLoop",

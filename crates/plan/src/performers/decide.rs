@@ -121,10 +121,13 @@ fn replacement(pod: &PodFacts, desired: &Desired, policy: &Policy) -> Option<Rep
     if pod.input_hash.as_deref().is_some_and(|hash| hash != desired.hash()) {
         return now(Cause::SpecChanged);
     }
-    if !pod.is_selected {
-        return now(Cause::Edited);
-    }
     let created_at = pod.created_at.unwrap_or(Timestamp::MIN);
+    if !pod.is_selected {
+        // From its creation on: a hand edit of a pod that is no longer young is mended at once, and
+        // a webhook that takes the label from every pod does not make us replace without end.
+        let delay = policy.failure_delay_after(pod.replacements);
+        return Some(grown(Cause::Edited, created_at, delay, pod.replacements));
+    }
     if pod.phase.has_ended() {
         let ended_at = ended_at(pod).unwrap_or(created_at);
         let count = if until(ended_at, created_at) > policy.failure_delay_cap { 0 } else { pod.replacements };

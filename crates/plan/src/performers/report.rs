@@ -36,6 +36,12 @@ impl Round<'_> {
         self.plan.actions.iter().zip(self.outcomes).any(|(a, o)| *o == Outcome::Done && is_meant(a))
     }
 
+    /// Whether such an action was planned and is not done: tried in vain, or not even reached.
+    pub(super) fn left(&self, is_meant: impl Fn(&Action) -> bool) -> bool {
+        let outcomes = self.outcomes.iter().map(Some).chain(std::iter::repeat(None));
+        self.plan.actions.iter().zip(outcomes).any(|(a, o)| o != Some(&Outcome::Done) && is_meant(a))
+    }
+
     /// Whether there is nothing to say, or nobody to say it to.
     fn is_mute(&self) -> bool {
         let is_unread = self.observed.pod == Slot::Unknown || self.observed.service == Slot::Unknown;
@@ -78,7 +84,7 @@ impl<'a> View<'a> {
         let former = round.performer.status.as_ref();
         let present = round.observed.pod.ours();
         let pod = present.filter(|p| p.deletion.is_none());
-        let is_up = pod.is_some_and(|p| p.phase == PodPhase::Running && p.is_ready);
+        let is_up = pod.is_some_and(|p| p.phase == PodPhase::Running && p.is_ready && p.is_selected);
         let outdated = present.filter(|p| checked.as_ref().is_ok_and(|desired| is_other_release(p, desired)));
         // The one remembered fact: between the two pods nothing observable tells of the upgrade.
         let is_unfinished = former.is_some_and(|s| s.phase == Some(Phase::Upgrading)) && !is_up;
@@ -213,7 +219,19 @@ impl<'a> View<'a> {
             observed_generation,
             last_transition_time: same_status.map_or(self.now, |c| c.last_transition_time),
             reason: why.reason,
-            message: same_news.map_or(why.message, |c| c.message.clone()),
+            message: same_news.map_or_else(|| shortened(why.message), |c| c.message.clone()),
         }
     }
+}
+
+/// Far below the 32768 characters the schema allows: a message holds words of others (kubelet, the
+/// scheduler, webhooks) of any length, and nobody reads more than this.
+const LONGEST_MESSAGE: usize = 4096;
+
+fn shortened(mut message: String) -> String {
+    if let Some((end, _)) = message.char_indices().nth(LONGEST_MESSAGE) {
+        message.truncate(end);
+        message.push('…');
+    }
+    message
 }

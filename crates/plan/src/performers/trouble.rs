@@ -1,6 +1,7 @@
 //! What is wrong, as the one reason the user is told first.
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
+use api::performer::LABEL_PERFORMER;
 use jiff::Timestamp;
 
 use super::decide::name_taken;
@@ -62,6 +63,13 @@ fn of_pod(
     now: Timestamp,
 ) -> Option<Trouble> {
     let found = |reason, message| Some(Trouble { reason, message });
+    if !pod.is_selected {
+        let message = format!(
+            "the pod lost its label {LABEL_PERFORMER}, by which its Service finds it, and is replaced after a while; \
+             if this comes back, an admission webhook takes the label away: exempt these pods from it"
+        );
+        return found(Reason::LabelMissing, message);
+    }
     let waiting = pod.waiting.as_deref();
     let says = |what: &str| waiting.map_or(what.to_owned(), |w| format!("{what}: {}: {}", w.reason, w.message));
     match waiting.map_or("", |w| &*w.reason) {
@@ -132,8 +140,9 @@ fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Trouble> {
     let is_same_spec = former.observed_generation == round.performer.metadata.generation;
     let is_open = match former.reason {
         Reason::PodRejected => round.observed.pod == Slot::Absent,
-        Reason::ServiceRejected => round.observed.service.ours().is_none(),
-        Reason::ImagePullFailed
+        Reason::ServiceRejected => round.left(|a| matches!(a, Action::CreateService(_) | Action::RepairService { .. })),
+        Reason::LabelMissing
+        | Reason::ImagePullFailed
         | Reason::ContainerConfigError
         | Reason::CrashLoop
         | Reason::PodFailed

@@ -362,10 +362,26 @@ fn a_pod_of_the_original_operator_is_kept_while_its_image_fits() {
 #[test]
 fn a_pod_its_service_cannot_find_is_replaced() {
     let mut world = World::running(basic());
+    world.advance(Duration::from_secs(10));
     world.pod_mut().is_selected = false;
-    assert_eq!(cause(&world.plan().actions), Some(Cause::Edited));
+    assert_eq!(cause(&world.plan().actions), Some(Cause::Edited), "at once, for the pod is not young");
     world.settle();
     assert!(world.built.unwrap().metadata.labels.unwrap().contains_key(LABEL_PERFORMER));
+}
+
+#[test]
+fn a_label_that_is_always_taken_away_does_not_make_us_replace_without_end() {
+    let mut world = World::new(basic());
+    world.settle();
+    for delay in [10, 20, 40, 80, 160, 300, 300] {
+        world.pod_mut().is_selected = false;
+        let plan = world.round();
+        assert_eq!((names(&plan.actions), plan.next_look), (vec![], Some(Duration::from_secs(delay))));
+        world.advance(Duration::from_secs(delay));
+        assert_eq!(cause(&world.round().actions), Some(Cause::Edited));
+        world.pod = None;
+        world.step();
+    }
 }
 
 #[test]

@@ -6,7 +6,8 @@ use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::performer::{PerformerStatus, Phase};
 use plan::Plan;
 use plan::performers::{
-    Capabilities, Exit, Observed, Outcome, PodFacts, PodPhase, Round, Scheduled, ServiceFacts, Slot, Waiting, status,
+    Capabilities, Exit, Observed, Outcome, PodFacts, PodPhase, Round, Scheduled, ServiceFacts, ServiceType, Slot,
+    Waiting, status,
 };
 use serde_json::json;
 
@@ -296,6 +297,25 @@ fn a_failing_retry_writes_nothing() {
 }
 
 #[test]
+fn a_pod_its_service_cannot_find_is_not_ready_and_that_is_told_once() {
+    let mut world = World::new(basic());
+    world.settle();
+    world.written.clear();
+    for _ in 0..3 {
+        world.start_pod();
+        world.pod_mut().is_selected = false;
+        world.settle();
+        assert_eq!((degraded(&world), world.status().ready), (Some(Reason::LabelMissing), false));
+        world.advance(Duration::from_mins(5));
+        world.settle();
+    }
+    assert_eq!(world.written.len(), 1, "{:#?}", world.written);
+    world.start_pod();
+    world.settle();
+    assert_eq!((degraded(&world), world.status().ready), (None, true));
+}
+
+#[test]
 fn a_crash_loop_does_not_flicker() {
     let mut world = World::new(basic());
     world.settle();
@@ -417,19 +437,58 @@ fn p37_a_refused_pod_is_reported_once_and_recovers() {
 #[test]
 fn p37_a_refused_service_is_reported_even_while_the_pod_is_ready() {
     let mut world = World::new(basic());
-    world.service_creation = Outcome::Rejected { message: "quota".to_owned() };
+    world.service_write = Outcome::Rejected { message: "quota".to_owned() };
     world.step();
     world.start_pod();
     for outcome in [Outcome::Rejected { message: "quota".to_owned() }, Outcome::Failed] {
-        world.service_creation = outcome;
+        world.service_write = outcome;
         world.step();
         assert_eq!(degraded(&world), Some(Reason::ServiceRejected));
         let available = reason(&world.status(), ConditionType::Available);
         assert_eq!(available, (ConditionStatus::False, Reason::ServiceRejected));
     }
-    world.service_creation = Outcome::Done;
+    world.service_write = Outcome::Done;
     world.settle();
     assert_eq!((degraded(&world), world.status().ready), (None, true));
+}
+
+#[test]
+fn p37_a_refused_repair_of_the_service_is_told_until_it_is_done() {
+    let mut world = World::running(basic());
+    world.service.as_mut().unwrap().service_type = ServiceType::Other;
+    for outcome in [Outcome::Rejected { message: "webhook".to_owned() }, Outcome::Failed] {
+        world.service_write = outcome;
+        world.step();
+        assert_eq!(degraded(&world), Some(Reason::ServiceRejected));
+    }
+    assert_eq!(world.written.len(), 1);
+    world.service_write = Outcome::Done;
+    world.step();
+    assert_eq!(degraded(&world), None);
+}
+
+#[test]
+fn a_refusal_is_forgotten_only_when_its_action_was_reached() {
+    let mut world = World::running(basic());
+    world.service = None;
+    world.service_write = Outcome::Rejected { message: "quota".to_owned() };
+    world.step();
+    world.pod = None;
+    world.pod_creation = Outcome::Failed;
+    world.step();
+    assert_eq!(degraded(&world), Some(Reason::ServiceRejected), "the pod's failure ended the round before");
+}
+
+#[test]
+fn long_words_of_others_are_cut_at_a_character() {
+    let mut world = World::new(basic());
+    world.pod_creation = Outcome::Rejected { message: "ü".repeat(40_000) };
+    world.step();
+    let message = &world.status().conditions[2].message;
+    assert_eq!((message.chars().count(), message.ends_with("ü…")), (4097, true));
+    world.pod_creation = Outcome::Failed;
+    world.step();
+    assert_eq!(world.written.len(), 1, "a cut message is no news");
 }
 
 #[test]

@@ -66,8 +66,8 @@ pub struct World {
     pub events: Vec<Event>,
     /// What the API server answers to the creation of a pod.
     pub pod_creation: Outcome,
-    /// … and of a Service.
-    pub service_creation: Outcome,
+    /// … and to the creation or repair of a Service.
+    pub service_write: Outcome,
     uids: u32,
 }
 
@@ -84,7 +84,7 @@ impl World {
             written: Vec::new(),
             events: Vec::new(),
             pod_creation: Outcome::Done,
-            service_creation: Outcome::Done,
+            service_write: Outcome::Done,
             uids: 0,
         }
     }
@@ -141,9 +141,10 @@ impl World {
         let plan = self.plan();
         let mut outcomes = Vec::new();
         for action in &plan.actions {
-            let is_stopped = outcomes.last().is_some_and(|o| *o != Outcome::Done);
-            let outcome = if is_stopped { Outcome::Skipped } else { self.execute(action) };
-            outcomes.push(outcome);
+            outcomes.push(self.execute(action));
+            if outcomes.last() != Some(&Outcome::Done) {
+                break;
+            }
         }
         let after = observed.after(&plan, &outcomes, self.now);
         self.report(&after, &plan, &outcomes);
@@ -210,11 +211,12 @@ impl World {
             }
             Action::CreateService(service) => {
                 assert!(self.service.is_none());
-                if self.service_creation != Outcome::Done {
-                    return self.service_creation.clone();
+                if self.service_write != Outcome::Done {
+                    return self.service_write.clone();
                 }
                 self.service = Some(service_facts(service));
             }
+            Action::RepairService { .. } if self.service_write != Outcome::Done => return self.service_write.clone(),
             Action::RepairService { patch } => apply_patch(self.service.as_mut().unwrap(), patch),
             Action::DeleteService { .. } => {
                 let owner = self.service.take().unwrap().owner_uid;
