@@ -54,7 +54,8 @@ async fn p50_500_performers_in_50_namespaces_become_ready_within_the_budget_of_c
 
     let mut entries = scene.control_plane.audit().entries()?;
     entries.retain(|entry| entry.user == OPERATOR_USER && !matches!(entry.resource.as_str(), "events" | "leases"));
-    let failed: Vec<_> = entries.iter().filter(|entry| entry.code >= 400).collect();
+    // A watch may be put off while the server sets up the new kind.
+    let failed: Vec<_> = entries.iter().filter(|entry| entry.code >= 400 && entry.verb != "watch").collect();
     assert!(failed.is_empty(), "{failed:?}");
     let gets = entries.iter().filter(|entry| entry.verb == "get" && !entry.resource.is_empty()).count();
     let writes = entries.iter().filter(|entry| entry.is_write()).count();
