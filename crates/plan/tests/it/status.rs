@@ -1,11 +1,11 @@
-//! What is reported: rows P19 to P24, P29, P42, P53.
+//! What is reported: rows P19 to P25, P29 to P31, P35 to P37, P42, P53.
 
 use std::time::Duration;
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::performer::{PerformerStatus, Phase};
 use plan::Plan;
-use plan::performers::{Capabilities, Observed, Outcome, PodPhase, Round, Scheduled, Slot, Waiting, status};
+use plan::performers::{Capabilities, Observed, Outcome, PodFacts, PodPhase, Round, Scheduled, Slot, Waiting, status};
 use serde_json::json;
 
 use crate::world::{World, at, basic, with};
@@ -243,6 +243,104 @@ fn a_normal_start_is_reported_twice() {
     world.set_ready(true);
     world.settle();
     assert_eq!(world.written.len(), 2, "{:#?}", world.written);
+}
+
+#[test]
+fn p30_image_trouble_is_named_at_once() {
+    for word in ["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"] {
+        let mut world = World::new(basic());
+        world.settle();
+        wait(&mut world, word);
+        world.step();
+        assert_eq!(degraded(&world), Some(Reason::ImagePullFailed), "{word}");
+        let available = world.status().condition(ConditionType::Available).unwrap().clone();
+        assert!(available.message.contains("repo:1") && available.message.contains(word), "{}", available.message);
+    }
+}
+
+#[test]
+fn p31_unschedulable_names_hardware_when_some_was_asked_for() {
+    let cases = [
+        (json!({}), Reason::SchedulingFailed),
+        (json!({ "hardwareRequirements": { "customLabels": { "a": "b" } } }), Reason::SchedulingFailed),
+        (json!({ "hardwareRequirements": { "gpuCount": 1 } }), Reason::HardwareUnavailable),
+        (json!({ "hardwareRequirements": { "teeRequired": true } }), Reason::HardwareUnavailable),
+        (json!({ "resources": { "limits": { "nvidia.com/gpu": 1 } } }), Reason::HardwareUnavailable),
+    ];
+    for (change, expected) in cases {
+        let mut world = World::new(with(basic(), change.clone()));
+        world.settle();
+        world.pod_mut().scheduled = Scheduled::Unschedulable("0/3 nodes are available".into());
+        world.step();
+        assert_eq!(degraded(&world), Some(expected), "{change}");
+        let now = world.now;
+        world.pod_mut().scheduled = Scheduled::Yes(Some(now));
+        world.step();
+        assert_eq!(degraded(&world), None, "{change}");
+    }
+}
+
+#[test]
+fn p35_a_foreign_object_is_reported() {
+    let mut world = World::new(basic());
+    world.pod = Some(PodFacts { phase: PodPhase::Running, is_ready: true, ..PodFacts::default() });
+    world.settle();
+    let status = world.status();
+    assert_eq!(degraded(&world), Some(Reason::NameTaken));
+    assert_eq!((status.ready, status.pod_name.as_deref()), (false, None));
+    assert_eq!(reason(&status, ConditionType::Progressing), (ConditionStatus::False, Reason::NameTaken));
+    world.pod = None;
+    world.settle();
+    assert_eq!((degraded(&world), world.pod.is_some()), (None, true));
+}
+
+#[test]
+fn p36_a_bad_name_is_one_lasting_condition() {
+    let mut world = World::new(basic());
+    world.performer.metadata.name = Some("a.b".to_owned());
+    world.settle();
+    assert_eq!(degraded(&world), Some(Reason::InvalidName));
+    assert_eq!(world.status().grpc_endpoint, None);
+    world.advance(Duration::from_hours(1));
+    world.settle();
+    assert_eq!(world.written.len(), 1);
+}
+
+#[test]
+fn p37_a_refused_pod_is_reported_once_and_recovers() {
+    let mut world = World::new(basic());
+    for message in ["quota: used 1", "quota: used 2"] {
+        world.pod_creation = Outcome::Rejected { message: message.to_owned() };
+        world.step();
+        assert_eq!(degraded(&world), Some(Reason::PodRejected));
+        assert!(world.status().conditions[2].message.ends_with("quota: used 1"));
+    }
+    assert!(world.service.is_none(), "a failed action ends the round");
+    world.pod_creation = Outcome::Failed;
+    world.step();
+    assert_eq!(degraded(&world), Some(Reason::PodRejected), "no news is no recovery");
+    assert_eq!(world.written.len(), 1);
+    world.pod_creation = Outcome::Done;
+    world.settle();
+    assert_eq!((degraded(&world), world.service.is_some()), (None, true));
+}
+
+#[test]
+fn p37_a_refused_service_is_reported_even_while_the_pod_is_ready() {
+    let mut world = World::new(basic());
+    world.service_write = Outcome::Rejected { message: "quota".to_owned() };
+    world.step();
+    world.start_pod();
+    for outcome in [Outcome::Rejected { message: "quota".to_owned() }, Outcome::Failed] {
+        world.service_write = outcome;
+        world.step();
+        assert_eq!(degraded(&world), Some(Reason::ServiceRejected));
+        let available = reason(&world.status(), ConditionType::Available);
+        assert_eq!(available, (ConditionStatus::False, Reason::ServiceRejected));
+    }
+    world.service_write = Outcome::Done;
+    world.settle();
+    assert_eq!((degraded(&world), world.status().ready), (None, true));
 }
 
 #[test]
