@@ -128,8 +128,9 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         let params = PostParams { field_manager: Some(self.writer.manager.into()), ..PostParams::default() };
         let body = serde_json::to_vec(body).expect("our own objects serialise");
         let request = self.at(key).create(&params, body).expect("the path is made of valid names");
+        let held = self.store.version(key);
         let result = self.send("create", request).await;
-        self.absorb(key, result).await
+        self.absorb(key, held, result).await
     }
 
     /// A JSON merge patch. The caller puts `metadata.uid` and `metadata.resourceVersion` in it, so that it changes
@@ -141,8 +142,9 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             Some(subresource) => self.at(key).patch_subresource(subresource, &key.name, &params, &patch),
             None => self.at(key).patch(&key.name, &params, &patch),
         };
+        let held = self.store.version(key);
         let result = self.send("patch", request.expect("our own patches serialise")).await;
-        self.absorb(key, result).await
+        self.absorb(key, held, result).await
     }
 
     /// Deletes the object of this uid in this version. Already gone is success.
@@ -196,12 +198,17 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         (self.keep)(object).is_some_and(|value| self.store.observe(key, version, value))
     }
 
-    /// The answer to a write enters the cache; its version is what the next write of this round builds on.
-    async fn absorb(&self, key: &Key, result: Result<W, Error>) -> Result<u64, Error> {
+    /// The answer to a write enters the cache; its version is what the next write of this round builds on. A write that
+    /// drops the last finalizer of an object being deleted is answered by the object in its former version: it is gone.
+    async fn absorb(&self, key: &Key, held: Option<u64>, result: Result<W, Error>) -> Result<u64, Error> {
         match result {
             Ok(object) => {
                 let version = identity(object.meta()).map_or(0, |(_, version)| version);
-                self.take_in(object);
+                if object.meta().deletion_timestamp.is_some() && !is_terminating(object.meta()) {
+                    self.store.deleted(key, held);
+                } else {
+                    self.take_in(object);
+                }
                 Ok(version)
             }
             Err(error) => Err(self.look_after(key, error).await),

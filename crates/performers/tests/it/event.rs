@@ -24,7 +24,7 @@ async fn until_told(space: &Space, name: &str, reasons: &[&str]) -> Result<()> {
 async fn p47_life_is_told_in_events() -> Result<()> {
     let space = World::calm().await.space("event").await;
     space.create_ready("a", spec()).await?;
-    until_told(&space, "a", &["PodCreated", "ServiceCreated", "PodReady"]).await?;
+    until_told(&space, "a", &["PodCreated", "PodReady"]).await?;
     space.patch("a", json!({ "spec": { "config": { "args": ["x"] } } })).await?;
     space.until_settled("a").await?;
     until_told(&space, "a", &["PodReplaced"]).await?;
@@ -57,13 +57,13 @@ async fn p47_nothing_is_told_again_on_resync() -> Result<()> {
     space.create_ready("a", spec()).await?;
     space.create("b", spec_with(json!({ "scheduling": { "nodeSelector": { "no": "node" } } }))).await?;
     space.until_condition("b", "Degraded", "True", "SchedulingFailed").await?;
-    until_told(&space, "a", &["PodCreated", "ServiceCreated", "PodReady"]).await?;
-    until_told(&space, "b", &["PodCreated", "ServiceCreated", "SchedulingFailed"]).await?;
+    until_told(&space, "a", &["PodCreated", "PodReady"]).await?;
+    until_told(&space, "b", &["PodCreated", "SchedulingFailed"]).await?;
     more_rounds(&world.operator, &space, 20).await?;
     for (name, expected) in [("a", "PodReady"), ("b", "SchedulingFailed")] {
         let mut told = space.event_reasons(name).await?;
         told.sort();
-        let mut expected = vec!["PodCreated", "ServiceCreated", expected];
+        let mut expected = vec!["PodCreated", expected];
         expected.sort_unstable();
         assert_eq!(told, expected, "{name}");
     }

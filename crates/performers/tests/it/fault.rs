@@ -8,7 +8,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
 use serde_json::json;
-use testbed::fault::{Calls, Fault, Verb};
+use testbed::{
+    audit::Entry,
+    fault::{Calls, Fault, Verb},
+};
 use tokio::time::Instant;
 
 use crate::{
@@ -74,16 +77,21 @@ async fn p41_every_write_survives_every_fault_and_nothing_is_made_twice() -> Res
     let lives =
         WRITES.iter().flat_map(|write| FAULTS.map(|fault| Box::pin(live_through(shared, &space, write, fault))));
     try_join_all(lives).await?;
-    let mut committed = shared.scene.committed(mark)?;
-    committed.retain(|entry| entry.namespace == space.namespace);
+    let times = |verb: &str, resource: &str, owned: &str| -> Result<usize> {
+        let is_it = |entry: &&Entry| {
+            let entry = (&*entry.namespace, &*entry.verb, &*entry.resource, &*entry.name);
+            entry == (&*space.namespace, verb, resource, owned)
+        };
+        Ok(shared.scene.committed(mark)?.iter().filter(is_it).count())
+    };
     for write in WRITES {
         for (fault, _) in FAULTS {
             let owned = format!("performer-{write}-{fault}");
             for (verb, resource) in [("create", "pods"), ("create", "services"), ("delete", "services")] {
-                let times = committed
-                    .iter()
-                    .filter(|entry| entry.verb == verb && entry.resource == resource && entry.name == owned);
-                assert_eq!(times.count(), 1, "{verb} {resource} {owned}");
+                // The log is written after the answer.
+                let what = format!("{verb} {resource} {owned}");
+                eventually(&what, || times(verb, resource, &owned).is_ok_and(|times| times > 0)).await?;
+                assert_eq!(times(verb, resource, &owned)?, 1, "{what}");
             }
         }
     }
@@ -167,11 +175,12 @@ async fn p41_a_performer_that_vanishes_under_a_round_ends_it_quietly() -> Result
     space.delete("a").await?;
     space.until_gone(&space.performers, "a", created.metadata.uid.as_deref().context("a uid")?).await?;
     held.release();
-    let settled = || shared.rounds(&space.namespace, "success") >= 1.0;
-    eventually("the round ends", settled).await?;
-    let writes = shared.scene.writes(&space.namespace);
-    let status: Vec<_> = writes.iter().filter(|seen| seen.request.subresource.is_some()).collect();
-    assert!(matches!(status[..], [seen] if seen.code == Some(404)), "{status:?}");
+    let statuses = || -> Vec<_> {
+        let writes = shared.scene.writes(&space.namespace).into_iter();
+        writes.filter(|seen| seen.request.subresource.is_some()).map(|seen| seen.code).collect()
+    };
+    eventually("the round ends", || statuses().contains(&Some(404))).await?;
+    assert_eq!(statuses(), [Some(404)]);
     assert!(!shared.has_failed(&space.namespace));
     Ok(())
 }

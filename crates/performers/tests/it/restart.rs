@@ -10,6 +10,8 @@ use kube::{
     api::{DeleteParams, ObjectMeta, PostParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
+use performers::Config;
+use plan::performers::Policy;
 use runtime::Settings;
 use serde_json::json;
 use testbed::{
@@ -34,7 +36,9 @@ impl Stage {
         let scene = Scene::start(Options::default()).await?;
         let space = scene.space("restart").await?;
         let settings = Settings { request_timeout: Duration::from_secs(2), ..alone() };
-        let operator = scene.operator(settings, hasty()).await?;
+        // The simulated nodes need their time after the server was away: no pod is replaced for starting slowly.
+        let config = Config { policy: Policy::default(), ..hasty() };
+        let operator = scene.operator(settings, config).await?;
         Ok(Self { scene, space, operator })
     }
 

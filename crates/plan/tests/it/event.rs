@@ -15,7 +15,7 @@ fn told(world: &mut World) -> Vec<&'static str> {
 fn p47_events_tell_a_life_once() {
     let mut world = World::new(basic());
     world.settle();
-    assert_eq!(told(&mut world), ["PodCreated", "ServiceCreated"]);
+    assert_eq!(told(&mut world), ["PodCreated"]);
     world.start_pod();
     world.settle();
     assert_eq!(told(&mut world), ["PodReady"]);
