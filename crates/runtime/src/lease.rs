@@ -148,14 +148,38 @@ pub struct Elector {
     clock: Clock,
     term: watch::Sender<Term>,
     seen: Arc<Mutex<Seen>>,
+    trouble: Trouble,
+}
+
+/// Why the Lease can be neither taken nor renewed: a missing right, namespace or permission to use its name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Trouble(Arc<Mutex<Option<String>>>);
+
+impl Trouble {
+    /// Notes it; true if it is news.
+    fn set(&self, trouble: Option<String>) -> bool {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_news = *known != trouble;
+        *known = trouble;
+        is_news
+    }
+
+    pub(crate) fn get(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Elector {
+    /// For readiness.
+    pub(crate) fn trouble(&self) -> Trouble {
+        self.trouble.clone()
+    }
+
     pub fn new(client: Client, config: LeaseConfig, clock: Clock) -> (Self, Leadership) {
         let (term, receiver) = watch::channel(Term::Standby);
         let leadership = Leadership { term: receiver, clock: clock.clone() };
         let api = Api::namespaced(client.clone(), &config.namespace);
-        (Self { api, client, config, clock, term, seen: Arc::default() }, leadership)
+        (Self { api, client, config, clock, term, seen: Arc::default(), trouble: Trouble::default() }, leadership)
     }
 
     /// Campaigns and renews until `stop`, then releases the Lease. `may_lead` becomes true when the caches are full:
@@ -244,6 +268,7 @@ impl Elector {
     async fn attempt(&self) -> bool {
         if !self.held_for().is_zero() {
             self.set(Term::Standby);
+            self.trouble.set(None);
             return true;
         }
         let started = self.clock.instant();
@@ -251,10 +276,11 @@ impl Elector {
         let succeeded = match tokio::time::timeout(self.config.renew_interval(), self.write()).await {
             Ok(Ok(())) => {
                 self.set(Term::LeadingUntil(started + self.config.renew_deadline()));
+                self.trouble.set(None);
                 true
             }
             Ok(Err(error)) => {
-                tracing::debug!(%error, "could not take or renew the lease");
+                self.refused(&error);
                 self.reread().await;
                 false
             }
@@ -265,6 +291,20 @@ impl Elector {
         };
         self.step_down_if_lapsed();
         succeeded
+    }
+
+    /// Losing a race is everyday life; any other refusal is told once, because nothing is done until it is mended.
+    fn refused(&self, error: &kube::Error) {
+        match error {
+            kube::Error::Api(status) if status.code != 409 && status.code < 500 => {
+                let (namespace, name) = (&self.config.namespace, &self.config.name);
+                let trouble = format!("lease {namespace}/{name} cannot be taken: {}", status.message);
+                if self.trouble.set(Some(trouble.clone())) {
+                    tracing::warn!("{trouble}; nothing is reconciled until that is mended");
+                }
+            }
+            other => tracing::debug!(error = %other, "could not take or renew the lease"),
+        }
     }
 
     fn step_down_if_lapsed(&self) {

@@ -175,6 +175,10 @@ impl Operator {
         drop(events);
 
         let mut publishing = tokio::spawn(publisher.run(health.pulse("events")));
+        if let Some(elector) = &elector {
+            let trouble = elector.trouble();
+            health.require("lease", move || trouble.get().map_or(Ok(()), Err));
+        }
         let elector_done =
             elector.map(|elector| tokio::spawn(elector.run(filled, drained.clone(), health.pulse("leader election"))));
         let mode = tokio::select! {

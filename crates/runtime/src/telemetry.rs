@@ -18,10 +18,25 @@ pub fn init(format: LogFormat, filter: &str) -> Result<(), String> {
         ));
     }
     let filter = EnvFilter::try_new(filter).map_err(|error| format!("log filter {filter:?}: {error}"))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Unfailing);
     let started = match format {
         LogFormat::Json => builder.json().flatten_event(true).with_current_span(true).with_span_list(false).try_init(),
         LogFormat::Pretty => builder.compact().try_init(),
     };
     started.map_err(|error| error.to_string())
+}
+
+/// Standard error, whose loss must cost the log and nothing else: a failed write would be reported on standard error
+/// again, and that panics.
+struct Unfailing;
+
+impl std::io::Write for Unfailing {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let _ = std::io::stderr().write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }

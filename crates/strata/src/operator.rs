@@ -19,6 +19,9 @@ use crate::{
 /// The original operator's lease: where both run, only one of them acts.
 pub const DEFAULT_LEASE: &str = "b8e8a8a8.hourglass.eigenlayer.io";
 
+/// Shorter, and a renewal (two ninths of it) could not finish on a busy API server.
+const SHORTEST_LEASE: Duration = Duration::from_secs(1);
+
 /// Every setting is taken from its flag, else its environment variable, else the configuration file, else the default.
 #[derive(Debug, Args)]
 pub struct Flags {
@@ -120,6 +123,10 @@ async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
     let clock = Clock::default();
     let settings = settings(&values, instance(flags), &client_config.default_namespace, &clock);
     let performers = performers_config(&values)?;
+    if settings.lease.as_ref().is_some_and(|lease| lease.duration < SHORTEST_LEASE) {
+        return Err(Failure::new(format!("--lease-duration is below {SHORTEST_LEASE:?}"))
+            .hint("a lease must outlast a slow request to the API server; the default is 6s"));
+    }
     let client = runtime::connect(client_config)
         .map_err(|error| Failure::new(format!("cannot make a client for the API server: {error}")))?;
 
@@ -135,7 +142,10 @@ async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
     tokio::spawn(stop_on_signal(stop));
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "strata operator starts");
     operator
-        .run(|bound| tracing::info!(health = ?bound.health, metrics = ?bound.metrics, "listening"))
+        .run(|bound| {
+            let shown = |address: Option<std::net::SocketAddr>| address.map(|address| address.to_string());
+            tracing::info!(health = shown(bound.health), metrics = shown(bound.metrics), "listening");
+        })
         .await
         .map_err(|error| Failure::new(error.to_string()))?;
     tracing::info!("strata operator ends");

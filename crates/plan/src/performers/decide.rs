@@ -208,6 +208,8 @@ fn repair_service(service: &ServiceFacts, desired: &Desired, identity: &Identity
             "metadata": { "uid": service.uid, "resourceVersion": service.resource_version },
             "spec": {
                 "type": "ClusterIP",
+                // What an ExternalName leaves behind.
+                "externalName": null,
                 "selector": selector,
                 "ports": [{ "name": GRPC_PORT_NAME, "port": port, "targetPort": GRPC_PORT_NAME, "protocol": "TCP" }],
             },

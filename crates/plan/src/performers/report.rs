@@ -214,7 +214,7 @@ impl<'a> View<'a> {
         } else if self.is_ready {
             (Reason::PodReady, "Performer pod is ready and running".to_owned())
         } else if ready_time.is_some() {
-            (Reason::PodNotReady, format!("Pod {name} was ready and is not now: its readiness probe fails"))
+            (Reason::PodNotReady, format!("Pod {name} was ready and is not now"))
         } else if self.is_replacing {
             (Reason::PodReplaced, format!("Pod {name} is being replaced: {ORDER}"))
         } else {
