@@ -1,13 +1,17 @@
-# The production image: one static program and root certificates, nothing else.
+# The production image: one static program on root certificates and little else.
 # `--no-default-features` leaves out `strata dev` and everything it needs.
-FROM docker.io/library/rust:1.95-alpine AS build
+# Both tags move. Name the bases by digest where a build must be repeatable.
+ARG BUILD_BASE=docker.io/library/rust:1.95-alpine
+ARG BASE=gcr.io/distroless/static-debian13:nonroot
+
+FROM ${BUILD_BASE} AS build
 RUN apk add --no-cache musl-dev gcc g++ make cmake perl
 WORKDIR /src
 COPY . .
 RUN cargo build --release --locked --no-default-features --package strata \
     && cp target/release/strata /strata
 
-FROM gcr.io/distroless/static-debian13:nonroot
+FROM ${BASE}
 COPY --from=build /strata /strata
 USER 65532:65532
 ENTRYPOINT ["/strata"]

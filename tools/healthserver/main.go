@@ -24,7 +24,7 @@ func main() {
 		return
 	}
 	port := flag.Int("port", 9090, "port of the gRPC health service")
-	controlPort := flag.Int("control-port", 8080, "port that takes POST /serving, /not-serving and /exit/CODE; 0 for none")
+	controlPort := flag.Int("control-port", 8080, "port that takes POST /serving, /not-serving and /exit/CODE, GET /environment/NAME; 0 for none")
 	starts := flag.String("start", "serving", "state at start: serving or not-serving")
 	flag.Parse()
 
@@ -60,6 +60,9 @@ func control(status *health.Server) http.Handler {
 	for _, state := range []string{"serving", "not-serving"} {
 		mux.HandleFunc("POST /"+state, func(http.ResponseWriter, *http.Request) { turn(status, state) })
 	}
+	mux.HandleFunc("GET /environment/{name}", func(answer http.ResponseWriter, request *http.Request) {
+		fmt.Fprint(answer, os.Getenv(request.PathValue("name")))
+	})
 	mux.HandleFunc("POST /exit/{code}", func(answer http.ResponseWriter, request *http.Request) {
 		code, err := strconv.Atoi(request.PathValue("code"))
 		if err != nil {

@@ -33,19 +33,50 @@ impl fmt::Display for ConditionType {
     }
 }
 
-/// Why a condition has its status. Users and alerts match on these words, so none is ever renamed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Reason {
+/// Defines the reasons with the list of them and the word of each, so that none is forgotten.
+macro_rules! reasons {
+    ($($(#[$meta:meta])* $word:ident,)*) => {
+        /// Why a condition has its status. Users and alerts match on these words, so none is ever renamed.
+        /// When several hold, the first of this order is told.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        pub enum Reason {
+            $($(#[$meta])* $word,)*
+            /// A word this version does not know; only ever read, never written.
+            #[serde(other)]
+            Unrecognised,
+        }
+
+        impl Reason {
+            /// Every reason that is ever written.
+            pub const ALL: &[Self] = &[$(Self::$word),*];
+
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$word => stringify!($word),)*
+                    Self::Unrecognised => "Unrecognised",
+                }
+            }
+        }
+    };
+}
+
+reasons! {
     /// A pod or Service of the needed name exists and belongs to someone else.
     NameTaken,
     /// The object's name cannot become a Service name.
     InvalidName,
     /// The spec lacks what a pod needs.
     InvalidSpec,
+    /// The old pod was deleted and does not go, so that the new one cannot be made.
+    PodStuck,
+    /// The old Service was deleted and does not go, so that the new one cannot be made.
+    ServiceStuck,
     /// The API server refused the pod (quota, admission, validation).
     PodRejected,
     /// The API server refused the Service (quota, admission).
     ServiceRejected,
+    /// The pod lacks the label its Service finds it by.
+    LabelMissing,
     /// The image cannot be had: not found, no access, an impossible name.
     ImagePullFailed,
     /// The container cannot be made, usually because a Secret or ConfigMap key is missing.
@@ -64,46 +95,14 @@ pub enum Reason {
     Terminating,
     /// A new image or version is being rolled out.
     UpgradeInProgress,
-    /// The pod is created and on its way to ready.
-    Scheduled,
     /// The pod was ready and is not at the moment.
     PodNotReady,
     /// A pod takes the place of another.
     PodReplaced,
-    /// The Service exists as it should.
-    ServiceReady,
+    /// The pod is created and on its way to ready.
+    Scheduled,
     /// All is well.
     PodReady,
-    /// A word this version does not know; only ever read, never written.
-    #[serde(other)]
-    Unrecognised,
-}
-
-impl Reason {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::NameTaken => "NameTaken",
-            Self::InvalidName => "InvalidName",
-            Self::InvalidSpec => "InvalidSpec",
-            Self::PodRejected => "PodRejected",
-            Self::ServiceRejected => "ServiceRejected",
-            Self::ImagePullFailed => "ImagePullFailed",
-            Self::ContainerConfigError => "ContainerConfigError",
-            Self::CrashLoop => "CrashLoop",
-            Self::PodFailed => "PodFailed",
-            Self::PodSucceeded => "PodSucceeded",
-            Self::HardwareUnavailable => "HardwareUnavailable",
-            Self::SchedulingFailed => "SchedulingFailed",
-            Self::Terminating => "Terminating",
-            Self::UpgradeInProgress => "UpgradeInProgress",
-            Self::Scheduled => "Scheduled",
-            Self::PodNotReady => "PodNotReady",
-            Self::PodReplaced => "PodReplaced",
-            Self::ServiceReady => "ServiceReady",
-            Self::PodReady => "PodReady",
-            Self::Unrecognised => "Unrecognised",
-        }
-    }
 }
 
 impl fmt::Display for Reason {
@@ -189,5 +188,19 @@ impl JsonSchema for Condition {
                 },
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_lists_every_reason_in_order() {
+        let page = include_str!("../../../docs/reference/conditions.md");
+        let table = page.split("| Reason |").nth(1).expect("a table of reasons").split("\n\n").next();
+        let rows = table.unwrap_or_default().lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        let words: Vec<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
+        assert_eq!(rows.collect::<Vec<_>>(), words);
     }
 }

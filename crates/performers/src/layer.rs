@@ -4,8 +4,9 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use api::performer::{API_VERSION, KIND, Performer, PerformerStatus, Phase};
@@ -19,6 +20,7 @@ use plan::{
 };
 use runtime::{Clock, Error, Executed, Key, Kind, Layer, Occurrence, Recorder, Versioned, View};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::view::{PerformerView, PodView, ServiceView, owned_key};
 
@@ -31,8 +33,8 @@ pub(crate) struct PerformerLayer {
     pub clock: Clock,
     /// Replacement counts of pods that are on their way out; see `Observed::replacements`.
     pub replacements: Mutex<HashMap<Key, u32>>,
-    /// Set once the server refused the phase `Unknown`: an old CRD is installed.
-    pub lacks_phase_unknown: AtomicBool,
+    /// When the server last refused the phase `Unknown`: an old CRD is installed.
+    pub unknown_refused_at: Mutex<Option<Instant>>,
 }
 
 /// One Performer and its surroundings, at the beginning of a round.
@@ -93,7 +95,7 @@ impl Layer for PerformerLayer {
             }
             Action::DeletePod { uid, resource_version, cause, replacements } => {
                 tracing::debug!(podName = %owned.name, ?cause, "deleting pod");
-                let deleted = self.pods.delete(&owned, uid, Some(resource_version)).await.map(drop);
+                let deleted = self.pods.delete(&owned, uid, resource_version).await.map(drop);
                 if deleted.is_ok() && *replacements > 0 {
                     self.replacements().insert(key.clone(), *replacements);
                 }
@@ -110,10 +112,14 @@ impl Layer for PerformerLayer {
             }
             Action::DeleteService { uid, resource_version } => {
                 tracing::debug!(serviceName = %owned.name, "deleting service");
-                self.services.delete(&owned, uid, Some(resource_version)).await.map(drop)
+                self.services.delete(&owned, uid, resource_version).await.map(drop)
             }
         };
         executed(action, result)
+    }
+
+    fn keys(&self) -> Vec<Key> {
+        self.performers.store().keys()
     }
 
     async fn report(
@@ -122,7 +128,7 @@ impl Layer for PerformerLayer {
         observed: &Observed,
         plan: &Plan<Action>,
         outcomes: &[Outcome],
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let before = observed.performer.value.status.as_ref();
         let after = self.status(observed, plan, outcomes);
         let phase = after.phase.map_or("", Phase::as_str);
@@ -130,20 +136,15 @@ impl Layer for PerformerLayer {
             plan.actions.iter().zip(outcomes).any(|(action, outcome)| {
                 matches!(action, Action::ReleaseFinalizer { .. }) && *outcome == Outcome::Done
             });
-        let written = if is_released || before == Some(&after) {
-            Ok(())
-        } else {
-            self.write_status(key, observed, plan, outcomes, &after).await
-        };
+        // Nothing reported so far and nothing to report are the same.
+        let is_news = after != before.cloned().unwrap_or_default();
+        let is_due = is_news && !is_released;
+        let written = if is_due { self.write_status(key, observed, plan, outcomes, after).await } else { Ok(after) };
         // A transition is told when it is stored; what was done is told in any case.
-        let told = if written.is_ok() { Some(&after) } else { before };
-        self.tell(
-            key,
-            observed,
-            performer::events(before, told.unwrap_or(&PerformerStatus::default()), plan, outcomes),
-        );
-        tracing::info!(phase, ready = after.ready, actions = plan.actions.len(), "reconciled");
-        written
+        let told = written.as_ref().ok().or(before).cloned().unwrap_or_default();
+        self.tell(key, observed, performer::events(before, &told, plan, outcomes));
+        tracing::info!(phase, ready = told.ready, actions = plan.actions.len(), "reconciled");
+        written.map(|_| is_due)
     }
 }
 
@@ -161,36 +162,40 @@ impl PerformerLayer {
             outcomes,
             policy: &self.policy,
         };
-        performer::status(
-            &round,
-            now,
-            Capabilities { phase_unknown: !self.lacks_phase_unknown.load(Ordering::Relaxed) },
-        )
+        performer::status(&round, now, Capabilities { phase_unknown: self.may_say_unknown() })
     }
 
+    /// False for a while after the server refused it; the CRD may be updated any time.
+    fn may_say_unknown(&self) -> bool {
+        const ASK_AGAIN: Duration = Duration::from_mins(10);
+        let refused_at = *self.unknown_refused_at.lock().unwrap_or_else(PoisonError::into_inner);
+        refused_at.is_none_or(|at| self.clock.instant().saturating_duration_since(at) > ASK_AGAIN)
+    }
+
+    /// Stores the status, or what of it the installed CRD can hold. Returns what is stored.
     async fn write_status(
         &self,
         key: &Key,
         observed: &Observed,
         plan: &Plan<Action>,
         outcomes: &[Outcome],
-        after: &PerformerStatus,
-    ) -> Result<(), Error> {
-        let result = self.patch_status(key, observed, after).await;
-        match result {
-            Err(error)
-                if after.phase == Some(Phase::Unknown) && error.status().is_some_and(|status| status.code == 422) =>
-            {
+        after: PerformerStatus,
+    ) -> Result<PerformerStatus, Error> {
+        match self.patch_status(key, observed, &after).await {
+            Err(error) if after.phase == Some(Phase::Unknown) && is_about_phase(&error) => {
                 tracing::warn!(
                     "the installed Performer CRD refuses phase Unknown; writing Failed instead. Update the CRD: strata crd | kubectl apply -f -"
                 );
-                self.lacks_phase_unknown.store(true, Ordering::Relaxed);
-                let again = self.status(observed, plan, outcomes);
-                self.patch_status(key, observed, &again).await
+                *self.unknown_refused_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.clock.instant());
+                let poorer = self.status(observed, plan, outcomes);
+                if observed.performer.value.status.as_ref() != Some(&poorer) {
+                    self.patch_status(key, observed, &poorer).await?;
+                }
+                Ok(poorer)
             }
             // Deleted meanwhile: nobody is left to report to.
-            Err(error) if error.is_not_found() => Ok(()),
-            other => other,
+            Err(error) if error.is_not_found() => Ok(after),
+            result => result.map(|()| after),
         }
     }
 
@@ -236,6 +241,12 @@ impl PerformerLayer {
     }
 }
 
+/// Whether the server refused a status because of its phase.
+fn is_about_phase(error: &Error) -> bool {
+    let causes = error.status().and_then(|status| status.details.as_ref()).map(|details| details.causes.as_slice());
+    causes.is_some_and(|causes| causes.iter().any(|cause| cause.field == "status.phase"))
+}
+
 /// Whose object a key names; a cache that is not filled yet says nothing about it.
 fn slot<W: View, T: Clone + Send + Sync + 'static>(
     kind: &Kind<W, T>,
@@ -255,12 +266,12 @@ fn executed(action: &Action, result: Result<(), Error>) -> Executed<Outcome> {
     if matches!(action, Action::ReleaseFinalizer { .. }) && error.is_not_found() {
         return Executed { outcome: Outcome::Done, error: None };
     }
-    let creates = matches!(action, Action::CreatePod(_) | Action::CreateService(_));
+    let makes = matches!(action, Action::CreatePod(_) | Action::CreateService(_) | Action::RepairService { .. });
     let outcome = match error.status() {
         Some(_) if error.is_namespace_terminating() => Outcome::NamespaceTerminating,
         // Whose it is, the refreshed cache tells the next round.
         Some(_) if error.is_already_exists() => Outcome::Failed,
-        Some(status) if creates && matches!(status.code, 400 | 403 | 422) => {
+        Some(status) if makes && matches!(status.code, 400 | 403 | 422) => {
             Outcome::Rejected { message: status.message.clone() }
         }
         _ => Outcome::Failed,

@@ -48,7 +48,7 @@ pub fn install(operator: &mut Operator, config: Config) {
         events: operator.events.clone(),
         clock: operator.clock.clone(),
         replacements: Mutex::new(HashMap::new()),
-        lacks_phase_unknown: false.into(),
+        unknown_refused_at: Mutex::default(),
     };
     operator.drive(layer, queue, config.concurrency);
 }

@@ -13,15 +13,16 @@ pub mod performers;
 pub struct Plan<A> {
     /// In order; each needs all before it, so a failure ends the round's actions.
     pub actions: Vec<A>,
-    /// Why the object is not where it should be and no action here helps.
-    pub blocked: Vec<Blocked>,
+    /// Why the object is not where it should be when neither an action here nor waiting helps. The
+    /// status reports it.
+    pub blocked: Option<Why>,
     /// When to plan again even if nothing is heard; `None` leaves it to events and the resync.
     pub next_look: Option<Duration>,
 }
 
 impl<A> Default for Plan<A> {
     fn default() -> Self {
-        Self { actions: Vec::new(), blocked: Vec::new(), next_look: None }
+        Self { actions: Vec::new(), blocked: None, next_look: None }
     }
 }
 
@@ -31,15 +32,15 @@ impl<A> Plan<A> {
         self.next_look = Some(self.next_look.map_or(wait, |earlier| earlier.min(wait)));
     }
 
+    /// Says what is in the way, unless something before it is.
     fn block(&mut self, reason: Reason, message: impl Into<String>) {
-        self.blocked.push(Blocked { reason, message: message.into() });
+        self.blocked.get_or_insert_with(|| Why { reason, message: message.into() });
     }
 }
 
-/// Why something is not done.
+/// Why something is as it is: a word for programs and a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blocked {
+pub struct Why {
     pub reason: Reason,
-    /// For people: what is in the way and what to do.
     pub message: String,
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! validate(&Performer) → Desired          what to build from, normalised
 //! plan(&Performer, &Observed, now)        → Plan<Action>
-//!   … the executor runs the actions and gives one Outcome each …
+//!   … the executor runs the actions until one is not done, and gives an Outcome for each it tried …
 //! Observed::after(&Plan, &[Outcome])      the world as those outcomes left it
 //! status(&Round, now, &Capabilities)      → PerformerStatus, whole
 //! events(before, after, &Plan, &[Outcome])→ what to tell the user

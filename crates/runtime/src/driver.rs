@@ -15,7 +15,7 @@ use crate::{
     health::Pulse,
     key::Key,
     lease::Leadership,
-    metrics::{Metrics, RoundResult, Running},
+    metrics::{Metrics, RoundResult},
     queue::{Next, Queue, Turn},
     watch::Chain,
 };
@@ -48,18 +48,23 @@ pub trait Layer: Send + Sync + 'static {
         observed: &Self::Observed,
         action: &Self::Action,
     ) -> impl Future<Output = Executed<Self::Outcome>> + Send;
-    /// Computes the status from what was observed and done, and writes it if it changed.
+    /// Every object there is, for the first look after taking the lead.
+    fn keys(&self) -> Vec<Key>;
+    /// Computes the status from what was observed and done, and writes it if it changed: then true.
     fn report(
         &self,
         key: &Key,
         observed: &Self::Observed,
         plan: &Plan<Self::Action>,
         outcomes: &[Self::Outcome],
-    ) -> impl Future<Output = Result<(), Error>> + Send;
+    ) -> impl Future<Output = Result<bool, Error>> + Send;
 }
 
-async fn round<L: Layer>(layer: &L, key: &Key, now: Timestamp) -> Result<Next, Error> {
-    let Some(observed) = layer.gather(key).await? else { return Ok(Next::Forget) };
+/// How a round ended well: what the queue does next, and whether anything was written.
+type Ended = (Next, bool);
+
+async fn round<L: Layer>(layer: &L, key: &Key, now: Timestamp) -> Result<Ended, Error> {
+    let Some(observed) = layer.gather(key).await? else { return Ok((Next::Forget, false)) };
     let plan = layer.plan(&observed, now);
     let mut outcomes = Vec::with_capacity(plan.actions.len());
     let mut failure = None;
@@ -74,8 +79,8 @@ async fn round<L: Layer>(layer: &L, key: &Key, now: Timestamp) -> Result<Next, E
     let reported = layer.report(key, &observed, &plan, &outcomes).await;
     match (failure, reported) {
         (Some(error), _) | (None, Err(error)) => Err(error),
-        (None, Ok(())) if !plan.actions.is_empty() => Ok(Next::Again),
-        (None, Ok(())) => Ok(plan.next_look.map_or(Next::Settled, Next::Look)),
+        (None, Ok(_)) if !plan.actions.is_empty() => Ok((Next::Again, true)),
+        (None, Ok(has_written)) => Ok((plan.next_look.map_or(Next::Settled, Next::Look), has_written)),
     }
 }
 
@@ -83,7 +88,8 @@ async fn round<L: Layer>(layer: &L, key: &Key, now: Timestamp) -> Result<Next, E
 trait Rounds: Send + Sync + 'static {
     fn controller(&self) -> &'static str;
     fn span(&self, key: &Key) -> tracing::Span;
-    fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Next, Error>>;
+    fn keys(&self) -> Vec<Key>;
+    fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Ended, Error>>;
 }
 
 impl<L: Layer> Rounds for L {
@@ -95,7 +101,11 @@ impl<L: Layer> Rounds for L {
         L::span(key)
     }
 
-    fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Next, Error>> {
+    fn keys(&self) -> Vec<Key> {
+        Layer::keys(self)
+    }
+
+    fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Ended, Error>> {
         round(self, key, now).instrument(L::span(key)).boxed()
     }
 }
@@ -107,7 +117,6 @@ pub(crate) struct Driver {
     clock: Clock,
     leadership: Leadership,
     metrics: Arc<Metrics>,
-    running: Arc<Running>,
     concurrency: usize,
 }
 
@@ -120,10 +129,9 @@ impl Driver {
         metrics: Arc<Metrics>,
         concurrency: usize,
     ) -> Self {
-        let running = Arc::<Running>::default();
         metrics.concurrency(L::CONTROLLER, concurrency);
-        metrics.queue(L::CONTROLLER, queue.clone(), running.clone());
-        Self { rounds: Arc::new(layer), queue, clock, leadership, metrics, running, concurrency }
+        metrics.queue(L::CONTROLLER, queue.clone());
+        Self { rounds: Arc::new(layer), queue, clock, leadership, metrics, concurrency }
     }
 
     /// Runs until `stop`, then gives running rounds `grace` to finish. What is cut off then is safe to repeat.
@@ -147,7 +155,7 @@ impl Driver {
             });
         }
         let finish = async { while rounds.join_next().await.is_some() {} };
-        if tokio::time::timeout(grace, finish).await.is_err() {
+        if pulse.while_waiting(tokio::time::timeout(grace, finish)).await.is_err() {
             tracing::warn!(
                 abandoned = rounds.len(),
                 "rounds did not finish in the grace period; the next start repeats them"
@@ -156,9 +164,15 @@ impl Driver {
         }
     }
 
-    /// A free slot and a key to use it for. A standby takes none: its queue just fills.
+    /// A free slot and a key to use it for. A standby takes none, and keeps none waiting.
     async fn turn(&self, slots: &Arc<Semaphore>) -> (tokio::sync::OwnedSemaphorePermit, Turn) {
-        self.leadership.acquired().await;
+        if !self.leadership.is_leading() {
+            self.queue.pause();
+            self.leadership.acquired().await;
+        }
+        if self.queue.is_paused() {
+            self.queue.resume(self.rounds.keys());
+        }
         let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
         (slot, self.queue.next().await)
     }
@@ -173,19 +187,19 @@ impl Driver {
             Err(Error::Panicked(panic_message(&*panic)))
         });
         let took = self.clock.instant().saturating_duration_since(started);
-        self.running.add(took);
-        let (next, result) = match result {
-            Ok(next) => {
-                (next, if matches!(next, Next::Look(_)) { RoundResult::RequeueAfter } else { RoundResult::Success })
-            }
+        let (next, has_acted, result) = match result {
+            Ok((next @ Next::Look(_), has_acted)) => (next, has_acted, RoundResult::RequeueAfter),
+            Ok((next, has_acted)) => (next, has_acted, RoundResult::Success),
             Err(error) => {
                 let class = error.class();
                 self.rounds.span(&turn.key).in_scope(|| log_failure(controller, &error, class));
-                (Next::Failed(class, error.retry_after()), RoundResult::Error(class))
+                (Next::Failed(class, error.retry_after()), false, RoundResult::Error(class))
             }
         };
         self.metrics.round_ended(controller, &turn.key, took, result);
-        self.queue.done(&turn.key, next);
+        if self.queue.done(&turn.key, next, has_acted) {
+            self.metrics.forget_namespace(controller, &turn.key.namespace);
+        }
     }
 }
 
@@ -211,4 +225,79 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
         .map(|text| (*text).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "unknown".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::health::Health;
+
+    /// Panics in its first two rounds of the key `shaky`.
+    struct Shaky {
+        rounds: Arc<AtomicU32>,
+    }
+
+    impl Layer for Shaky {
+        const CONTROLLER: &'static str = "shaky";
+        type Observed = ();
+        type Action = ();
+        type Outcome = ();
+
+        fn span(_: &Key) -> tracing::Span {
+            tracing::Span::none()
+        }
+
+        async fn gather(&self, key: &Key) -> Result<Option<()>, Error> {
+            if &*key.name == "shaky" {
+                assert!(self.rounds.fetch_add(1, Ordering::SeqCst) >= 2, "shaken");
+            }
+            Ok(Some(()))
+        }
+
+        fn plan(&self, (): &(), _: Timestamp) -> Plan<()> {
+            Plan::default()
+        }
+
+        async fn execute(&self, _: &Key, (): &(), (): &()) -> Executed<()> {
+            Executed { outcome: (), error: None }
+        }
+
+        fn keys(&self) -> Vec<Key> {
+            Vec::new()
+        }
+
+        async fn report(&self, _: &Key, (): &(), _: &Plan<()>, _: &[()]) -> Result<bool, Error> {
+            Ok(false)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_ends_its_round_only_and_is_counted_and_retried() {
+        let (clock, metrics) = (Clock::default(), Arc::<Metrics>::default());
+        let queue = Arc::new(Queue::new(clock.clone(), Duration::from_mins(2)));
+        let rounds = Arc::<AtomicU32>::default();
+        let layer = Shaky { rounds: rounds.clone() };
+        let leadership = Leadership::always(clock.clone());
+        let driver = Driver::new(layer, queue.clone(), clock, leadership, metrics.clone(), 1);
+        queue.changed(&Key::new("n", "shaky"));
+        queue.changed(&Key::new("n", "calm"));
+        let stop = CancellationToken::new();
+        let pulse = Health::default().pulse("driver");
+        let running = tokio::spawn(driver.run(stop.clone(), Duration::from_secs(5), pulse));
+        // Time moves by itself while everything waits; the resync would bring further rounds after two minutes.
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        stop.cancel();
+        running.await.unwrap();
+        assert_eq!(rounds.load(Ordering::SeqCst), 3);
+        let text = metrics.encode().unwrap();
+        for line in [
+            r#"controller_runtime_reconcile_panics_total{controller="shaky"} 2"#,
+            r#"controller_runtime_reconcile_errors_total{controller="shaky"} 2"#,
+            r#"controller_runtime_reconcile_total{controller="shaky",result="success"} 2"#,
+        ] {
+            assert!(text.contains(line), "{line} is missing in\n{text}");
+        }
+    }
 }

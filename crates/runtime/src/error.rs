@@ -9,7 +9,7 @@ use kube::core::Status;
 pub enum Class {
     /// The same call may succeed later: retried with growing delay.
     Transient,
-    /// Our view was old: retried as soon as the view has moved.
+    /// Our view was old and has been read afresh, or we may not act at the moment: retried with growing delay.
     Conflict,
     /// Refused as it stands (quota, admission): retried with growing delay, since others can lift the refusal.
     Invalid,
@@ -32,10 +32,12 @@ impl Class {
 pub enum Error {
     /// The API server answered with a failure.
     #[error("{verb} {resource}: {} ({})", status.message, status.code)]
-    Api { verb: &'static str, resource: &'static str, status: Box<Status> },
-    /// No answer: connection, TLS, decoding.
+    Api { verb: &'static str, resource: &'static str, status: Box<Status>, retry_after: Option<Duration> },
+    /// No answer: connection, TLS.
     #[error("{verb} {resource}")]
     Client { verb: &'static str, resource: &'static str, source: Box<kube::Error> },
+    #[error("{verb} {resource}: {place}")]
+    Undecodable { verb: &'static str, resource: &'static str, place: String },
     #[error("{verb} {resource}: no answer within {limit:?}")]
     TimedOut { verb: &'static str, resource: &'static str, limit: Duration },
     /// The lease may have lapsed: another replica may be acting, so we must not.
@@ -46,11 +48,21 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn from_kube(verb: &'static str, resource: &'static str, error: kube::Error) -> Self {
-        match error {
-            kube::Error::Api(status) => Self::Api { verb, resource, status },
-            other => Self::Client { verb, resource, source: Box::new(other) },
-        }
+    /// From an answer that says no: a Status, or plain text from a filter in front of the API server.
+    pub(crate) fn refused(
+        verb: &'static str,
+        resource: &'static str,
+        head: &http::response::Parts,
+        body: &[u8],
+    ) -> Self {
+        let code = head.status.as_u16();
+        let status = serde_json::from_slice(body).unwrap_or_else(|_| {
+            let reason = head.status.canonical_reason().unwrap_or_default();
+            Status::failure(String::from_utf8_lossy(body).trim(), reason)
+        });
+        let header = head.headers.get(http::header::RETRY_AFTER);
+        let retry_after = header.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
+        Self::Api { verb, resource, status: status.with_code(code).boxed(), retry_after }
     }
 
     pub fn status(&self) -> Option<&Status> {
@@ -76,6 +88,9 @@ impl Error {
     }
 
     pub fn class(&self) -> Class {
+        if matches!(self, Self::NotLeader { .. }) || self.is_namespace_terminating() {
+            return Class::Conflict;
+        }
         let Some(status) = self.status() else { return Class::Transient };
         match status.code {
             404 | 409 => Class::Conflict,
@@ -87,8 +102,10 @@ impl Error {
 
     /// What the server asked us to wait (429, 503).
     pub fn retry_after(&self) -> Option<Duration> {
-        let seconds = self.status()?.details.as_ref()?.retry_after_seconds;
-        (seconds > 0).then(|| Duration::from_secs(seconds.into()))
+        match self {
+            Self::Api { retry_after, .. } => *retry_after,
+            _ => None,
+        }
     }
 }
 
@@ -96,8 +113,25 @@ impl Error {
 mod tests {
     use super::*;
 
+    fn answer(code: u16, retry_after: Option<&str>, body: &str) -> Error {
+        let mut response = http::Response::builder().status(code);
+        if let Some(seconds) = retry_after {
+            response = response.header("retry-after", seconds);
+        }
+        Error::refused("create", "pods", &response.body(()).unwrap().into_parts().0, body.as_bytes())
+    }
+
     fn api(code: u16) -> Error {
-        Error::Api { verb: "create", resource: "pods", status: Status::failure("no", "").with_code(code).boxed() }
+        answer(code, None, r#"{"kind":"Status","message":"no","code":0}"#)
+    }
+
+    #[test]
+    fn a_refusal_in_plain_text_keeps_its_words_and_its_patience() {
+        let error = answer(429, Some("7"), "Too many requests, please try again later.\n");
+        assert_eq!(error.retry_after(), Some(Duration::from_secs(7)));
+        assert_eq!(error.class(), Class::Transient);
+        assert!(error.to_string().contains("please try again later"), "{error}");
+        assert_eq!(api(503).retry_after(), None);
     }
 
     #[test]

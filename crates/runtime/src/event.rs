@@ -23,6 +23,8 @@ use crate::{clock::Clock, health::Pulse, lease::Leadership, metrics::Metrics};
 const WAITING_EVENTS: usize = 8192;
 /// An event is worth one attempt of this length, not more.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// With the hash behind it the event's own name stays below the limit of 253.
+const LONGEST_NAME: usize = 200;
 /// The API server refuses longer notes.
 const LONGEST_NOTE: usize = 1024;
 
@@ -51,6 +53,7 @@ pub(crate) struct Publisher {
     clock: Clock,
     leadership: Leadership,
     instance: String,
+    metrics: Arc<Metrics>,
 }
 
 impl Recorder {
@@ -62,7 +65,7 @@ impl Recorder {
         metrics: Arc<Metrics>,
     ) -> (Self, Publisher) {
         let (sender, waiting) = mpsc::channel(WAITING_EVENTS);
-        (Self { sender, metrics }, Publisher { waiting, client, clock, leadership, instance })
+        (Self { sender, metrics: metrics.clone() }, Publisher { waiting, client, clock, leadership, instance, metrics })
     }
 
     pub fn record(&self, occurrence: Occurrence) {
@@ -81,22 +84,24 @@ impl Publisher {
                 () = pulse.tick() => continue,
             };
             let Some(occurrence) = occurrence else { return };
-            if self.leadership.is_leading() {
-                self.publish(occurrence).await;
+            if !self.leadership.is_leading() || !self.publish(occurrence).await {
+                self.metrics.event_dropped();
             }
         }
     }
 
-    async fn publish(&self, occurrence: Occurrence) {
+    /// Whether it is stored.
+    async fn publish(&self, occurrence: Occurrence) -> bool {
         let api: Api<Event> =
             Api::namespaced(self.client.clone(), occurrence.regarding.namespace.as_deref().unwrap_or("default"));
         let event = event(occurrence, &self.instance, self.clock.now());
         match tokio::time::timeout(PUBLISH_TIMEOUT, api.create(&PostParams::default(), &event)).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(kube::Error::Api(status))) if status.is_already_exists() => {}
+            Ok(Ok(_)) => return true,
+            Ok(Err(kube::Error::Api(status))) if status.is_already_exists() => return true,
             Ok(Err(error)) => tracing::debug!(%error, reason = event.reason, "event not stored"),
             Err(_) => tracing::debug!(reason = event.reason, "event not stored: no answer"),
         }
+        false
     }
 }
 
@@ -109,9 +114,12 @@ fn event(occurrence: Occurrence, instance: &str, now: jiff::Timestamp) -> Event 
     }
     let mut hasher = DefaultHasher::new();
     (&regarding.uid, &reason, &note, &discriminator).hash(&mut hasher);
+    // Names of objects are ASCII; a cut one must not end in a dot or dash.
+    let name: String = regarding.name.iter().flat_map(|name| name.chars()).take(LONGEST_NAME).collect();
+    let name = name.trim_end_matches(['.', '-']);
     Event {
         metadata: ObjectMeta {
-            name: Some(format!("{}.{:016x}", regarding.name.as_deref().unwrap_or_default(), hasher.finish())),
+            name: Some(format!("{name}.{:016x}", hasher.finish())),
             namespace: regarding.namespace.clone(),
             ..ObjectMeta::default()
         },

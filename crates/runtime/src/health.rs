@@ -109,14 +109,29 @@ pub fn spawn_watchdog(health: Health) -> std::io::Result<()> {
     std::thread::Builder::new().name("watchdog".into()).spawn(move || {
         loop {
             std::thread::sleep(BEAT);
+            if health.stalled().is_empty() {
+                continue;
+            }
+            // All look stalled after the whole process was stopped and continued, until they have run again.
+            std::thread::sleep(BEAT);
             let stalled = health.stalled();
             if !stalled.is_empty() {
-                tracing::error!(tasks = ?stalled, "stalled; ending the process so that it is restarted");
+                tell_within(BEAT, stalled);
                 std::process::exit(70);
             }
         }
     })?;
     Ok(())
+}
+
+/// Says why the process ends. What stalled it may be the log itself, so this is not waited for longer than `limit`.
+fn tell_within(limit: Duration, stalled: Vec<String>) {
+    let (told, done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        tracing::error!(tasks = ?stalled, "stalled; ending the process so that it is restarted");
+        let _ = told.send(());
+    });
+    let _ = done.recv_timeout(limit);
 }
 
 #[cfg(test)]

@@ -15,11 +15,14 @@ use kube::{
 };
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 
+use http_body_util::BodyExt;
+
 use crate::{
     error::Error,
     key::Key,
     lease::Leadership,
     store::{Store, Versioned},
+    watch::undecodable,
 };
 
 /// What is decoded from the API server for a kind: as little of the object as the layer needs.
@@ -65,7 +68,7 @@ pub struct Kind<W, T> {
     pub(crate) resource: &'static str,
     /// Why the watch does not run, if it does not.
     trouble: Mutex<Option<String>>,
-    /// Keys whose last write had no answer: it may or may not have been carried out.
+    /// Keys to be read before they are planned for: a write had no answer, or a list spoke against the store.
     doubtful: Mutex<HashSet<Key>>,
 }
 
@@ -90,13 +93,18 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         self.store.get(key)
     }
 
-    /// Finds out what became of a write of this key that had no answer; without one it costs nothing.
+    /// Reads the object if there is doubt about it; without doubt this costs nothing.
     pub async fn settle(&self, key: &Key) -> Result<(), Error> {
         if self.doubtful().contains(key) {
             self.refresh(key).await?;
             self.doubtful().remove(key);
         }
         Ok(())
+    }
+
+    /// The next round of this key begins with a read.
+    pub(crate) fn doubt(&self, key: Key) {
+        self.doubtful().insert(key);
     }
 
     fn doubtful(&self) -> MutexGuard<'_, HashSet<Key>> {
@@ -137,20 +145,16 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         self.absorb(key, result).await
     }
 
-    /// Deletes the object of this uid, and if `version` is given only in that version. Already gone is success.
-    pub async fn delete(&self, key: &Key, uid: &str, version: Option<&str>) -> Result<Deleted, Error> {
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: Some(uid.to_owned()),
-                resource_version: version.map(str::to_owned),
-            }),
-            ..DeleteParams::default()
-        };
+    /// Deletes the object of this uid in this version. Already gone is success.
+    pub async fn delete(&self, key: &Key, uid: &str, version: &str) -> Result<Deleted, Error> {
+        let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: Some(version.to_owned()) };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let held = self.store.version(key);
         let request = self.at(key).delete(&key.name, &params).expect("our own parameters serialise");
         match self.send::<serde_json::Value>("delete", request).await {
-            Ok(answer) => Ok(self.remains(key, answer)),
+            Ok(answer) => Ok(self.remains(key, held, answer)),
             Err(error) if error.is_not_found() => {
-                self.store.deleted(key);
+                self.store.deleted(key, held);
                 Ok(Deleted::Gone)
             }
             Err(error) => Err(self.look_after(key, error).await),
@@ -160,28 +164,28 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     /// Reads the object from the server into the cache.
     pub async fn refresh(&self, key: &Key) -> Result<(), Error> {
         let request = self.at(key).get(&key.name, &GetParams::default()).expect("the path is made of valid names");
-        match self.bounded("get", self.writer.timeout, request).await {
+        let held = self.store.version(key);
+        let found = match self.bounded::<W>("get", self.writer.timeout, request).await {
             Ok(object) => {
-                self.take_in(object);
-                Ok(())
+                let version = identity(object.meta()).map_or(0, |(_, version)| version);
+                (self.keep)(object).map(|value| (version, value))
             }
-            Err(error) if error.is_not_found() => {
-                self.store.deleted(key);
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
+            Err(error) if error.is_not_found() => None,
+            Err(error) => return Err(error),
+        };
+        self.store.correct(key, held, found);
+        Ok(())
     }
 
     /// The answer to a delete is the object as it is now, or a Status when nothing of it is left.
-    fn remains(&self, key: &Key, answer: serde_json::Value) -> Deleted {
+    fn remains(&self, key: &Key, held: Option<u64>, answer: serde_json::Value) -> Deleted {
         match serde_json::from_value::<W>(answer) {
             Ok(object) if is_terminating(object.meta()) => {
                 self.take_in(object);
                 Deleted::Terminating
             }
             _ => {
-                self.store.deleted(key);
+                self.store.deleted(key, held);
                 Deleted::Gone
             }
         }
@@ -207,8 +211,8 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     /// A conflict means that our view was old, and its event may be held up: read once, so that the retry sees. After
     /// no answer at all there is little hope for a read now: the next round begins with it.
     async fn look_after(&self, key: &Key, error: Error) -> Error {
-        if matches!(error, Error::Client { .. } | Error::TimedOut { .. }) {
-            self.doubtful().insert(key.clone());
+        if matches!(error, Error::Client { .. } | Error::TimedOut { .. } | Error::Undecodable { .. }) {
+            self.doubt(key.clone());
         }
         if error.status().is_some_and(|status| matches!(status.code, 404 | 409))
             && let Err(read) = self.refresh(key).await
@@ -231,10 +235,28 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         limit: Duration,
         request: http::Request<Vec<u8>>,
     ) -> Result<R, Error> {
-        match tokio::time::timeout(limit, self.writer.client.request(request)).await {
-            Ok(answer) => answer.map_err(|error| Error::from_kube(verb, self.resource, error)),
+        match tokio::time::timeout(limit, self.exchange(verb, request)).await {
+            Ok(answer) => answer,
             Err(_) => Err(Error::TimedOut { verb, resource: self.resource, limit }),
         }
+    }
+
+    /// One request and its answer. Not by kube's own `request`: that loses the header Retry-After, which is all that an
+    /// overloaded API server says, and logs an answer that it cannot decode, environment values and all.
+    async fn exchange<R: DeserializeOwned>(
+        &self,
+        verb: &'static str,
+        request: http::Request<Vec<u8>>,
+    ) -> Result<R, Error> {
+        let resource = self.resource;
+        let lost = |source| Error::Client { verb, resource, source: Box::new(source) };
+        let answer = self.writer.client.send(request.map(Into::into)).await.map_err(lost)?;
+        let (head, body) = answer.into_parts();
+        let body = body.collect().await.map_err(|error| lost(kube::Error::Service(error.into())))?.to_bytes();
+        if head.status.is_client_error() || head.status.is_server_error() {
+            return Err(Error::refused(verb, resource, &head, &body));
+        }
+        serde_json::from_slice(&body).map_err(|error| Error::Undecodable { verb, resource, place: undecodable(&error) })
     }
 
     #[allow(clippy::unused_self, reason = "reads as a place: self.at(key)")]

@@ -46,7 +46,8 @@ impl LeaseConfig {
         self.duration * 2 / 3
     }
 
-    /// Three attempts fit into the renew deadline, so one lost request does not cost the leadership.
+    /// Also how long one attempt may take: a second and a third fit into the renew deadline, so one lost request does
+    /// not cost the leadership.
     fn renew_interval(&self) -> Duration {
         self.duration * 2 / 9
     }
@@ -108,6 +109,36 @@ impl Leadership {
 struct Seen {
     lease: Option<Lease>,
     changed_at: Option<Instant>,
+    /// Someone deleted the Lease under its holder, who may still act until then.
+    barred_until: Option<Instant>,
+}
+
+impl Seen {
+    /// Takes in a Lease (or its absence) seen at `now`; what is older than what we know is ignored.
+    fn update(&mut self, lease: Option<Lease>, now: Instant, config: &LeaseConfig) {
+        match (version(self.lease.as_ref()), version(lease.as_ref())) {
+            (Some(known), Some(new)) if new <= known => return,
+            (_, Some(_)) => self.barred_until = None,
+            (_, None) => self.barred_until = self.expiry(config),
+        }
+        self.lease = lease;
+        self.changed_at = Some(now);
+    }
+
+    /// When another's hold ends by what we saw; `None` if nobody else holds it.
+    fn expiry(&self, config: &LeaseConfig) -> Option<Instant> {
+        let Some(spec) = self.lease.as_ref().and_then(|lease| lease.spec.as_ref()) else { return self.barred_until };
+        if !is_held_by_another(spec, &config.identity) {
+            return None;
+        }
+        let theirs = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        Some(self.changed_at? + theirs.map_or(config.duration, Duration::from_secs))
+    }
+}
+
+/// Kubernetes guarantees that versions of one kind compare as numbers.
+fn version(lease: Option<&Lease>) -> Option<u64> {
+    lease?.metadata.resource_version.as_deref()?.parse().ok()
 }
 
 pub struct Elector {
@@ -138,8 +169,8 @@ impl Elector {
                 std::future::pending::<()>().await;
             }
             loop {
-                self.attempt().await;
-                self.rest(&changes, &pulse).await;
+                let succeeded = self.attempt().await;
+                self.rest(succeeded, &changes, &pulse).await;
             }
         };
         let beat = async {
@@ -174,34 +205,33 @@ impl Elector {
         }
     }
 
+    /// Notes the Lease; whoever reads that another holds it stops leading that moment.
     fn saw(&self, lease: Option<Lease>) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let version = |lease: &Option<Lease>| lease.as_ref().and_then(|lease| lease.metadata.resource_version.clone());
-        if version(&seen.lease) != version(&lease) || lease.is_none() {
-            seen.lease = lease;
-            seen.changed_at = Some(self.clock.instant());
+        self.seen().update(lease, self.clock.instant(), &self.config);
+        if !self.held_for().is_zero() {
+            self.set(Term::Standby);
         }
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How long until another's lease counts as expired by what we saw; zero if it is free.
     fn held_for(&self) -> Duration {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(spec) = seen.lease.as_ref().and_then(|lease| lease.spec.as_ref()) else { return Duration::ZERO };
-        if !is_held_by_another(spec, &self.config.identity) {
-            return Duration::ZERO;
-        }
-        let theirs = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        let duration = theirs.map_or(self.config.duration, Duration::from_secs);
-        let changed_at = seen.changed_at.unwrap_or_else(|| self.clock.instant());
-        (changed_at + duration).saturating_duration_since(self.clock.instant())
+        let expiry = self.seen().expiry(&self.config);
+        expiry.map_or(Duration::ZERO, |at| at.saturating_duration_since(self.clock.instant()))
     }
 
     /// Waits for the next reason to attempt: renewal time, an expiry, or a change of the Lease.
-    async fn rest(&self, changes: &tokio::sync::Notify, pulse: &Pulse) {
-        let interval = self.config.renew_interval();
+    async fn rest(&self, succeeded: bool, changes: &tokio::sync::Notify, pulse: &Pulse) {
         let leads = matches!(*self.term.borrow(), Term::LeadingUntil(_));
         let held = self.held_for();
-        let wait = if leads || held.is_zero() { interval } else { held };
+        let wait = match (held.is_zero(), succeeded) {
+            (false, _) => held,
+            (true, true) => self.config.renew_interval(),
+            (true, false) => self.config.renew_interval() / 8,
+        };
         pulse.beat();
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
@@ -210,37 +240,45 @@ impl Elector {
         }
     }
 
-    async fn attempt(&self) {
+    /// Takes or renews the Lease if nobody else holds it. Whether the next attempt can wait.
+    async fn attempt(&self) -> bool {
         if !self.held_for().is_zero() {
             self.set(Term::Standby);
-            return;
+            return true;
         }
         let started = self.clock.instant();
-        match tokio::time::timeout(self.config.renew_deadline(), self.write()).await {
-            Ok(Ok(())) => self.set(Term::LeadingUntil(started + self.config.renew_deadline())),
+        // An attempt that hangs must leave time for others before the right to write runs out.
+        let succeeded = match tokio::time::timeout(self.config.renew_interval(), self.write()).await {
+            Ok(Ok(())) => {
+                self.set(Term::LeadingUntil(started + self.config.renew_deadline()));
+                true
+            }
             Ok(Err(error)) => {
                 tracing::debug!(%error, "could not take or renew the lease");
                 self.reread().await;
+                false
             }
-            Err(_) => tracing::warn!("no answer while taking or renewing the lease"),
-        }
+            Err(_) => {
+                tracing::warn!("no answer while taking or renewing the lease");
+                false
+            }
+        };
         self.step_down_if_lapsed();
+        succeeded
     }
 
     fn step_down_if_lapsed(&self) {
-        if let Term::LeadingUntil(end) = *self.term.borrow()
-            && end <= self.clock.instant()
-        {
+        let now = self.clock.instant();
+        let has_lapsed = matches!(*self.term.borrow(), Term::LeadingUntil(end) if end <= now);
+        if has_lapsed {
             tracing::warn!("leadership lapsed: the lease could not be renewed in time");
-        } else {
-            return;
+            self.set(Term::Standby);
         }
-        self.set(Term::Standby);
     }
 
     /// Creates or updates the Lease, on condition that it is still as we saw it.
     async fn write(&self) -> kube::Result<()> {
-        let known = self.seen.lock().unwrap_or_else(PoisonError::into_inner).lease.clone();
+        let known = self.seen().lease.clone();
         let lease = claim(known.as_ref(), &self.config, self.clock.now());
         let written = match known {
             Some(_) => self.api.replace(&self.config.name, &PostParams::default(), &lease).await?,
@@ -277,7 +315,7 @@ impl Elector {
         if !led {
             return;
         }
-        let known = self.seen.lock().unwrap_or_else(PoisonError::into_inner).lease.clone();
+        let known = self.seen().lease.clone();
         let Some(mut lease) = known else { return };
         if let Some(spec) = &mut lease.spec {
             spec.holder_identity = Some(String::new());
@@ -365,5 +403,38 @@ mod tests {
         assert_eq!(leadership.time_left(), None);
         term.send_replace(Term::LeadingUntil(clock.instant() + Duration::from_secs(1)));
         leadership.acquired().await;
+    }
+
+    fn lease(holder: &str, version: u64) -> Lease {
+        Lease {
+            metadata: ObjectMeta { resource_version: Some(version.to_string()), ..ObjectMeta::default() },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(holder.into()),
+                lease_duration_seconds: Some(6),
+                ..LeaseSpec::default()
+            }),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn late_news_of_the_lease_is_ignored() {
+        let (mut seen, now) = (Seen::default(), Instant::now());
+        seen.update(Some(lease("me", 9)), now, &config());
+        seen.update(Some(lease("other", 8)), now, &config());
+        assert_eq!(seen.expiry(&config()), None);
+        seen.update(Some(lease("other", 10)), now, &config());
+        assert_eq!(seen.expiry(&config()), Some(now + Duration::from_secs(6)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deleted_lease_is_free_only_when_its_holder_must_have_noticed() {
+        let (mut seen, now) = (Seen::default(), Instant::now());
+        seen.update(Some(lease("other", 9)), now, &config());
+        seen.update(None, now + Duration::from_secs(2), &config());
+        assert_eq!(seen.expiry(&config()), Some(now + Duration::from_secs(6)));
+        seen.update(Some(lease("", 12)), now + Duration::from_secs(3), &config());
+        assert_eq!(seen.expiry(&config()), None);
+        seen.update(None, now + Duration::from_secs(4), &config());
+        assert_eq!(seen.expiry(&config()), None);
     }
 }

@@ -2,10 +2,7 @@
 
 use std::{
     fmt::{self, Debug},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -152,6 +149,7 @@ impl Metrics {
             self.concurrency.clone(),
         );
         r.register("workqueue_queue_duration_seconds", "Time a key waited for its round", self.waited.clone());
+        r.register("workqueue_work_duration_seconds", "Length of a round", self.round_time.clone());
         r.register("strata_reconcile", "Rounds by controller, namespace and result", self.namespaced.clone());
         r.register(
             "strata_reconcile_errors",
@@ -169,8 +167,8 @@ impl Metrics {
         self.lock().register_collector(collector);
     }
 
-    pub(crate) fn queue(&self, controller: &'static str, queue: Arc<Queue>, running: Arc<Running>) {
-        self.collect(Box::new(QueueMetrics { name: Named { name: controller, controller }, queue, running }));
+    pub(crate) fn queue(&self, controller: &'static str, queue: Arc<Queue>) {
+        self.collect(Box::new(QueueMetrics { name: Named { name: controller, controller }, queue }));
     }
 
     pub(crate) fn concurrency(&self, controller: &'static str, limit: usize) {
@@ -207,6 +205,18 @@ impl Metrics {
         }
     }
 
+    /// Drops the series of a namespace that has no object left.
+    pub(crate) fn forget_namespace(&self, controller: &'static str, namespace: &str) {
+        let namespace = namespace.to_owned();
+        for result in ["success", "requeue_after", "error"] {
+            self.namespaced.remove(&NamespacedReconcile { controller, namespace: namespace.clone(), result });
+        }
+        for class in [Class::Transient, Class::Conflict, Class::Invalid, Class::Terminal] {
+            let class = class.label();
+            self.namespaced_errors.remove(&NamespacedError { controller, namespace: namespace.clone(), class });
+        }
+    }
+
     pub(crate) fn panicked(&self, controller: &'static str) {
         self.panics.get_or_create(&Controller { controller }).inc();
     }
@@ -231,23 +241,10 @@ impl Metrics {
     }
 }
 
-/// Sum of all finished rounds' lengths, for `workqueue_work_duration_seconds`' sake kept as a plain counter.
-#[derive(Debug, Default)]
-pub(crate) struct Running {
-    micros: AtomicU64,
-}
-
-impl Running {
-    pub(crate) fn add(&self, took: Duration) {
-        self.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-}
-
 #[derive(Debug)]
 struct QueueMetrics {
     name: Named,
     queue: Arc<Queue>,
-    running: Arc<Running>,
 }
 
 impl Collector for QueueMetrics {
@@ -255,22 +252,23 @@ impl Collector for QueueMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let depth = self.queue.depth();
         let gauges = [
-            ("workqueue_depth", "Keys waiting for a round", depth.queued),
-            ("strata_queue_keys", "Keys the controller knows", depth.known),
+            ("workqueue_depth", "Keys waiting for a round", depth.queued as f64),
+            (
+                "workqueue_unfinished_work_seconds",
+                "Sum of the lengths of rounds running now",
+                depth.unfinished.as_secs_f64(),
+            ),
+            ("workqueue_longest_running_processor_seconds", "Longest round running now", depth.longest.as_secs_f64()),
+            ("strata_queue_keys", "Keys the controller knows", depth.known as f64),
         ];
         for (name, help, value) in gauges {
-            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            let gauge = ConstGauge::new(value);
             let mut metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
             gauge.encode(metric.encode_family(&self.name)?)?;
         }
         let counters = [
-            ("workqueue_adds", "Keys added to the queue", depth.adds as f64),
-            ("workqueue_retries", "Rounds queued again after a failure", depth.retries as f64),
-            (
-                "strata_queue_work_seconds",
-                "Time spent in rounds",
-                self.running.micros.load(Ordering::Relaxed) as f64 / 1e6,
-            ),
+            ("workqueue_adds", "Keys added to the queue", depth.adds),
+            ("workqueue_retries", "Rounds queued again after a failure", depth.retries),
         ];
         for (name, help, value) in counters {
             let counter = ConstCounter::new(value);
@@ -292,7 +290,7 @@ mod tests {
         metrics.concurrency("performer", 10);
         let queue = Arc::new(Queue::new(Clock::default(), Duration::from_secs(1)));
         queue.changed(&Key::new("n", "a"));
-        metrics.queue("performer", queue, Arc::default());
+        metrics.queue("performer", queue);
         metrics.round_started("performer", Duration::ZERO);
         let failed = RoundResult::Error(Class::Invalid);
         metrics.round_ended("performer", &Key::new("n", "a"), Duration::from_millis(3), failed);
@@ -309,5 +307,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l.starts_with(line)), "{line} is missing in\n{text}");
         }
+        metrics.forget_namespace("performer", "n");
+        assert!(!metrics.encode().unwrap().contains("namespace=\"n\""));
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     clock::Clock,
     driver::{Driver, Layer},
     event::{Publisher, Recorder},
-    health::Health,
+    health::{Health, Pulse},
     key::Key,
     kind::{Kind, View, Writer},
     lease::{Elector, Leadership, LeaseConfig},
@@ -46,7 +46,10 @@ pub enum Fatal {
     TaskEnded(String),
 }
 
-type Job = Box<dyn FnOnce(ListMode) -> BoxFuture<'static, ()> + Send>;
+/// What the last events may take after a stop: a handful in the ordinary case, and a standby is waiting.
+const LAST_EVENTS: Duration = Duration::from_millis(100);
+
+type Job = Box<dyn FnOnce(ListMode, Pulse) -> BoxFuture<'static, ()> + Send>;
 
 pub struct Operator {
     pub client: Client,
@@ -127,12 +130,11 @@ impl Operator {
         concerns: fn(&Key) -> Option<Key>,
     ) {
         let name = format!("watch {}", kind.resource);
-        let pulse = self.health.pulse(name.as_str());
         let (watched, checked, counted) = (kind.clone(), kind.clone(), kind.clone());
         self.health.require(format!("cache {}", kind.resource), move || checked.readiness());
         self.synced.push(Box::new(move || counted.store().is_synced()));
         let (client, queue, metrics) = (self.client.clone(), queue.clone(), self.metrics.clone());
-        let job = move |mode| watch(watched, client, mode, concerns, queue, metrics, pulse).boxed();
+        let job = move |mode, pulse| watch(watched, client, mode, concerns, queue, metrics, pulse).boxed();
         self.watches.push((name, Box::new(job)));
     }
 
@@ -172,7 +174,7 @@ impl Operator {
         // Layers hold their own recorders; the publisher ends with the last of them.
         drop(events);
 
-        tasks.spawn("events", publisher.run(health.pulse("events")));
+        let mut publishing = tokio::spawn(publisher.run(health.pulse("events")));
         let elector_done =
             elector.map(|elector| tokio::spawn(elector.run(filled, drained.clone(), health.pulse("leader election"))));
         let mode = tokio::select! {
@@ -180,7 +182,8 @@ impl Operator {
             mode = list_mode(&client, settings.list_mode) => mode,
         };
         for (name, job) in watches {
-            tasks.spawn(name, job(mode));
+            let pulse = health.pulse(name.as_str());
+            tasks.spawn(name, job(mode, pulse));
         }
         tasks.spawn("readiness", announce(synced, may_lead, leadership, metrics));
         let mut draining = JoinSet::new();
@@ -198,12 +201,17 @@ impl Operator {
             });
         }
         let result = tokio::select! {
+            // Drivers end by a stop as well: that is no failure.
+            biased;
             () = stop.cancelled() => Ok(()),
             name = tasks.any_ended() => Err(Fatal::TaskEnded(name)),
+            _ = &mut publishing => Err(Fatal::TaskEnded("events".into())),
             Some(_) = draining.join_next(), if !stop.is_cancelled() => Err(Fatal::TaskEnded("driver".into())),
         };
         stop.cancel();
         while draining.join_next().await.is_some() {}
+        // With the drivers all recorders are gone, and the publisher ends when it has told the rest.
+        let _ = tokio::time::timeout(LAST_EVENTS, publishing).await;
         // Only now may another replica take over: nothing of ours writes any more.
         drained.cancel();
         if let Some(elector) = elector_done {
@@ -309,5 +317,40 @@ async fn list_mode(client: &Client, wanted: Option<ListMode>) -> ListMode {
                 tokio::time::sleep(ASK_AGAIN).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_is_not_there_yet_is_waited_for() {
+        // Nothing listens on port 1.
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let settings = Settings {
+            lease: None,
+            health_address: None,
+            metrics_address: None,
+            grace: Duration::from_secs(1),
+            request_timeout: Duration::from_secs(1),
+            list_mode: None,
+            instance: "test".into(),
+        };
+        let stop = CancellationToken::new();
+        let mut operator = Operator::new(crate::connect(config).unwrap(), settings, Clock::default(), stop.clone());
+        let kind = Kind::new("configmaps", operator.writer("test"), |_: ConfigMap| Some(()));
+        let queue = operator.queue(Duration::from_mins(2));
+        operator.watch(&kind, &queue, |key| Some(key.clone()));
+        // As a layer does.
+        let (health, _events) = (operator.health.clone(), operator.events.clone());
+        let running = tokio::spawn(operator.run(|_| {}));
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        assert_eq!(health.stalled(), [""; 0]);
+        assert!(health.readiness()["cache configmaps"].is_err());
+        stop.cancel();
+        assert!(running.await.unwrap().is_ok());
     }
 }

@@ -51,7 +51,7 @@ enum Urgency {
 #[derive(Debug, Default)]
 struct Entry {
     queued: Option<(Urgency, Instant)>,
-    is_running: bool,
+    running_since: Option<Instant>,
     /// A change arrived during the run.
     run_again: bool,
     failures: u32,
@@ -114,6 +114,10 @@ impl Turns {
 #[derive(Debug, Default)]
 struct Inner {
     entries: HashMap<Key, Entry>,
+    /// How many of them each namespace has.
+    namespaces: HashMap<Arc<str>, usize>,
+    /// A standby remembers nothing: it looks at everything when it takes the lead.
+    is_paused: bool,
     changed: Turns,
     resync: Turns,
     timers: BTreeMap<(Instant, u64), Key>,
@@ -130,6 +134,9 @@ pub struct Depth {
     pub known: usize,
     pub adds: u64,
     pub retries: u64,
+    /// Sum and longest of the rounds running now.
+    pub unfinished: Duration,
+    pub longest: Duration,
 }
 
 #[derive(Debug)]
@@ -182,20 +189,23 @@ impl Queue {
         }
     }
 
-    pub fn done(&self, key: &Key, next: Next) {
+    /// Ends a run. `has_acted`: it wrote something, which counts against the key's burst. True if the key was forgotten
+    /// and was the last of its namespace.
+    pub fn done(&self, key: &Key, next: Next, has_acted: bool) -> bool {
         let now = self.clock.instant();
         let mut inner = self.lock();
-        let Some(entry) = inner.entries.get_mut(key) else { return };
-        entry.is_running = false;
+        let is_paused = inner.is_paused;
+        let Some(entry) = inner.entries.get_mut(key) else { return false };
+        entry.running_since = None;
+        if has_acted {
+            entry.acted(now);
+        }
         let run_again = std::mem::take(&mut entry.run_again);
         let delay = match next {
-            Next::Forget if !run_again => {
-                inner.entries.remove(key);
-                return;
-            }
+            _ if is_paused => return inner.remove(key),
+            Next::Forget if !run_again => return inner.remove(key),
             Next::Again | Next::Forget => {
                 entry.failures = 0;
-                entry.acted(now);
                 Duration::ZERO
             }
             Next::Settled => {
@@ -210,10 +220,16 @@ impl Queue {
                 entry.failures = entry.failures.saturating_add(1);
                 let failures = entry.failures;
                 inner.retries += 1;
-                self.retry_delay(key, class, failures).max(asked.unwrap_or_default())
+                // What the server asks is granted, but not for ever; a change makes other retries come soon.
+                match asked {
+                    Some(asked) => self.retry_delay(key, class, failures).max(asked).min(self.resync),
+                    None if run_again => FIRST_RETRY,
+                    None => self.retry_delay(key, class, failures),
+                }
             }
         };
-        if run_again || delay.is_zero() {
+        let is_failed = matches!(next, Next::Failed(..));
+        if (run_again && !is_failed) || delay.is_zero() {
             inner.enqueue(key, Urgency::Changed, now);
         } else {
             inner.set_timer(key, now + delay);
@@ -221,11 +237,53 @@ impl Queue {
         drop(inner);
         // The loop in `next` may have to hand out this key or to wait for an earlier timer.
         self.wake.notify_one();
+        false
+    }
+
+    /// Forgets all keys but the running ones and takes no new ones.
+    pub fn pause(&self) {
+        let mut inner = self.lock();
+        if !std::mem::replace(&mut inner.is_paused, true) {
+            let running = inner.entries.extract_if(|_, entry| entry.running_since.is_some()).collect();
+            let (adds, retries) = (inner.adds, inner.retries);
+            *inner = Inner { is_paused: true, adds, retries, ..Inner::default() };
+            inner.entries = running;
+            for key in inner.entries.keys().cloned().collect::<Vec<_>>() {
+                *inner.namespaces.entry(key.namespace).or_default() += 1;
+            }
+        }
+    }
+
+    pub fn is_paused(&self) -> bool {
+        self.lock().is_paused
+    }
+
+    /// Goes on, with all of `keys` to be looked at.
+    pub fn resume(&self, keys: impl IntoIterator<Item = Key>) {
+        let now = self.clock.instant();
+        let mut inner = self.lock();
+        if std::mem::take(&mut inner.is_paused) {
+            for key in keys {
+                inner.enqueue(&key, Urgency::Changed, now);
+            }
+        }
+        drop(inner);
+        self.wake.notify_one();
     }
 
     pub fn depth(&self) -> Depth {
+        let now = self.clock.instant();
         let inner = self.lock();
-        Depth { queued: inner.queued, known: inner.entries.len(), adds: inner.adds, retries: inner.retries }
+        let running = inner.entries.values().filter_map(|entry| entry.running_since);
+        let running: Vec<Duration> = running.map(|since| now.saturating_duration_since(since)).collect();
+        Depth {
+            queued: inner.queued,
+            known: inner.entries.len(),
+            adds: inner.adds,
+            retries: inner.retries,
+            unfinished: running.iter().sum(),
+            longest: running.into_iter().max().unwrap_or_default(),
+        }
     }
 
     fn resync_delay(&self, key: &Key, sequence: u64) -> Duration {
@@ -252,10 +310,28 @@ fn seed(key: &Key, salt: u64) -> u64 {
 }
 
 impl Inner {
+    /// Forgets a key; true if it was the last of its namespace.
+    fn remove(&mut self, key: &Key) -> bool {
+        self.entries.remove(key);
+        let Some(count) = self.namespaces.get_mut(&key.namespace) else { return false };
+        *count -= 1;
+        let is_last = *count == 0;
+        if is_last {
+            self.namespaces.remove(&key.namespace);
+        }
+        is_last
+    }
+
     fn enqueue(&mut self, key: &Key, urgency: Urgency, now: Instant) {
+        if self.is_paused {
+            return;
+        }
         self.adds += 1;
+        if !self.entries.contains_key(key) {
+            *self.namespaces.entry(key.namespace.clone()).or_default() += 1;
+        }
         let entry = self.entries.entry(key.clone()).or_default();
-        if entry.is_running {
+        if entry.running_since.is_some() {
             entry.run_again = true;
             return;
         }
@@ -314,7 +390,7 @@ impl Inner {
         let key = self.changed.pop().or_else(|| self.resync.pop())?;
         let entry = self.entries.get_mut(&key)?;
         let since = entry.queued.take().map_or(now, |(_, since)| since);
-        entry.is_running = true;
+        entry.running_since = Some(now);
         self.queued -= 1;
         Some(Turn { key, waited: now.saturating_duration_since(since) })
     }
@@ -353,7 +429,7 @@ mod tests {
         queue.changed(&a);
         queue.changed(&a);
         assert_eq!(ready(&queue).await, [""; 0]);
-        queue.done(&a, Next::Settled);
+        queue.done(&a, Next::Settled, false);
         assert_eq!(ready(&queue).await, ["n/a"]);
     }
 
@@ -375,7 +451,7 @@ mod tests {
         }
         ready(&queue).await;
         for name in ["1", "2", "3"] {
-            queue.done(&key("n", name), Next::Settled);
+            queue.done(&key("n", name), Next::Settled, false);
         }
         tokio::time::advance(RESYNC * 2).await;
         queue.lock().fire_timers(Instant::now());
@@ -390,7 +466,7 @@ mod tests {
         let a = key("n", "a");
         queue.changed(&a);
         ready(&queue).await;
-        queue.done(&a, Next::Settled);
+        queue.done(&a, Next::Settled, false);
         tokio::time::advance(RESYNC * 8 / 10).await;
         assert_eq!(ready(&queue).await, [""; 0]);
         tokio::time::advance(RESYNC * 4 / 10).await;
@@ -407,15 +483,15 @@ mod tests {
             let before = Instant::now();
             queue.next().await;
             delays.push(before.elapsed());
-            queue.done(&a, Next::Failed(Class::Transient, None));
+            queue.done(&a, Next::Failed(Class::Transient, None), false);
         }
         assert!(delays[1] < Duration::from_millis(120));
         assert!(delays[1..10].windows(2).all(|pair| pair[1] > pair[0]));
         assert!(delays.iter().all(|delay| *delay <= RESYNC * 11 / 10));
         queue.next().await;
-        queue.done(&a, Next::Again);
+        queue.done(&a, Next::Again, false);
         queue.next().await;
-        queue.done(&a, Next::Failed(Class::Transient, None));
+        queue.done(&a, Next::Failed(Class::Transient, None), false);
         let before = Instant::now();
         queue.next().await;
         assert!(before.elapsed() < Duration::from_millis(120));
@@ -427,7 +503,7 @@ mod tests {
         let a = key("n", "a");
         queue.changed(&a);
         queue.next().await;
-        queue.done(&a, Next::Failed(Class::Transient, Some(Duration::from_secs(7))));
+        queue.done(&a, Next::Failed(Class::Transient, Some(Duration::from_secs(7))), false);
         let before = Instant::now();
         queue.next().await;
         assert!(before.elapsed() >= Duration::from_secs(7));
@@ -439,7 +515,7 @@ mod tests {
         let a = key("n", "a");
         queue.changed(&a);
         queue.next().await;
-        queue.done(&a, Next::Failed(Class::Terminal, None));
+        queue.done(&a, Next::Failed(Class::Terminal, None), false);
         assert_eq!(ready(&queue).await, [""; 0]);
         queue.changed(&a);
         assert_eq!(ready(&queue).await, ["n/a"]);
@@ -453,7 +529,7 @@ mod tests {
         for _ in 0..BURST + 10 {
             queue.changed(&a);
             queue.next().await;
-            queue.done(&a, Next::Again);
+            queue.done(&a, Next::Again, true);
         }
         let spent = started.elapsed();
         assert!(spent >= COOL_DOWN * 9 && spent <= COOL_DOWN * 11, "{spent:?}");
@@ -470,13 +546,54 @@ mod tests {
         let a = key("n", "a");
         queue.changed(&a);
         queue.next().await;
-        queue.done(&a, Next::Forget);
+        queue.done(&a, Next::Forget, false);
         assert_eq!(queue.depth().known, 0);
         assert!(queue.lock().timers.is_empty());
         queue.changed(&a);
         queue.next().await;
         queue.changed(&a);
-        queue.done(&a, Next::Forget);
+        queue.done(&a, Next::Forget, false);
         assert_eq!(ready(&queue).await, ["n/a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_round_that_only_reports_counts_against_the_burst_too() {
+        let queue = queue();
+        let a = key("n", "a");
+        let started = Instant::now();
+        for _ in 0..BURST + 10 {
+            queue.changed(&a);
+            queue.next().await;
+            queue.done(&a, Next::Settled, true);
+        }
+        assert!(started.elapsed() >= COOL_DOWN * 9, "{:?}", started.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_standby_remembers_nothing_and_looks_at_everything_on_taking_the_lead() {
+        let queue = queue();
+        queue.changed(&key("n", "a"));
+        queue.changed(&key("n", "b"));
+        let running = queue.next().await.key;
+        queue.pause();
+        queue.changed(&key("n", "c"));
+        assert_eq!(queue.depth().known, 1);
+        assert!(queue.done(&running, Next::Settled, false), "it was the last of its namespace");
+        assert_eq!((queue.depth().known, queue.depth().queued), (0, 0));
+        queue.resume([key("n", "d")]);
+        assert_eq!(ready(&queue).await, ["n/d"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_during_a_failed_run_does_not_shorten_what_the_server_asked_for() {
+        let queue = queue();
+        let a = key("n", "a");
+        queue.changed(&a);
+        queue.next().await;
+        queue.changed(&a);
+        queue.done(&a, Next::Failed(Class::Transient, Some(Duration::from_hours(24))), false);
+        let before = Instant::now();
+        queue.next().await;
+        assert_eq!(before.elapsed(), RESYNC);
     }
 }

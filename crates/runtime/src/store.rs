@@ -2,7 +2,9 @@
 //!
 //! Two rules keep a view from going backwards. A watch delivers a kind's changes in the order of their resource
 //! versions, so an event at or below the highest version delivered is a replay and is dropped. And the answer to our
-//! own write enters the store at once, so a round never plans on a view older than the last write of its key.
+//! own write enters the store at once, so a round never plans on a view older than the last write of its key. A list
+//! may be older than both (a lagging API server) or begin anew at lower versions (a restored etcd); what speaks against
+//! the store in it is not believed but named as doubtful, and a read of that object decides.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -60,6 +62,11 @@ impl<T> Store<T> {
         self.read().is_synced
     }
 
+    /// The version held for a key.
+    pub fn version(&self, key: &Key) -> Option<u64> {
+        self.read().objects.get(key).map(|known| known.version)
+    }
+
     pub fn keys(&self) -> Vec<Key> {
         self.read().objects.keys().cloned().collect()
     }
@@ -73,23 +80,37 @@ impl<T> Store<T> {
 
     /// Takes in one version of an object, from the watch or from the answer to a write. True if it was news.
     pub fn observe(&self, key: Key, version: u64, value: T) -> bool {
-        let mut inner = self.write();
-        if inner.objects.get(&key).is_some_and(|known| known.version >= version) {
-            return false;
-        }
-        if inner.deleted.get(&key).is_some_and(|last| *last >= version) {
-            return false;
-        }
-        inner.deleted.remove(&key);
-        inner.objects.insert(key, Arc::new(Versioned { version, value }));
-        true
+        self.write().observe(key, version, value)
     }
 
-    /// Forgets an object that we deleted, and will hear of again when the watch has caught up.
-    pub fn deleted(&self, key: &Key) {
+    /// Forgets an object that is gone since we held it at `version`, and will hear of again when the watch has caught
+    /// up. A namesake that arrived meanwhile stays.
+    pub fn deleted(&self, key: &Key, version: Option<u64>) {
         let mut inner = self.write();
-        if let Some(last) = inner.objects.remove(key) {
-            inner.deleted.insert(key.clone(), last.version);
+        let held = inner.objects.get(key).map(|known| known.version);
+        if let (Some(version), true) = (version, held == version) {
+            inner.objects.remove(key);
+            inner.deleted.insert(key.clone(), version);
+        }
+    }
+
+    /// Takes in what a read of the server found; `before` is the version held when the read was sent. Nothing heard
+    /// meanwhile: the read is right, whatever the versions say. Otherwise the newer of the two is.
+    pub fn correct(&self, key: &Key, before: Option<u64>, found: Option<(u64, T)>) {
+        let mut inner = self.write();
+        let held = inner.objects.get(key).map(|known| known.version);
+        match found {
+            Some((version, value)) if held == before => {
+                inner.deleted.remove(key);
+                inner.objects.insert(key.clone(), Arc::new(Versioned { version, value }));
+            }
+            Some((version, value)) => {
+                inner.observe(key.clone(), version, value);
+            }
+            None => {
+                drop(inner);
+                self.deleted(key, before);
+            }
         }
     }
 
@@ -113,33 +134,43 @@ impl<T> Store<T> {
         let mut inner = self.write();
         // A restored etcd counts from a lower version: a new list is a new beginning.
         inner.delivered = 0;
-        inner.deleted.clear();
         inner.listing = Some(HashSet::new());
     }
 
-    pub(crate) fn list_item(&self, key: Key, version: u64, value: Option<T>) -> bool {
+    pub(crate) fn list_item(&self, key: Key, version: u64, value: Option<T>) -> Listed {
         let mut inner = self.write();
         inner.delivered = inner.delivered.max(version);
-        let Some(value) = value else { return false };
+        let Some(value) = value else { return Listed::Known };
         if let Some(seen) = &mut inner.listing {
             seen.insert(key.clone());
         }
-        drop(inner);
-        self.observe(key, version, value)
+        match inner.objects.get(&key).map(|known| known.version).max(inner.deleted.get(&key).copied()) {
+            Some(held) if held > version => Listed::Doubtful,
+            Some(held) if held == version && inner.objects.contains_key(&key) => Listed::Known,
+            Some(held) if held == version => Listed::Doubtful,
+            _ => {
+                inner.observe(key, version, value);
+                Listed::News
+            }
+        }
     }
 
-    /// Ends a list: whatever it did not hold is gone. Returns those keys.
-    pub(crate) fn end_list(&self) -> Vec<Key> {
+    /// Ends a list: what it did not hold is gone, except what is newer than anything in it; that is doubtful.
+    pub(crate) fn end_list(&self) -> Missing {
         let mut inner = self.write();
         inner.is_synced = true;
-        let Some(seen) = inner.listing.take() else { return Vec::new() };
-        let gone: Vec<Key> = inner.objects.keys().filter(|key| !seen.contains(*key)).cloned().collect();
-        for key in &gone {
+        let mut missing = Missing::default();
+        let Some(seen) = inner.listing.take() else { return missing };
+        let delivered = inner.delivered;
+        for (key, known) in inner.objects.iter().filter(|(key, _)| !seen.contains(*key)) {
+            if known.version > delivered { &mut missing.doubtful } else { &mut missing.gone }.push(key.clone());
+        }
+        for key in &missing.gone {
             inner.objects.remove(key);
         }
         // The first list sizes the table for its peak; most of that is never needed again.
         inner.objects.shrink_to_fit();
-        gone
+        missing
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, Inner<T>> {
@@ -148,6 +179,34 @@ impl<T> Store<T> {
 
     fn write(&self) -> std::sync::RwLockWriteGuard<'_, Inner<T>> {
         self.inner.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a list says about one object, beside the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listed {
+    News,
+    Known,
+    /// Older than what we hold or deleted.
+    Doubtful,
+}
+
+/// What a whole list did not hold.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub gone: Vec<Key>,
+    pub doubtful: Vec<Key>,
+}
+
+impl<T> Inner<T> {
+    fn observe(&mut self, key: Key, version: u64, value: T) -> bool {
+        let held = self.objects.get(&key).map(|known| known.version).max(self.deleted.get(&key).copied());
+        if held.is_some_and(|held| held >= version) {
+            return false;
+        }
+        self.deleted.remove(&key);
+        self.objects.insert(key, Arc::new(Versioned { version, value }));
+        true
     }
 }
 
@@ -186,7 +245,7 @@ mod tests {
         store.list_item(key("stays"), 4, Some(2));
         store.list_item(key("new"), 9, Some(3));
         assert!(!store.is_synced());
-        assert_eq!(store.end_list(), [key("gone")]);
+        assert_eq!(store.end_list(), Missing { gone: vec![key("gone")], doubtful: vec![] });
         assert!(store.is_synced());
         assert!(store.get(&key("new")).is_some());
     }
@@ -195,11 +254,11 @@ mod tests {
     fn late_news_does_not_revive_what_we_deleted() {
         let store = Store::default();
         store.observe(key("a"), 7, "ours");
-        store.deleted(&key("a"));
+        store.deleted(&key("a"), Some(7));
         assert!(!store.observe(key("a"), 6, "created"));
         assert!(!store.observe(key("a"), 7, "changed"));
         assert!(store.observe(key("a"), 9, "a namesake"));
-        store.deleted(&key("a"));
+        store.deleted(&key("a"), Some(9));
         store.forget(&key("a"), 10);
         assert!(store.read().deleted.is_empty());
     }
@@ -210,5 +269,47 @@ mod tests {
         store.observe(key("a"), 20, ());
         assert!(!store.forget(&key("a"), 15));
         assert!(store.forget(&key("a"), 20));
+    }
+
+    #[test]
+    fn a_list_from_the_past_is_doubted_not_believed() {
+        let store = Store::default();
+        store.observe(key("listed"), 3, 0);
+        store.observe(key("new"), 12, 0);
+        store.observe(key("changed"), 11, 0);
+        store.observe(key("removed"), 10, 0);
+        store.deleted(&key("removed"), Some(10));
+        store.begin_list();
+        assert_eq!(store.list_item(key("listed"), 3, Some(0)), Listed::Known);
+        assert_eq!(store.list_item(key("changed"), 4, Some(0)), Listed::Doubtful);
+        assert_eq!(store.list_item(key("removed"), 9, Some(0)), Listed::Doubtful);
+        assert_eq!(store.end_list(), Missing { gone: vec![], doubtful: vec![key("new")] });
+        assert_eq!(store.version(&key("changed")), Some(11));
+        assert_eq!(store.version(&key("removed")), None);
+    }
+
+    #[test]
+    fn a_restored_etcd_is_believed_after_a_read() {
+        let store = Store::default();
+        store.observe(key("a"), 100, "before");
+        store.begin_list();
+        assert_eq!(store.list_item(key("a"), 5, Some("restored")), Listed::Doubtful);
+        store.end_list();
+        store.correct(&key("a"), Some(100), Some((5, "restored")));
+        assert_eq!(store.get(&key("a")).unwrap().value, "restored");
+        assert!(store.deliver(6) && store.observe(key("a"), 6, "goes on"));
+    }
+
+    #[test]
+    fn a_read_never_hides_what_was_heard_meanwhile() {
+        let store = Store::default();
+        store.observe(key("a"), 7, "seven");
+        store.observe(key("a"), 9, "nine");
+        store.correct(&key("a"), Some(7), Some((8, "eight")));
+        assert_eq!(store.version(&key("a")), Some(9));
+        store.correct(&key("a"), Some(7), None);
+        assert_eq!(store.version(&key("a")), Some(9));
+        store.correct(&key("a"), Some(9), None);
+        assert_eq!(store.version(&key("a")), None);
     }
 }

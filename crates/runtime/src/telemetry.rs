@@ -10,6 +10,13 @@ pub enum LogFormat {
 
 /// Starts logging for the process. `filter` is in the form of `RUST_LOG`, for example `info,performers=debug`.
 pub fn init(format: LogFormat, filter: &str) -> Result<(), String> {
+    let is_level = filter.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    if !is_level && !filter.contains(['=', ',']) {
+        // It would be taken for the name of a module, and everything else would fall silent.
+        return Err(format!(
+            "log level {filter:?} is unknown: use error, warn, info, debug or trace, or a filter like info,performers=debug"
+        ));
+    }
     let filter = EnvFilter::try_new(filter).map_err(|error| format!("log filter {filter:?}: {error}"))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match format {

@@ -18,6 +18,7 @@ use crate::{
     kind::{Kind, View, identity},
     metrics::Metrics,
     queue::Queue,
+    store::Listed,
 };
 
 /// Whether the first list comes as a stream. Kubernetes 1.34 and newer can; older servers answer 422.
@@ -34,6 +35,9 @@ struct Reconnect {
     failures: u32,
 }
 
+/// The server ends a watch after this long, and a connection that is silent for a little longer is given up. A network
+/// that swallows packets thus blinds us for a minute at most, at the price of one request per kind and minute.
+const WATCH_SECONDS: u32 = 60;
 const FIRST_RECONNECT: Duration = Duration::from_millis(100);
 const SLOWEST_RECONNECT: Duration = Duration::from_secs(5);
 
@@ -66,7 +70,8 @@ pub(crate) async fn watch<W: View, T: Send + Sync + 'static>(
     let config = match mode {
         ListMode::Streaming => watcher::Config::default().streaming_lists(),
         ListMode::Paged => watcher::Config::default(),
-    };
+    }
+    .timeout(WATCH_SECONDS);
     let mut events = pin!(watcher::watcher(Api::<W>::all(client), config).backoff(Reconnect::default()));
     let look = |key: &Key| {
         if let Some(key) = concerns(key) {
@@ -86,7 +91,7 @@ pub(crate) async fn watch<W: View, T: Send + Sync + 'static>(
             }
             Err(error) => {
                 metrics.watch_failed(kind.resource);
-                let error = Chain(&error).to_string();
+                let error = describe(&error);
                 tracing::warn!(resource = kind.resource, error, "watch interrupted; reconnecting");
                 kind.watch_interrupted(Some(error));
             }
@@ -100,11 +105,23 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             Event::Init => self.store.begin_list(),
             Event::InitApply(object) => {
                 let Some((key, version)) = identity(object.meta()) else { return };
-                if self.store.list_item(key.clone(), version, (self.keep)(object)) {
+                match self.store.list_item(key.clone(), version, (self.keep)(object)) {
+                    Listed::News => look(&key),
+                    Listed::Known => {}
+                    Listed::Doubtful => {
+                        self.doubt(key.clone());
+                        look(&key);
+                    }
+                }
+            }
+            Event::InitDone => {
+                let missing = self.store.end_list();
+                missing.gone.iter().for_each(&mut look);
+                for key in missing.doubtful {
+                    self.doubt(key.clone());
                     look(&key);
                 }
             }
-            Event::InitDone => self.store.end_list().iter().for_each(look),
             Event::Apply(object) => {
                 let Some((key, version)) = identity(object.meta()) else { return };
                 if self.store.deliver(version) && self.take_in(object) {
@@ -119,6 +136,22 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             }
         }
     }
+}
+
+/// What interrupted a watch. A decoding error quotes the value it stumbled over, which may be anybody's secret.
+fn describe(error: &watcher::Error) -> String {
+    use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
+    match error {
+        InitialListFailed(kube::Error::SerdeError(error))
+        | WatchStartFailed(kube::Error::SerdeError(error))
+        | WatchFailed(kube::Error::SerdeError(error)) => undecodable(error),
+        other => Chain(other).to_string(),
+    }
+}
+
+/// Where an answer could not be decoded, without what stands there.
+pub(crate) fn undecodable(error: &serde_json::Error) -> String {
+    format!("the answer is not of the expected form (line {}, column {})", error.line(), error.column())
 }
 
 /// An error with its sources on one line.

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
+use clap::{ArgAction, Args};
 use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
@@ -52,39 +53,97 @@ pub enum LayerName {
     Performers,
 }
 
-/// The configuration file. Every key has the name of its flag in camel case.
-#[derive(Debug, Default, Deserialize)]
+/// Every setting of the operator. The same structure is filled from flags, from the environment (by clap) and from the
+/// configuration file, whose keys are the long flags in camel case.
+#[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct File {
+pub struct Values {
+    /// Layers to run, separated by commas [default: all]
+    #[arg(long, env = "STRATA_LAYERS", value_enum, value_delimiter = ',')]
     pub layers: Option<Vec<LayerName>>,
+    /// Where /metrics answers; 0 switches it off [default: :8080]
+    #[arg(long, env = "STRATA_METRICS_BIND_ADDRESS", value_parser = listen, value_name = "ADDRESS")]
     #[serde(deserialize_with = "read_listen")]
     pub metrics_bind_address: Option<Listen>,
+    /// Where /livez, /healthz and /readyz answer; 0 switches it off [default: :8081]
+    #[arg(long, env = "STRATA_HEALTH_PROBE_BIND_ADDRESS", value_parser = listen, value_name = "ADDRESS")]
     #[serde(deserialize_with = "read_listen")]
     pub health_probe_bind_address: Option<Listen>,
+    /// Act only while holding the lease; switch off only where a single replica is certain [default: true]
+    #[arg(long, env = "STRATA_LEADER_ELECT", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub leader_elect: Option<bool>,
+    /// Name of the lease [default: b8e8a8a8.hourglass.eigenlayer.io]
+    #[arg(long, env = "STRATA_LEASE_NAME", value_name = "NAME")]
     pub lease_name: Option<String>,
+    /// Namespace of the lease [default: $POD_NAMESPACE, else the namespace of the kubeconfig or pod]
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE")]
     pub lease_namespace: Option<String>,
+    /// Others take over when the leader has been silent this long [default: 6s]
+    #[arg(long, env = "STRATA_LEASE_DURATION", value_parser = duration, value_name = "DURATION")]
     #[serde(deserialize_with = "read_duration")]
     pub lease_duration: Option<Duration>,
+    /// json for machines, pretty for people [default: json, or pretty on a terminal]
+    #[arg(long, env = "STRATA_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
+    /// Level, or a filter like info,performers=debug [default: info]
+    #[arg(long, env = "STRATA_LOG_LEVEL", value_name = "FILTER")]
     pub log_level: Option<String>,
+    /// Period of the drift check of every object [default: 2m]
+    #[arg(long, env = "STRATA_RESYNC", value_parser = duration, value_name = "DURATION")]
     #[serde(deserialize_with = "read_duration")]
     pub resync: Option<Duration>,
+    /// Objects of one kind reconciled at once [default: 10]
+    #[arg(long, env = "STRATA_CONCURRENCY", value_name = "N")]
     pub concurrency: Option<usize>,
+    /// A request to the API server without answer is given up and retried after this long [default: 10s]
+    #[arg(long, env = "STRATA_REQUEST_TIMEOUT", value_parser = duration, value_name = "DURATION")]
     #[serde(deserialize_with = "read_duration")]
     pub request_timeout: Option<Duration>,
+    /// What running reconciles may take to finish after SIGTERM [default: 5s]
+    #[arg(long, env = "STRATA_GRACE_PERIOD", value_parser = duration, value_name = "DURATION")]
     #[serde(deserialize_with = "read_duration")]
     pub grace_period: Option<Duration>,
+    /// Fill caches by streaming lists [default: auto]
+    #[arg(long, env = "STRATA_STREAMING_LISTS", value_enum, value_name = "MODE")]
     pub streaming_lists: Option<StreamingLists>,
+    /// Replace a scheduled pod that is still pending after this long [default: 5m]
+    #[arg(long, env = "STRATA_PENDING_LIMIT", value_parser = duration, value_name = "DURATION")]
     #[serde(deserialize_with = "read_duration")]
     pub pending_limit: Option<Duration>,
+    /// Replace an ended pod after this long, doubled each time in a row [default: 10s]
+    #[arg(long, env = "STRATA_FAILURE_DELAY", value_parser = duration, value_name = "DURATION")]
     #[serde(deserialize_with = "read_duration")]
     pub failure_delay: Option<Duration>,
+    /// How long past its grace period a pod may hold up a deletion [default: 30s]
+    #[arg(long, env = "STRATA_DELETION_MARGIN", value_parser = duration, value_name = "DURATION")]
     #[serde(deserialize_with = "read_duration")]
     pub deletion_margin: Option<Duration>,
 }
 
-impl File {
+impl Values {
+    /// These settings, and those of `other` where these are silent.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            layers: self.layers.or(other.layers),
+            metrics_bind_address: self.metrics_bind_address.or(other.metrics_bind_address),
+            health_probe_bind_address: self.health_probe_bind_address.or(other.health_probe_bind_address),
+            leader_elect: self.leader_elect.or(other.leader_elect),
+            lease_name: self.lease_name.or(other.lease_name),
+            lease_namespace: self.lease_namespace.or(other.lease_namespace),
+            lease_duration: self.lease_duration.or(other.lease_duration),
+            log_format: self.log_format.or(other.log_format),
+            log_level: self.log_level.or(other.log_level),
+            resync: self.resync.or(other.resync),
+            concurrency: self.concurrency.or(other.concurrency),
+            request_timeout: self.request_timeout.or(other.request_timeout),
+            grace_period: self.grace_period.or(other.grace_period),
+            streaming_lists: self.streaming_lists.or(other.streaming_lists),
+            pending_limit: self.pending_limit.or(other.pending_limit),
+            failure_delay: self.failure_delay.or(other.failure_delay),
+            deletion_margin: self.deletion_margin.or(other.deletion_margin),
+        }
+    }
+
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let shown = path.display();
         let text = std::fs::read_to_string(path)
@@ -130,7 +189,7 @@ mod tests {
 
     #[test]
     fn an_unknown_key_is_refused_by_name() {
-        let error = serde_saphyr::from_str::<File>("leaseDuratoin: 6s\n").unwrap_err().to_string();
+        let error = serde_saphyr::from_str::<Values>("leaseDuratoin: 6s\n").unwrap_err().to_string();
         assert!(error.contains("leaseDuratoin"), "{error}");
     }
 }

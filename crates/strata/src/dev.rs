@@ -11,16 +11,17 @@ mod leave;
 mod operator;
 mod own;
 mod place;
+mod running;
 mod session;
 mod status;
 mod up;
 
-use std::{error::Error, path::PathBuf, process::ExitCode};
+use std::{error::Error, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};
 use place::Place;
 
-use crate::Failure;
+use crate::{Failure, config::duration};
 
 #[derive(Debug, Args)]
 pub struct Flags {
@@ -68,9 +69,9 @@ enum Command {
 const UP_EXAMPLES: &str = "\
 Examples:
   strata dev up                          in the foreground, until Ctrl-C
-  strata dev up --detach                 returns when the examples run; end it with `strata dev down`
+  strata dev up --detach                 in the background; `strata dev down` ends it
   strata dev up --detach --fresh         the same, with nothing left of earlier runs
-  strata dev up --kubeconfig kind.yaml   the operator and the examples on a cluster that is already there";
+  strata dev up --kubeconfig kind.yaml   on a cluster that is already there";
 
 /// What `dev up` is to start.
 #[derive(Clone, Debug, Args)]
@@ -87,6 +88,9 @@ struct UpFlags {
     /// Use the cluster of this kubeconfig (its current context) instead of starting one
     #[arg(long, value_name = "FILE", conflicts_with_all = ["fresh", "real_node"])]
     kubeconfig: Option<PathBuf>,
+    /// How long the examples may take to be ready [default: 2m; 30s with --kubeconfig, where that is no failure]
+    #[arg(long, value_parser = duration, value_name = "DURATION")]
+    wait: Option<Duration>,
 }
 
 pub fn run(flags: Flags) -> Result<ExitCode, Failure> {

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Failure,
-    config::{File, LayerName, Listen, LogFormat, StreamingLists, duration, listen},
+    config::{LayerName, Listen, LogFormat, StreamingLists, Values},
 };
 
 /// The original operator's lease: where both run, only one of them acts.
@@ -31,57 +31,11 @@ pub struct Flags {
     /// Context of the kubeconfig
     #[arg(long)]
     context: Option<String>,
-    /// Layers to run, separated by commas [default: all]
-    #[arg(long, env = "STRATA_LAYERS", value_enum, value_delimiter = ',')]
-    layers: Option<Vec<LayerName>>,
-    /// Where /metrics answers; 0 switches it off [default: :8080]
-    #[arg(long, env = "STRATA_METRICS_BIND_ADDRESS", value_parser = listen, value_name = "ADDRESS")]
-    metrics_bind_address: Option<Listen>,
-    /// Where /livez, /healthz and /readyz answer; 0 switches it off [default: :8081]
-    #[arg(long, env = "STRATA_HEALTH_PROBE_BIND_ADDRESS", value_parser = listen, value_name = "ADDRESS")]
-    health_probe_bind_address: Option<Listen>,
-    /// Act only while holding the lease; switch off only where a single replica is certain [default: true]
-    #[arg(long, env = "STRATA_LEADER_ELECT", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
-    leader_elect: Option<bool>,
-    /// Name of the lease [default: b8e8a8a8.hourglass.eigenlayer.io]
-    #[arg(long, env = "STRATA_LEASE_NAME", value_name = "NAME")]
-    lease_name: Option<String>,
-    /// Namespace of the lease [default: $POD_NAMESPACE, else the namespace of the kubeconfig or pod]
-    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE")]
-    lease_namespace: Option<String>,
-    /// Others take over when the leader has been silent this long [default: 6s]
-    #[arg(long, env = "STRATA_LEASE_DURATION", value_parser = duration, value_name = "DURATION")]
-    lease_duration: Option<Duration>,
-    /// json for machines, pretty for people [default: json, or pretty on a terminal]
-    #[arg(long, env = "STRATA_LOG_FORMAT", value_enum)]
-    log_format: Option<LogFormat>,
-    /// Level, or a filter like info,performers=debug [default: info]
-    #[arg(long, env = "STRATA_LOG_LEVEL", value_name = "FILTER")]
-    log_level: Option<String>,
-    /// Period of the drift check of every object [default: 2m]
-    #[arg(long, env = "STRATA_RESYNC", value_parser = duration, value_name = "DURATION")]
-    resync: Option<Duration>,
-    /// Objects of one kind reconciled at once [default: 10]
-    #[arg(long, env = "STRATA_CONCURRENCY", value_name = "N")]
-    concurrency: Option<usize>,
-    /// A request to the API server without answer is given up and retried after this long [default: 10s]
-    #[arg(long, env = "STRATA_REQUEST_TIMEOUT", value_parser = duration, value_name = "DURATION")]
-    request_timeout: Option<Duration>,
-    /// What running reconciles may take to finish after SIGTERM [default: 5s]
-    #[arg(long, env = "STRATA_GRACE_PERIOD", value_parser = duration, value_name = "DURATION")]
-    grace_period: Option<Duration>,
-    /// Fill caches by streaming lists [default: auto]
-    #[arg(long, env = "STRATA_STREAMING_LISTS", value_enum, value_name = "MODE")]
-    streaming_lists: Option<StreamingLists>,
-    /// Replace a scheduled pod that is still pending after this long [default: 5m]
-    #[arg(long, env = "STRATA_PENDING_LIMIT", value_parser = duration, value_name = "DURATION")]
-    pending_limit: Option<Duration>,
-    /// Replace an ended pod after this long, doubled each time in a row [default: 10s]
-    #[arg(long, env = "STRATA_FAILURE_DELAY", value_parser = duration, value_name = "DURATION")]
-    failure_delay: Option<Duration>,
-    /// How long past its grace period a pod may hold up a deletion [default: 30s]
-    #[arg(long, env = "STRATA_DELETION_MARGIN", value_parser = duration, value_name = "DURATION")]
-    deletion_margin: Option<Duration>,
+    /// Name under which events are reported and the lease is held [default: the machine's name]
+    #[arg(long, env = "POD_NAME", hide = true, value_name = "NAME")]
+    instance: Option<String>,
+    #[command(flatten)]
+    values: Values,
     #[command(flatten)]
     original: OriginalFlags,
 }
@@ -106,6 +60,11 @@ struct OriginalFlags {
 }
 
 impl OriginalFlags {
+    /// What they mean in our own words.
+    fn values(&self) -> Values {
+        Values { log_format: self.log_format(), log_level: self.log_level(), ..Values::default() }
+    }
+
     fn log_format(&self) -> Option<LogFormat> {
         match self.zap_encoder.as_deref() {
             Some("json") => Some(LogFormat::Json),
@@ -131,44 +90,42 @@ pub fn run(flags: &Flags) -> Result<(), Failure> {
         return Err(Failure::new("--metrics-secure is not offered: /metrics is plain HTTP")
             .hint("leave the flag out and protect the port by a NetworkPolicy; the chart's does"));
     }
-    let file = flags.config.as_deref().map(File::read).transpose()?.unwrap_or_default();
-    start_logs(flags, &file)?;
+    let file = flags.config.as_deref().map(Values::read).transpose()?.unwrap_or_default();
+    let values = flags.values.clone().or(flags.original.values()).or(file);
+    start_logs(&values)?;
     // One thread: the work is waiting for the API server, and a second allocator arena would cost more memory than
     // a second core would win.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::new(format!("cannot start: {error}")))?;
-    let result = runtime.block_on(operate(flags, file));
+    let result = runtime.block_on(operate(flags, values));
     // Nothing that is still in flight may hold up the exit.
     runtime.shutdown_background();
     result
 }
 
-fn start_logs(flags: &Flags, file: &File) -> Result<(), Failure> {
+fn start_logs(values: &Values) -> Result<(), Failure> {
     let on_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let default = if on_terminal { LogFormat::Pretty } else { LogFormat::Json };
-    let format = flags.log_format.or(flags.original.log_format()).or(file.log_format).unwrap_or(default);
-    let format = match format {
+    let format = match values.log_format.unwrap_or(default) {
         LogFormat::Json => runtime::LogFormat::Json,
         LogFormat::Pretty => runtime::LogFormat::Pretty,
     };
-    let level = flags.log_level.clone().or(flags.original.log_level()).or(file.log_level.clone());
-    runtime::init_logs(format, level.as_deref().unwrap_or("info")).map_err(Failure::new)
+    runtime::init_logs(format, values.log_level.as_deref().unwrap_or("info")).map_err(Failure::new)
 }
 
-async fn operate(flags: &Flags, file: File) -> Result<(), Failure> {
+async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
     let client_config = client_config(flags).await?;
-    let settings = settings(flags, &file, &client_config.default_namespace);
-    let performers = performers_config(flags, &file)?;
-    let layers = flags.layers.clone().or(file.layers).unwrap_or_else(|| vec![LayerName::Performers]);
+    let clock = Clock::default();
+    let settings = settings(&values, instance(flags), &client_config.default_namespace, &clock);
+    let performers = performers_config(&values)?;
     let client = runtime::connect(client_config)
         .map_err(|error| Failure::new(format!("cannot make a client for the API server: {error}")))?;
 
     let stop = CancellationToken::new();
-    let clock = Clock::default();
     let mut operator = Operator::new(client, settings, clock, stop.clone());
-    for layer in layers {
+    for layer in values.layers.unwrap_or_else(|| vec![LayerName::Performers]) {
         match layer {
             LayerName::Performers => performers::install(&mut operator, performers.clone()),
         }
@@ -218,29 +175,21 @@ async fn client_config(flags: &Flags) -> Result<ClientConfig, Failure> {
     Ok(config)
 }
 
-fn settings(flags: &Flags, file: &File, default_namespace: &str) -> Settings {
-    let instance = instance();
-    let is_elected = flags.leader_elect.or(file.leader_elect).unwrap_or(true);
-    let lease = is_elected.then(|| LeaseConfig {
-        namespace: flags
-            .lease_namespace
-            .clone()
-            .or(file.lease_namespace.clone())
-            .unwrap_or_else(|| default_namespace.to_owned()),
-        name: flags.lease_name.clone().or(file.lease_name.clone()).unwrap_or_else(|| DEFAULT_LEASE.to_owned()),
-        identity: format!("{instance}_{:x}", jiff::Timestamp::now().as_nanosecond()),
-        duration: flags.lease_duration.or(file.lease_duration).unwrap_or(Duration::from_secs(6)),
+fn settings(values: &Values, instance: String, default_namespace: &str, clock: &Clock) -> Settings {
+    let lease = values.leader_elect.unwrap_or(true).then(|| LeaseConfig {
+        namespace: values.lease_namespace.clone().unwrap_or_else(|| default_namespace.to_owned()),
+        name: values.lease_name.clone().unwrap_or_else(|| DEFAULT_LEASE.to_owned()),
+        identity: format!("{instance}_{}_{:x}", std::process::id(), clock.now().as_nanosecond()),
+        duration: values.lease_duration.unwrap_or(Duration::from_secs(6)),
     });
-    let address = |flag: Option<Listen>, file: Option<Listen>, default: &str| {
-        flag.or(file).or_else(|| listen(default).ok()).and_then(|listen| listen.0)
-    };
+    let every_address = |port| Listen(Some((std::net::Ipv6Addr::UNSPECIFIED, port).into()));
     Settings {
         lease,
-        health_address: address(flags.health_probe_bind_address, file.health_probe_bind_address, ":8081"),
-        metrics_address: address(flags.metrics_bind_address, file.metrics_bind_address, ":8080"),
-        grace: flags.grace_period.or(file.grace_period).unwrap_or(Duration::from_secs(5)),
-        request_timeout: flags.request_timeout.or(file.request_timeout).unwrap_or(Duration::from_secs(10)),
-        list_mode: match flags.streaming_lists.or(file.streaming_lists).unwrap_or(StreamingLists::Auto) {
+        health_address: values.health_probe_bind_address.unwrap_or(every_address(8081)).0,
+        metrics_address: values.metrics_bind_address.unwrap_or(every_address(8080)).0,
+        grace: values.grace_period.unwrap_or(Duration::from_secs(5)),
+        request_timeout: values.request_timeout.unwrap_or(Duration::from_secs(10)),
+        list_mode: match values.streaming_lists.unwrap_or(StreamingLists::Auto) {
             StreamingLists::Auto => None,
             StreamingLists::On => Some(ListMode::Streaming),
             StreamingLists::Off => Some(ListMode::Paged),
@@ -249,22 +198,21 @@ fn settings(flags: &Flags, file: &File, default_namespace: &str) -> Settings {
     }
 }
 
-fn performers_config(flags: &Flags, file: &File) -> Result<performers::Config, Failure> {
+fn performers_config(values: &Values) -> Result<performers::Config, Failure> {
     let mut config = performers::Config::default();
-    config.concurrency = flags.concurrency.or(file.concurrency).unwrap_or(config.concurrency);
+    config.concurrency = values.concurrency.unwrap_or(config.concurrency);
     if config.concurrency == 0 {
         return Err(Failure::new("--concurrency 0 would reconcile nothing").hint("set at least 1; the default is 10"));
     }
-    config.resync = flags.resync.or(file.resync).unwrap_or(config.resync);
+    config.resync = values.resync.unwrap_or(config.resync);
     let policy = &mut config.policy;
-    policy.pending_limit = flags.pending_limit.or(file.pending_limit).unwrap_or(policy.pending_limit);
-    policy.failure_delay = flags.failure_delay.or(file.failure_delay).unwrap_or(policy.failure_delay);
-    policy.deletion_margin = flags.deletion_margin.or(file.deletion_margin).unwrap_or(policy.deletion_margin);
+    policy.pending_limit = values.pending_limit.unwrap_or(policy.pending_limit);
+    policy.failure_delay = values.failure_delay.unwrap_or(policy.failure_delay);
+    policy.deletion_margin = values.deletion_margin.unwrap_or(policy.deletion_margin);
     Ok(config)
 }
 
 /// The pod's or the machine's name.
-fn instance() -> String {
-    let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("{node}_{}", std::process::id())
+fn instance(flags: &Flags) -> String {
+    flags.instance.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned())
 }

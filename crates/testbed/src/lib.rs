@@ -8,9 +8,11 @@ pub mod kwok;
 pub mod node;
 pub mod pki;
 pub mod process;
+mod skip;
 mod storage;
 pub mod tools;
 mod users;
 
 pub use control_plane::{ControlPlane, Options, Workloads};
+pub use skip::{published, skip};
 pub use users::{User, install_crypto};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentStrategy};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::{Api, runtime::wait::await_condition};
 use testbed::ControlPlane;
@@ -53,6 +53,21 @@ async fn switches_add_and_remove_their_objects() -> Result<()> {
     assert!(!has("--set rbac.create=false", "kind: ClusterRoleBinding")?);
     assert!(!has("", "kind: ServiceMonitor")?);
     assert!(has("--set metrics.serviceMonitor.enabled=true", "kind: ServiceMonitor")?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_upgrade_never_runs_two_acting_operators() -> Result<()> {
+    let helm = Program::offline("helm").await?;
+    let strategy = |settings: &str| -> Result<DeploymentStrategy> {
+        let rendered = helm.run(&format!("{TEMPLATE} --show-only templates/deployment.yaml {settings}"))?;
+        let deployment: Deployment = serde_saphyr::from_str(&rendered)?;
+        deployment.spec.and_then(|spec| spec.strategy).context("no strategy")
+    };
+    let alone = strategy("--set replicaCount=1 --set leaderElection.enabled=false")?;
+    assert_eq!(alone, DeploymentStrategy { type_: Some("Recreate".into()), rolling_update: None });
+    // Where one is elected, a standby is there throughout.
+    assert_eq!(strategy("")?.type_.as_deref(), Some("RollingUpdate"));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! The definition as the API server serves it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use api::performer::Performer;
@@ -10,7 +10,7 @@ use kube::{
     api::{ApiResource, DynamicObject, PostParams},
 };
 use serde_json::{Value, json};
-use testbed::{ControlPlane, Options};
+use testbed::{ControlPlane, Options, published};
 
 use crate::{
     harness::{Space, World, apply, condition, install_crd, namespace, spec, spec_with},
@@ -19,20 +19,6 @@ use crate::{
 
 pub const PUBLISHED: [&str; 2] =
     ["hourglass.eigenlayer.io_performers.yaml", "hourglass.eigenlayer.io_performers.chart.yaml"];
-
-/// The folder of published definitions and manifests beside the repository. They are not part of it, so a lone clone
-/// skips these tests; the project's own runs must have them.
-pub fn compat() -> Option<PathBuf> {
-    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().skip(2);
-    let folder = above.find_map(|above| Some(above.join("shared/compat")).filter(|folder| folder.is_dir()));
-    if folder.is_none() {
-        #[expect(clippy::disallowed_methods, reason = "how a test learns that it must not skip")]
-        let is_ci = std::env::var("CI").as_deref() == Ok("true");
-        assert!(!is_ci, "../shared/compat is missing");
-        eprintln!("skipped: ../shared/compat, the published definitions, is not there");
-    }
-    folder
-}
 
 /// Sends a YAML file to the API server as it is, which reads it more leniently than a YAML library of ours would.
 async fn apply_file(client: &Client, path: &str, file: &Path) -> Result<Value> {
@@ -108,7 +94,7 @@ async fn p01_the_served_definition_has_the_published_identity_and_columns() -> R
 
 #[tokio::test]
 async fn p02_all_ten_example_manifests_apply() -> Result<()> {
-    let Some(folder) = compat() else { return Ok(()) };
+    let Some(folder) = published() else { return Ok(()) };
     let world = World::calm().await;
     let client = world.control_plane.client().await?;
     let mut count = 0;
@@ -170,7 +156,7 @@ fn odd_objects() -> Vec<Value> {
         ),
         with(
             json!({ "scheduling": { "affinity": { "nodeAffinity": { "preferredDuringSchedulingIgnoredDuringExecution":
-            [{ "weight": 0, "preference": { "matchFields": [{ "key": "k", "operator": "Gt", "values": ["1"] }] } }] } } } }),
+            [{ "weight": 1, "preference": { "matchFields": [{ "key": "k", "operator": "Gt", "values": ["1"] }] } }] } } } }),
         ),
         with(json!({ "imagePullSecrets": [{}, { "name": "a" }, { "name": "a" }] })),
         with(json!({ "imagePullPolicy": "Never", "nobody": { "knows": "this field" } })),
@@ -179,7 +165,7 @@ fn odd_objects() -> Vec<Value> {
 
 /// Whatever a published definition stores is valid under ours: kept, written again, and created afresh.
 async fn check_superset(file: &str) -> Result<()> {
-    let Some(folder) = compat() else { return Ok(()) };
+    let Some(folder) = published() else { return Ok(()) };
     let control_plane = ControlPlane::start(Options { fsync: false, ..Options::bare() }).await?;
     let client = control_plane.client().await?;
     install_published(&client, &folder, file).await?;

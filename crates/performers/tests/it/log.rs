@@ -1,58 +1,12 @@
 //! What the operator writes to its log.
 
-use std::{
-    io,
-    sync::{Arc, Mutex, PoisonError},
-};
-
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use tracing::subscriber::DefaultGuard;
-use tracing_subscriber::EnvFilter;
 
-use crate::harness::{World, spec_with};
-
-/// Lines of one operator, as the product formats them for machines.
-#[derive(Clone, Default)]
-pub struct Logs(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Logs {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Logs {
-    /// Takes in what this thread logs, in the form that `runtime::init_logs` gives it, and more of it than by default.
-    pub fn capture(&self) -> DefaultGuard {
-        let logs = self.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_env_filter(EnvFilter::new("debug"))
-            .with_writer(move || logs.clone())
-            .json()
-            .flatten_event(true)
-            .with_current_span(true)
-            .with_span_list(false)
-            .finish();
-        tracing::subscriber::set_default(subscriber)
-    }
-
-    pub fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
-    }
-
-    /// The lines of the rounds in one namespace.
-    pub fn of_namespace(&self, namespace: &str) -> Vec<Value> {
-        let lines = self.text();
-        let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("every line is JSON"));
-        lines.filter(|line| line["span"]["namespace"] == namespace).collect()
-    }
-}
+use crate::{
+    harness::{World, spec_with},
+    observe::eventually,
+};
 
 const CANARY: &str = "canary-7f3a9c-do-not-tell";
 
@@ -70,6 +24,10 @@ async fn p46_lines_are_structured_and_hold_no_environment_value() -> Result<()> 
     space.create("refused", spec_with(refused)).await?;
     space.until_condition("refused", "Degraded", "True", "PodRejected").await?;
     space.delete_and_wait("a").await?;
+    // The line of a failed round follows its status.
+    let is_failure = |line: &Value| line["message"] == "round failed" && line["level"] == "ERROR";
+    let is_logged = async || Ok(world.logs.of_namespace(&space.namespace).iter().any(is_failure));
+    eventually("the refusal is logged", is_logged).await?;
 
     let lines = world.logs.of_namespace(&space.namespace);
     for line in &lines {
@@ -83,8 +41,7 @@ async fn p46_lines_are_structured_and_hold_no_environment_value() -> Result<()> 
     assert_eq!(messages("creating pod")[0]["image"], "registry.test/performer:v1");
     assert_eq!(messages("creating service")[0]["serviceName"], "performer-a");
     assert_eq!(messages("creating service")[0]["port"], 9090);
-    let failure =
-        messages("round failed").into_iter().find(|line| line["level"] == "ERROR").expect("the refusal is logged");
+    let failure = lines.iter().find(|line| is_failure(line)).context("the refusal is logged")?;
     assert!(failure["recovery"].as_str().is_some_and(|recovery| !recovery.is_empty()), "{failure}");
     assert_eq!(failure["span"]["performer"], format!("{}/refused", space.namespace));
     assert!(!world.logs.text().contains(CANARY), "the log tells an environment value");

@@ -1,14 +1,30 @@
 //! The performers layer on a real API server, under the chart's ServiceAccount and rights.
 
+#![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
+
+mod admin;
+mod cluster;
 mod condition;
 mod crd;
+mod deletion;
+mod event;
+mod executor;
+mod failure;
 mod fault;
+mod foreign;
 mod harness;
 mod lifecycle;
 mod log;
-mod observe;
 mod pod;
-mod scene;
+mod published;
+mod real_node;
+mod restart;
+mod scale;
 mod service;
+mod settled;
 mod status;
+mod turn;
+mod upgrade;
 mod view;
+
+use harness::{observe, scene};

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
+use kube::api::DeleteParams;
 use serde_json::json;
 use testbed::fault::{Calls, Fault, Verb};
 
@@ -114,8 +115,8 @@ async fn cut_and_expired_watches_lose_nothing() -> Result<()> {
         }
         // These fall into the gap: the watches are down or being started again.
         let former = space.pod("a").await?;
-        space.pods.delete("performer-a", &Default::default()).await?;
-        space.services.delete("performer-a", &Default::default()).await?;
+        space.pods.delete("performer-a", &DeleteParams::default()).await?;
+        space.services.delete("performer-a", &DeleteParams::default()).await?;
         space.create_ready(new, spec()).await?;
         space.until_replaced("a", &former).await?;
         space.until_ready("a").await?;
@@ -125,7 +126,7 @@ async fn cut_and_expired_watches_lose_nothing() -> Result<()> {
     proxy.cut_watches("pods");
     refused.reached_times(2).await?;
     let former = space.pod("a").await?;
-    space.pods.delete("performer-a", &Default::default()).await?;
+    space.pods.delete("performer-a", &DeleteParams::default()).await?;
     space.until_replaced("a", &former).await?;
     space.until_ready("a").await?;
     Ok(())

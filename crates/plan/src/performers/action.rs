@@ -45,7 +45,8 @@ pub enum Cause {
     Deletion,
 }
 
-/// What came of one action. A round has as many outcomes as it has actions.
+/// What came of one action. A round has one outcome for each action it tried: the first that is not
+/// done is the last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Done, or found done already (a missing object on delete is done).
@@ -56,6 +57,4 @@ pub enum Outcome {
     NamespaceTerminating,
     /// Anything that may pass: conflict, time-out, server error. The round is tried again.
     Failed,
-    /// Not tried, because an action before it did not succeed.
-    Skipped,
 }

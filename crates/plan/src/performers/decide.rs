@@ -17,15 +17,20 @@ use crate::Plan;
 pub fn plan(performer: &Performer, observed: &Observed, now: Timestamp, policy: &Policy) -> Plan<Action> {
     let mut plan = Plan::default();
     if observed.pod == Slot::Unknown || observed.service == Slot::Unknown {
-        plan.block(Reason::Scheduled, "the pod or the Service could not be read yet");
         return plan;
     }
     if performer.metadata.deletion_timestamp.is_some() {
         clean_up(&mut plan, performer, observed, now, policy);
         return plan;
     }
+    let identity = Identity::of(performer);
+    if let Some(message) = name_taken(observed, &identity) {
+        // Without both names the performer cannot be reached, so none is filled.
+        plan.block(Reason::NameTaken, message);
+        return plan;
+    }
     match validate(performer) {
-        Ok(desired) => converge(&mut plan, performer, &desired, observed, now, policy),
+        Ok(desired) => converge(&mut plan, performer, &desired, &identity, observed, now, policy),
         Err(invalid) => plan.block(invalid.reason, invalid.message),
     }
     plan
@@ -35,37 +40,36 @@ fn converge(
     plan: &mut Plan<Action>,
     performer: &Performer,
     desired: &Desired,
+    identity: &Identity,
     observed: &Observed,
     now: Timestamp,
     policy: &Policy,
 ) {
-    let identity = Identity::of(performer);
-    if let Some(message) = name_taken(observed, &identity) {
-        // Without both names the performer cannot be reached, so none is filled.
-        plan.block(Reason::NameTaken, message);
-        return;
-    }
     let mut finalizers = performer.metadata.finalizers.clone().unwrap_or_default();
     if !finalizers.iter().any(|f| f == FINALIZER) {
         finalizers.push(FINALIZER.to_owned());
         plan.actions.push(Action::AddFinalizer { finalizers });
     }
     match &observed.pod {
-        Slot::Absent => plan.actions.push(create_pod(desired, &identity, observed.replacements)),
+        Slot::Absent => plan.actions.push(create_pod(desired, identity, observed.replacements)),
         Slot::Ours(pod) if pod.deletion.is_some() => {
-            plan.block(Reason::PodReplaced, format!("pod {} is still going away", identity.owned_name()));
+            if is_overdue(plan, pod.deletion, now, policy) {
+                plan.block(Reason::PodStuck, stuck_pod(pod, identity));
+            }
         }
-        Slot::Ours(pod) => keep_or_replace(plan, performer.status.as_ref(), pod, desired, &identity, now, policy),
+        Slot::Ours(pod) => keep_or_replace(plan, performer.status.as_ref(), pod, desired, identity, now, policy),
         Slot::Unknown | Slot::Foreign { .. } => {}
     }
     match &observed.service {
         Slot::Absent => {
-            plan.actions.push(Action::CreateService(Box::new(build::service(desired, &identity))));
+            plan.actions.push(Action::CreateService(Box::new(build::service(desired, identity))));
         }
         Slot::Ours(service) if service.deletion.is_some() => {
-            plan.block(Reason::ServiceReady, format!("Service {} is still going away", identity.owned_name()));
+            if is_overdue(plan, service.deletion, now, policy) {
+                plan.block(Reason::ServiceStuck, held("Service", identity));
+            }
         }
-        Slot::Ours(service) => plan.actions.extend(repair_service(service, desired, &identity)),
+        Slot::Ours(service) => plan.actions.extend(repair_service(service, desired, identity)),
         Slot::Unknown | Slot::Foreign { .. } => {}
     }
 }
@@ -90,7 +94,6 @@ fn keep_or_replace(
     if replacement.cause == Cause::Upgrade && !is_announced(status, pod) {
         // The status must say so first: should we stop between the deletion and the report, nothing
         // left in the cluster would tell that this was an upgrade.
-        plan.block(Reason::UpgradeInProgress, "the upgrade is reported before the pod is deleted");
         plan.look_within(Duration::ZERO);
         return;
     }
@@ -121,10 +124,13 @@ fn replacement(pod: &PodFacts, desired: &Desired, policy: &Policy) -> Option<Rep
     if pod.input_hash.as_deref().is_some_and(|hash| hash != desired.hash()) {
         return now(Cause::SpecChanged);
     }
-    if !pod.is_selected {
-        return now(Cause::Edited);
-    }
     let created_at = pod.created_at.unwrap_or(Timestamp::MIN);
+    if !pod.is_selected {
+        // From its creation on: a hand edit of a pod that is no longer young is mended at once, and
+        // a webhook that takes the label from every pod does not make us replace without end.
+        let delay = policy.failure_delay_after(pod.replacements);
+        return Some(grown(Cause::Edited, created_at, delay, pod.replacements));
+    }
     if pod.phase.has_ended() {
         let ended_at = ended_at(pod).unwrap_or(created_at);
         let count = if until(ended_at, created_at) > policy.failure_delay_cap { 0 } else { pod.replacements };
@@ -241,8 +247,6 @@ fn clean_up(plan: &mut Plan<Action>, performer: &Performer, observed: &Observed,
     }
     if is_clean {
         plan.actions.push(Action::ReleaseFinalizer { finalizers });
-    } else {
-        plan.block(Reason::Terminating, "waiting until the pod and the Service are gone");
     }
 }
 
@@ -258,8 +262,29 @@ fn is_overdue(plan: &mut Plan<Action>, deletion: Option<Deletion>, now: Timestam
     wait.is_zero()
 }
 
+/// What to say of a pod that should be gone and is in the way of its successor.
+fn stuck_pod(pod: &PodFacts, identity: &Identity) -> String {
+    if pod.has_finalizers {
+        return held("pod", identity);
+    }
+    let (namespace, name) = (&identity.namespace, identity.owned_name());
+    format!(
+        "the old pod {name} was deleted and should be gone, but its node does not say that it ended; if the node is \
+         lost for good: kubectl delete pod -n {namespace} {name} --force"
+    )
+}
+
+fn held(kind: &str, identity: &Identity) -> String {
+    let (namespace, name) = (&identity.namespace, identity.owned_name());
+    format!(
+        "the old {kind} {name} was deleted and should be gone, but finalizers hold it; see to whoever set them, or \
+         remove them: kubectl edit {} -n {namespace} {name}",
+        kind.to_lowercase()
+    )
+}
+
 /// What to say when a pod or Service under our name belongs to someone else.
-pub(super) fn name_taken(observed: &Observed, identity: &Identity) -> Option<String> {
+fn name_taken(observed: &Observed, identity: &Identity) -> Option<String> {
     let (kind, owner_uid) = match (&observed.pod, &observed.service) {
         (Slot::Foreign { owner_uid }, _) => ("pod", owner_uid),
         (_, Slot::Foreign { owner_uid }) => ("Service", owner_uid),

@@ -5,9 +5,9 @@ use api::performer::{DEFAULT_GRPC_PORT, FINALIZER, Performer, PerformerStatus, P
 use jiff::Timestamp;
 
 use super::decide::{is_announced, is_other_release};
-use super::trouble::{Trouble, trouble};
+use super::trouble::trouble;
 use super::{Action, Desired, Identity, Invalid, Observed, Outcome, PodFacts, PodPhase, Policy, Slot, validate};
-use crate::Plan;
+use crate::{Plan, Why};
 
 /// What the installed CRD allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,12 @@ impl Round<'_> {
 
     fn did(&self, is_meant: impl Fn(&Action) -> bool) -> bool {
         self.plan.actions.iter().zip(self.outcomes).any(|(a, o)| *o == Outcome::Done && is_meant(a))
+    }
+
+    /// Whether such an action was planned and is not done: tried in vain, or not even reached.
+    pub(super) fn left(&self, is_meant: impl Fn(&Action) -> bool) -> bool {
+        let outcomes = self.outcomes.iter().map(Some).chain(std::iter::repeat(None));
+        self.plan.actions.iter().zip(outcomes).any(|(a, o)| o != Some(&Outcome::Done) && is_meant(a))
     }
 
     /// Whether there is nothing to say, or nobody to say it to.
@@ -65,6 +71,8 @@ struct View<'a> {
     checked: Result<Desired, Invalid>,
     /// Our pod, unless it is going.
     pod: Option<&'a PodFacts>,
+    /// The pod makes way for another, or did and that one is not ready yet.
+    is_replacing: bool,
     /// An image or version change is under way.
     is_upgrading: bool,
     /// … and this round found it first: the pod that it replaces.
@@ -78,9 +86,18 @@ impl<'a> View<'a> {
         let former = round.performer.status.as_ref();
         let present = round.observed.pod.ours();
         let pod = present.filter(|p| p.deletion.is_none());
-        let is_up = pod.is_some_and(|p| p.phase == PodPhase::Running && p.is_ready);
+        let is_up = pod.is_some_and(|p| p.phase == PodPhase::Running && p.is_ready && p.is_selected);
         let outdated = present.filter(|p| checked.as_ref().is_ok_and(|desired| is_other_release(p, desired)));
-        // The one remembered fact: between the two pods nothing observable tells of the upgrade.
+        // Remembered, both: between the two pods nothing observable tells of a replacement or upgrade.
+        let begun = former.and_then(|s| s.condition(ConditionType::Progressing)).filter(|c| {
+            c.status == ConditionStatus::True && c.observed_generation == round.performer.metadata.generation
+        });
+        let is_replacing = match begun.map(|c| c.reason) {
+            Some(Reason::PodReplaced) => true,
+            // A pod replaced before it was ever ready is no news: until then one reason is kept.
+            Some(Reason::Scheduled) => false,
+            _ => present.is_some_and(|p| p.deletion.is_some()),
+        };
         let is_unfinished = former.is_some_and(|s| s.phase == Some(Phase::Upgrading)) && !is_up;
         let is_upgrading = !round.is_deletion() && checked.is_ok() && (outdated.is_some() || is_unfinished);
         Self {
@@ -89,6 +106,7 @@ impl<'a> View<'a> {
             identity: Identity::of(round.performer),
             checked,
             pod,
+            is_replacing,
             is_upgrading,
             outgoing: outdated.filter(|p| is_upgrading && !is_announced(former, p)),
             // The old pod's readiness must not pass for the new one's.
@@ -174,33 +192,38 @@ impl<'a> View<'a> {
         ]
     }
 
-    fn trouble(&self) -> Option<Trouble> {
+    fn trouble(&self) -> Option<Why> {
         if self.round.is_deletion() {
             return None;
         }
         let wanted = self.pod.filter(|p| self.checked.as_ref().is_ok_and(|desired| !is_other_release(p, desired)));
-        trouble(self.round, &self.checked, &self.identity, wanted, self.now)
+        trouble(self.round, self.checked.as_ref().ok(), &self.identity, wanted, self.now)
     }
 
-    /// What is going on, trouble aside. The words stay the same from the pod's creation to just
-    /// before it is ready, so that a normal start is reported twice and no more.
-    fn course(&self, ready_time: Option<Timestamp>) -> Trouble {
+    /// What is going on, trouble aside. The words stay the same from the pod's creation, or its
+    /// predecessor's deletion, to just before it is ready, so that a normal start or replacement is
+    /// reported twice and no more.
+    fn course(&self, ready_time: Option<Timestamp>) -> Why {
+        const ORDER: &str = "the new one is made once the old one is gone";
         let name = self.identity.owned_name();
         let (reason, message) = if self.round.is_deletion() {
             (Reason::Terminating, format!("Pod and Service {name} are being removed"))
         } else if self.is_upgrading {
-            (Reason::UpgradeInProgress, format!("Pod {name} is being replaced by one of the new image or version"))
+            let by = " by one of the new image or version";
+            (Reason::UpgradeInProgress, format!("Pod {name} is being replaced{by}: {ORDER}"))
         } else if self.is_ready {
             (Reason::PodReady, "Performer pod is ready and running".to_owned())
         } else if ready_time.is_some() {
             (Reason::PodNotReady, format!("Pod {name} was ready and is not now: its readiness probe fails"))
+        } else if self.is_replacing {
+            (Reason::PodReplaced, format!("Pod {name} is being replaced: {ORDER}"))
         } else {
             (Reason::Scheduled, format!("Waiting for pod {name} to become ready"))
         };
-        Trouble { reason, message }
+        Why { reason, message }
     }
 
-    fn condition(&self, kind: ConditionType, holds: bool, why: Trouble, former: &[Condition]) -> Condition {
+    fn condition(&self, kind: ConditionType, holds: bool, why: Why, former: &[Condition]) -> Condition {
         let status = if holds { ConditionStatus::True } else { ConditionStatus::False };
         let observed_generation = self.round.performer.metadata.generation;
         let before = former.iter().find(|c| c.kind == kind);
@@ -213,7 +236,19 @@ impl<'a> View<'a> {
             observed_generation,
             last_transition_time: same_status.map_or(self.now, |c| c.last_transition_time),
             reason: why.reason,
-            message: same_news.map_or(why.message, |c| c.message.clone()),
+            message: same_news.map_or_else(|| shortened(why.message), |c| c.message.clone()),
         }
     }
+}
+
+/// Far below the 32768 characters the schema allows: a message holds words of others (kubelet, the
+/// scheduler, webhooks) of any length, and nobody reads more than this.
+const LONGEST_MESSAGE: usize = 4096;
+
+fn shortened(mut message: String) -> String {
+    if let Some((end, _)) = message.char_indices().nth(LONGEST_MESSAGE) {
+        message.truncate(end);
+        message.push('…');
+    }
+    message
 }

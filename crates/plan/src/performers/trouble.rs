@@ -1,43 +1,27 @@
 //! What is wrong, as the one reason the user is told first.
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
+use api::performer::LABEL_PERFORMER;
 use jiff::Timestamp;
 
-use super::decide::name_taken;
-use super::{Action, Desired, Identity, Invalid, Outcome, PodFacts, PodPhase, Round, Scheduled, Slot};
-
-/// A reason for `Degraded`, with a sentence for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
-    pub reason: Reason,
-    pub message: String,
-}
+use super::{Action, Desired, Identity, Outcome, PodFacts, PodPhase, Round, Scheduled, Slot};
+use crate::Why;
 
 /// The first thing that is wrong, in the order of the specification. `pod` is the present pod if it
 /// is the one that is wanted and stays.
 pub fn trouble(
     round: &Round<'_>,
-    checked: &Result<Desired, Invalid>,
+    desired: Option<&Desired>,
     identity: &Identity,
     pod: Option<&PodFacts>,
     now: Timestamp,
-) -> Option<Trouble> {
-    if let Some(message) = name_taken(round.observed, identity) {
-        return Some(Trouble { reason: Reason::NameTaken, message });
-    }
-    let desired = match checked {
-        Ok(desired) => desired,
-        Err(Invalid { reason, message }) => {
-            return Some(Trouble { reason: *reason, message: message.clone() });
-        }
-    };
-    refused(round)
-        .or_else(|| pod.and_then(|pod| of_pod(pod, desired, identity, round, now)))
-        .or_else(|| lasting(round, pod))
+) -> Option<Why> {
+    let of_pod = || of_pod(pod?, desired?, identity, round, now);
+    round.plan.blocked.clone().or_else(|| refused(round)).or_else(of_pod).or_else(|| lasting(round, pod))
 }
 
 /// A pod or Service the API server would not take in this round.
-fn refused(round: &Round<'_>) -> Option<Trouble> {
+fn refused(round: &Round<'_>) -> Option<Why> {
     round.plan.actions.iter().zip(round.outcomes).find_map(|(action, outcome)| {
         let Outcome::Rejected { message } = outcome else {
             return None;
@@ -50,18 +34,19 @@ fn refused(round: &Round<'_>) -> Option<Trouble> {
             | Action::DeleteService { .. }
             | Action::ReleaseFinalizer { .. } => return None,
         };
-        Some(Trouble { reason, message: format!("the API server refuses the {what}: {message}") })
+        Some(Why { reason, message: format!("the API server refuses the {what}: {message}") })
     })
 }
 
-fn of_pod(
-    pod: &PodFacts,
-    desired: &Desired,
-    identity: &Identity,
-    round: &Round<'_>,
-    now: Timestamp,
-) -> Option<Trouble> {
-    let found = |reason, message| Some(Trouble { reason, message });
+fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<'_>, now: Timestamp) -> Option<Why> {
+    let found = |reason, message| Some(Why { reason, message });
+    if !pod.is_selected {
+        let message = format!(
+            "the pod lost its label {LABEL_PERFORMER}, by which its Service finds it, and is replaced after a while; \
+             if this comes back, an admission webhook takes the label away: exempt these pods from it"
+        );
+        return found(Reason::LabelMissing, message);
+    }
     let waiting = pod.waiting.as_deref();
     let says = |what: &str| waiting.map_or(what.to_owned(), |w| format!("{what}: {}: {}", w.reason, w.message));
     match waiting.map_or("", |w| &*w.reason) {
@@ -127,13 +112,14 @@ fn crash_message(pod: &PodFacts, identity: &Identity) -> String {
 
 /// A trouble reported before that nothing in this round speaks for or against: the next try is not
 /// far enough to tell. Keeping it makes a failing retry cost no status write.
-fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Trouble> {
+fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Why> {
     let former = round.performer.status.as_ref()?.condition(ConditionType::Degraded)?;
     let is_same_spec = former.observed_generation == round.performer.metadata.generation;
     let is_open = match former.reason {
         Reason::PodRejected => round.observed.pod == Slot::Absent,
-        Reason::ServiceRejected => round.observed.service.ours().is_none(),
-        Reason::ImagePullFailed
+        Reason::ServiceRejected => round.left(|a| matches!(a, Action::CreateService(_) | Action::RepairService { .. })),
+        Reason::LabelMissing
+        | Reason::ImagePullFailed
         | Reason::ContainerConfigError
         | Reason::CrashLoop
         | Reason::PodFailed
@@ -141,5 +127,5 @@ fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Trouble> {
         _ => false,
     };
     (former.status == ConditionStatus::True && is_same_spec && is_open)
-        .then(|| Trouble { reason: former.reason, message: former.message.clone() })
+        .then(|| Why { reason: former.reason, message: former.message.clone() })
 }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use plan::performers::{Desired, Identity, avs_label, pod, service, validate};
 use serde_json::{Value, json};
 
-use crate::world::{basic, compat, performer, with};
+use crate::world::{basic, performer, with};
 
 fn desired(spec: Value) -> Desired {
     validate(&performer(spec)).unwrap()
@@ -325,10 +325,10 @@ fn pod_of(manifest: &Value) -> Pod {
 
 #[test]
 fn p02_every_published_example_yields_its_pod() {
-    let Some(folder) = compat("manifests/hourglass") else {
+    let Some(folder) = testbed::published() else {
         return;
     };
-    let files = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
+    let files = std::fs::read_dir(folder.join("manifests/hourglass")).unwrap().map(|e| e.unwrap().path());
     let manifests: Vec<_> = files.filter(|p| p.extension().is_some_and(|e| e == "yaml")).collect();
     assert_eq!(manifests.len(), 10);
     for path in manifests {

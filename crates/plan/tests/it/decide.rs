@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use api::condition::Reason;
 use api::performer::{FINALIZER, LABEL_PERFORMER, Phase};
+use plan::Plan;
 use plan::performers::{
     Action, Cause, Deletion, Observed, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, Slot,
     TargetPort, Waiting,
@@ -23,6 +24,10 @@ fn names(actions: &[Action]) -> Vec<&'static str> {
         Action::ReleaseFinalizer { .. } => "ReleaseFinalizer",
     };
     actions.iter().map(name).collect()
+}
+
+fn blocked(plan: &Plan<Action>) -> Option<Reason> {
+    plan.blocked.as_ref().map(|why| why.reason)
 }
 
 fn cause(actions: &[Action]) -> Option<Cause> {
@@ -85,6 +90,18 @@ fn p23_image_change_reports_then_replaces() {
     assert_eq!(names(&waiting.actions), [""; 0], "the dying pod is left alone");
     world.settle();
     assert_eq!(&*world.pod.as_ref().unwrap().image, "repo:2");
+}
+
+#[test]
+fn a_pod_that_does_not_go_is_looked_at_again_when_its_time_is_over() {
+    let mut world = World::running(basic());
+    let now = world.now;
+    world.pod_mut().deletion = Some(Deletion { at: now + jiff::SignedDuration::from_secs(30) });
+    let plan = world.round();
+    assert_eq!((names(&plan.actions), blocked(&plan), plan.next_look), (vec![], None, Some(Duration::from_mins(1))));
+    world.advance(Duration::from_mins(1));
+    let plan = world.round();
+    assert_eq!((names(&plan.actions), blocked(&plan), plan.next_look), (vec![], Some(Reason::PodStuck), None));
 }
 
 #[test]
@@ -189,6 +206,15 @@ fn p27_a_pod_that_lived_long_starts_the_count_afresh() {
 }
 
 #[test]
+fn p27_a_changed_spec_starts_the_count_afresh() {
+    let mut world = World::running(basic());
+    world.pod_mut().replacements = 4;
+    world.edit(json!({ "config": { "args": ["-v"] } }));
+    world.settle();
+    assert_eq!(world.pod.as_ref().unwrap().replacements, 0);
+}
+
+#[test]
 fn an_ended_pod_held_by_a_finalizer_is_deleted_and_awaited() {
     let mut world = World::running(basic());
     world.pod_mut().has_finalizers = true;
@@ -242,7 +268,6 @@ fn p32_deletion_removes_waits_and_releases() {
     assert_eq!(world.status().phase, Some(Phase::Terminating));
     let waiting = world.round();
     assert_eq!(names(&waiting.actions), [""; 0]);
-    assert_eq!(waiting.blocked[0].reason, Reason::Terminating);
     world.pod = None;
     assert_eq!(names(&world.round().actions), ["ReleaseFinalizer"]);
     assert!(!world.has_finalizer());
@@ -295,11 +320,11 @@ fn p35_foreign_objects_block_and_are_left_alone() {
         let mut world = World::new(basic());
         world.pod = Some(PodFacts { owner_uid: owner.clone(), image: "stranger:1".into(), ..PodFacts::default() });
         let plan = world.round();
-        assert_eq!((names(&plan.actions), plan.blocked[0].reason), (vec![], Reason::NameTaken));
+        assert_eq!((names(&plan.actions), blocked(&plan)), (vec![], Some(Reason::NameTaken)));
         let mut world = World::new(basic());
         world.service = Some(ServiceFacts { owner_uid: owner, ..ServiceFacts::default() });
         let plan = world.round();
-        assert_eq!((names(&plan.actions), plan.blocked[0].reason), (vec![], Reason::NameTaken));
+        assert_eq!((names(&plan.actions), blocked(&plan)), (vec![], Some(Reason::NameTaken)));
         world.performer.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
         world.delete();
         assert_eq!(names(&world.plan().actions), ["ReleaseFinalizer"]);
@@ -312,7 +337,7 @@ fn p36_a_bad_name_or_spec_gets_nothing_and_can_be_deleted() {
     world.performer.metadata.name = Some("x".repeat(54));
     let plan = world.round();
     assert_eq!((names(&plan.actions), plan.next_look), (vec![], None));
-    assert_eq!(plan.blocked[0].reason, Reason::InvalidName);
+    assert_eq!(blocked(&plan), Some(Reason::InvalidName));
     world.performer.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
     world.delete();
     assert_eq!(names(&world.plan().actions), ["ReleaseFinalizer"]);
@@ -353,10 +378,26 @@ fn a_pod_of_the_original_operator_is_kept_while_its_image_fits() {
 #[test]
 fn a_pod_its_service_cannot_find_is_replaced() {
     let mut world = World::running(basic());
+    world.advance(Duration::from_secs(10));
     world.pod_mut().is_selected = false;
-    assert_eq!(cause(&world.plan().actions), Some(Cause::Edited));
+    assert_eq!(cause(&world.plan().actions), Some(Cause::Edited), "at once, for the pod is not young");
     world.settle();
     assert!(world.built.unwrap().metadata.labels.unwrap().contains_key(LABEL_PERFORMER));
+}
+
+#[test]
+fn a_label_that_is_always_taken_away_does_not_make_us_replace_without_end() {
+    let mut world = World::new(basic());
+    world.settle();
+    for delay in [10, 20, 40, 80, 160, 300, 300] {
+        world.pod_mut().is_selected = false;
+        let plan = world.round();
+        assert_eq!((names(&plan.actions), plan.next_look), (vec![], Some(Duration::from_secs(delay))));
+        world.advance(Duration::from_secs(delay));
+        assert_eq!(cause(&world.round().actions), Some(Cause::Edited));
+        world.pod = None;
+        world.step();
+    }
 }
 
 #[test]

@@ -8,4 +8,5 @@ mod decide;
 mod event;
 mod property;
 mod status;
+mod trouble;
 mod world;

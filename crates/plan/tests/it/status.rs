@@ -1,23 +1,21 @@
-//! What is reported: rows P19 to P24, P27, P29 to P31, P35, P36, P37, P53.
+//! What is reported: rows P19 to P25, P29 to P31, P35 to P37, P42, P53.
 
 use std::time::Duration;
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::performer::{PerformerStatus, Phase};
 use plan::Plan;
-use plan::performers::{
-    Capabilities, Exit, Observed, Outcome, PodFacts, PodPhase, Round, Scheduled, ServiceFacts, Slot, Waiting, status,
-};
+use plan::performers::{Capabilities, Observed, Outcome, PodFacts, PodPhase, Round, Scheduled, Slot, Waiting, status};
 use serde_json::json;
 
 use crate::world::{World, at, basic, with};
 
-fn reason(status: &PerformerStatus, kind: ConditionType) -> (ConditionStatus, Reason) {
+pub fn reason(status: &PerformerStatus, kind: ConditionType) -> (ConditionStatus, Reason) {
     let condition = status.condition(kind).unwrap();
     (condition.status, condition.reason)
 }
 
-fn degraded(world: &World) -> Option<Reason> {
+pub fn degraded(world: &World) -> Option<Reason> {
     let (holds, reason) = reason(&world.status(), ConditionType::Degraded);
     (holds == ConditionStatus::True).then_some(reason)
 }
@@ -30,7 +28,7 @@ fn seen(world: &World, phase_unknown: bool) -> PerformerStatus {
     status(&round, world.now, Capabilities { phase_unknown })
 }
 
-fn wait(world: &mut World, reason: &str) {
+pub fn wait(world: &mut World, reason: &str) {
     world.pod_mut().waiting = Some(Box::new(Waiting { reason: reason.into(), message: "words".into() }));
 }
 
@@ -104,6 +102,16 @@ fn p21_ready_time_set_kept_and_renewed() {
     world.start_pod();
     world.settle();
     assert_eq!(world.status().ready_time, Some(at(20)));
+}
+
+#[test]
+fn p21_ready_time_is_the_new_pods_even_within_one_second() {
+    let mut world = World::running(basic());
+    world.policy.failure_delay = Duration::ZERO;
+    world.end_pod(PodPhase::Failed);
+    world.settle();
+    assert_eq!(world.pod.as_ref().unwrap().created_at, Some(at(0)));
+    assert_eq!(world.status().ready_time, None);
 }
 
 #[test]
@@ -251,72 +259,6 @@ fn p30_image_trouble_is_named_at_once() {
 }
 
 #[test]
-fn other_container_trouble_is_named() {
-    for word in ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"] {
-        let mut world = World::new(basic());
-        world.settle();
-        wait(&mut world, word);
-        world.step();
-        assert_eq!(degraded(&world), Some(Reason::ContainerConfigError), "{word}");
-    }
-}
-
-#[test]
-fn a_failing_retry_writes_nothing() {
-    let mut world = World::new(basic());
-    world.settle();
-    let now = world.now;
-    world.pod_mut().scheduled = Scheduled::Yes(Some(now));
-    wait(&mut world, "ErrImagePull");
-    world.settle();
-    let writes = world.written.len();
-    for word in ["ImagePullBackOff", "ErrImagePull"] {
-        wait(&mut world, word);
-        world.settle();
-    }
-    world.advance(Duration::from_mins(5));
-    world.settle();
-    assert_eq!(&*world.pod.as_ref().unwrap().uid, "pod-2", "replaced meanwhile");
-    wait(&mut world, "ErrImagePull");
-    world.settle();
-    assert_eq!(world.written.len(), writes);
-    world.start_pod();
-    world.settle();
-    assert_eq!(degraded(&world), None);
-}
-
-#[test]
-fn a_crash_loop_does_not_flicker() {
-    let mut world = World::new(basic());
-    world.settle();
-    let crash = |world: &mut World, restarts| {
-        let finished_at = Some(world.now);
-        world.pod_mut().phase = PodPhase::Running;
-        world.pod_mut().exit = Some(Box::new(Exit { code: 137, reason: "OOMKilled".into(), finished_at }));
-        world.pod_mut().restarts = restarts;
-        wait(world, "CrashLoopBackOff");
-        world.settle();
-    };
-    crash(&mut world, 1);
-    assert_eq!(degraded(&world), Some(Reason::CrashLoop));
-    let message = world.status().conditions[2].message.clone();
-    assert!(message.contains("137 (OOMKilled)") && message.contains("kubectl logs"), "{message}");
-    let writes = world.written.len();
-    for restarts in 2..5 {
-        world.pod_mut().waiting = None;
-        world.pod_mut().restarts = restarts;
-        world.advance(Duration::from_mins(1));
-        world.settle();
-        crash(&mut world, restarts);
-    }
-    assert_eq!(world.written.len(), writes);
-    world.pod_mut().waiting = None;
-    world.advance(Duration::from_mins(11));
-    world.settle();
-    assert_eq!(degraded(&world), None, "it has run for long");
-}
-
-#[test]
 fn p31_unschedulable_names_hardware_when_some_was_asked_for() {
     let cases = [
         (json!({}), Reason::SchedulingFailed),
@@ -336,27 +278,6 @@ fn p31_unschedulable_names_hardware_when_some_was_asked_for() {
         world.step();
         assert_eq!(degraded(&world), None, "{change}");
     }
-}
-
-#[test]
-fn the_first_reason_of_the_order_is_told() {
-    let mut world = World::new(with(basic(), json!({ "hardwareRequirements": { "gpuCount": 1 } })));
-    world.settle();
-    world.pod_mut().scheduled = Scheduled::Unschedulable("full".into());
-    world.settle();
-    assert_eq!(degraded(&world), Some(Reason::HardwareUnavailable));
-    wait(&mut world, "CrashLoopBackOff");
-    world.settle();
-    assert_eq!(degraded(&world), Some(Reason::CrashLoop));
-    wait(&mut world, "ErrImagePull");
-    world.settle();
-    assert_eq!(degraded(&world), Some(Reason::ImagePullFailed));
-    world.performer.spec = None;
-    world.settle();
-    assert_eq!(degraded(&world), Some(Reason::InvalidSpec));
-    world.service = Some(ServiceFacts::default());
-    world.settle();
-    assert_eq!(degraded(&world), Some(Reason::NameTaken));
 }
 
 #[test]
@@ -405,6 +326,24 @@ fn p37_a_refused_pod_is_reported_once_and_recovers() {
 }
 
 #[test]
+fn p37_a_refused_service_is_reported_even_while_the_pod_is_ready() {
+    let mut world = World::new(basic());
+    world.service_write = Outcome::Rejected { message: "quota".to_owned() };
+    world.step();
+    world.start_pod();
+    for outcome in [Outcome::Rejected { message: "quota".to_owned() }, Outcome::Failed] {
+        world.service_write = outcome;
+        world.step();
+        assert_eq!(degraded(&world), Some(Reason::ServiceRejected));
+        let available = reason(&world.status(), ConditionType::Available);
+        assert_eq!(available, (ConditionStatus::False, Reason::ServiceRejected));
+    }
+    world.service_write = Outcome::Done;
+    world.settle();
+    assert_eq!((degraded(&world), world.status().ready), (None, true));
+}
+
+#[test]
 fn a_terminating_namespace_is_not_reported() {
     let mut world = World::new(basic());
     world.pod_creation = Outcome::NamespaceTerminating;
@@ -419,6 +358,27 @@ fn unknown_surroundings_change_nothing() {
     let round =
         Round { performer: &world.performer, observed: &observed, plan: &plan, outcomes: &[], policy: &world.policy };
     assert_eq!(status(&round, at(99), Capabilities { phase_unknown: true }), world.status());
+}
+
+#[test]
+fn p25_a_replacement_is_reported_twice_and_says_so() {
+    let mut world = World::running(basic());
+    world.edit(json!({ "config": { "args": ["-v"] } }));
+    for _ in 0..3 {
+        world.step();
+        let available = reason(&world.status(), ConditionType::Available);
+        assert_eq!(available, (ConditionStatus::False, Reason::PodReplaced), "while the old pod goes");
+    }
+    world.settle();
+    let progressing = reason(&world.status(), ConditionType::Progressing);
+    assert_eq!(progressing, (ConditionStatus::True, Reason::PodReplaced), "while the new pod starts");
+    assert_eq!((world.written.len(), degraded(&world)), (1, None));
+    world.start_pod();
+    world.settle();
+    assert_eq!(world.written.len(), 2);
+    world.pod_mut().deletion = Some(plan::performers::Deletion { at: at(30) });
+    world.step();
+    assert_eq!(reason(&world.status(), ConditionType::Progressing), progressing, "deleted by hand");
 }
 
 /// The operator stops after any round of an upgrade and another goes on from what is stored.

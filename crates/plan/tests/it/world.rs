@@ -1,7 +1,6 @@
 //! A tiny model of what surrounds one Performer: enough API server to execute plans and enough
 //! kubelet to move a pod along.
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::performer::{
@@ -54,18 +53,6 @@ pub fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
 }
 
-/// The first folder `path` beside or above the workspace; see the api crate for the same rule.
-#[allow(clippy::disallowed_methods, reason = "a test asks for CI, the product for nothing")]
-pub fn compat(path: &str) -> Option<PathBuf> {
-    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().skip(2);
-    let found = above.find_map(|a| Some(a.join("shared/compat").join(path)).filter(|f| f.is_dir()));
-    if found.is_none() {
-        assert!(std::env::var("CI").as_deref() != Ok("true"), "../shared/compat is missing");
-        eprintln!("skipped: ../shared/compat, the published manifests, is not there");
-    }
-    found
-}
-
 pub struct World {
     pub performer: Performer,
     pub pod: Option<PodFacts>,
@@ -79,6 +66,8 @@ pub struct World {
     pub events: Vec<Event>,
     /// What the API server answers to the creation of a pod.
     pub pod_creation: Outcome,
+    /// … and to the creation or repair of a Service.
+    pub service_write: Outcome,
     uids: u32,
 }
 
@@ -95,6 +84,7 @@ impl World {
             written: Vec::new(),
             events: Vec::new(),
             pod_creation: Outcome::Done,
+            service_write: Outcome::Done,
             uids: 0,
         }
     }
@@ -151,9 +141,10 @@ impl World {
         let plan = self.plan();
         let mut outcomes = Vec::new();
         for action in &plan.actions {
-            let is_stopped = outcomes.last().is_some_and(|o| *o != Outcome::Done);
-            let outcome = if is_stopped { Outcome::Skipped } else { self.execute(action) };
-            outcomes.push(outcome);
+            outcomes.push(self.execute(action));
+            if outcomes.last() != Some(&Outcome::Done) {
+                break;
+            }
         }
         let after = observed.after(&plan, &outcomes, self.now);
         self.report(&after, &plan, &outcomes);
@@ -220,8 +211,12 @@ impl World {
             }
             Action::CreateService(service) => {
                 assert!(self.service.is_none());
+                if self.service_write != Outcome::Done {
+                    return self.service_write.clone();
+                }
                 self.service = Some(service_facts(service));
             }
+            Action::RepairService { .. } if self.service_write != Outcome::Done => return self.service_write.clone(),
             Action::RepairService { patch } => apply_patch(self.service.as_mut().unwrap(), patch),
             Action::DeleteService { .. } => {
                 let owner = self.service.take().unwrap().owner_uid;

@@ -38,24 +38,23 @@ pub async fn issue(cluster: &Cluster, place: &Place) -> Result<Credentials, Fail
     Ok(Credentials { kubeconfig: place.file(name), renew_at })
 }
 
-/// Renews the token for as long as it is polled. A failure is tried again: the old token is good for a while.
-pub async fn keep(mut renew_at: Timestamp, cluster: Cluster, place: Place) {
-    let clock = runtime::Clock::default();
-    loop {
-        tokio::time::sleep(CHECK_INTERVAL).await;
-        if clock.now() < renew_at {
-            continue;
-        }
-        match renew(&cluster, &place).await {
-            Ok(next) => renew_at = next,
-            Err(error) => anstream::eprintln!("the operator's token is not renewed yet: {error}"),
-        }
-    }
-}
-
 impl Credentials {
+    /// Renews the token for as long as it is polled. A failure is tried again: the old token is good for a while.
     pub fn keep(&self, cluster: &Cluster, place: &Place) -> impl Future<Output = ()> + Send + 'static {
-        keep(self.renew_at, cluster.clone(), place.clone())
+        let (mut renew_at, cluster, place) = (self.renew_at, cluster.clone(), place.clone());
+        let clock = runtime::Clock::default();
+        async move {
+            loop {
+                tokio::time::sleep(CHECK_INTERVAL).await;
+                if clock.now() < renew_at {
+                    continue;
+                }
+                match renew(&cluster, &place).await {
+                    Ok(next) => renew_at = next,
+                    Err(error) => anstream::eprintln!("the operator's token is not renewed yet: {error}"),
+                }
+            }
+        }
     }
 }
 

@@ -14,13 +14,11 @@ use tokio_util::sync::CancellationToken;
 use super::{
     UpFlags,
     event::{Event, Report},
-    place::Place,
+    place::{Place, SUPERVISOR_LOG},
     status,
     up::{serve, stop_on_signal},
 };
 use crate::Failure;
-
-const LOG: &str = "supervisor.log";
 
 /// Starts the background process and waits until all is up; `false` if another process was quicker.
 pub async fn start(place: &Place, flags: &UpFlags, report: &Report) -> Result<bool, Failure> {
@@ -50,7 +48,7 @@ pub async fn start(place: &Place, flags: &UpFlags, report: &Report) -> Result<bo
                 Some(Event::Busy) => Ok(false),
                 Some(Event::Failed { message, hint }) => Err(Failure { message, hint }),
                 _ => Err(Failure::new("the background process ended without a word")
-                    .hint(format!("its log is {}", place.file(LOG).display()))),
+                    .hint(format!("its log is {}", place.file(SUPERVISOR_LOG).display()))),
             }
         }
     }
@@ -75,12 +73,16 @@ async fn outcome(events: &mut Lines<BufReader<ChildStdout>>, report: &Report) ->
 fn spawn(place: &Place, flags: &UpFlags) -> Result<Child, Failure> {
     let fail = |error| Failure::new(format!("cannot start the background process: {error}"));
     let binary = std::env::current_exe().map_err(fail)?;
-    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(place.file(LOG)).map_err(fail)?;
+    let log =
+        OpenOptions::new().create(true).append(true).mode(0o600).open(place.file(SUPERVISOR_LOG)).map_err(fail)?;
     let mut command = Command::new(binary);
     command.args(["dev", "supervise", "--dir"]).arg(place.directory());
     command.args(flags.fresh.then_some("--fresh")).args(flags.real_node.then_some("--real-node"));
     if let Some(kubeconfig) = &flags.kubeconfig {
         command.arg("--kubeconfig").arg(kubeconfig);
+    }
+    if let Some(wait) = flags.wait {
+        command.arg("--wait").arg(format!("{}s", wait.as_secs().max(1)));
     }
     // Where the user stands may be unmounted or removed while we run on.
     command.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).spawn().map_err(fail)

@@ -94,7 +94,7 @@ pub async fn settle(
         for performer in performers {
             let what = named(&performer.object);
             match progress(cluster, &performer.object).await? {
-                Ok(endpoint) => report.done(what, format!("running at {endpoint}")),
+                Ok(endpoint) => report.done(what, format!("ready at {endpoint}")),
                 Err(why) => {
                     report.step(&what, &why);
                     unsettled.push(Unsettled { what, why, is_new: performer.is_new });

@@ -7,7 +7,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, Discovery, ResourceExt,
     api::{DeleteParams, DynamicObject, ListParams},
-    discovery::{Scope, verbs},
+    discovery::{ApiGroup, Scope, verbs},
 };
 use tokio::time::Instant;
 
@@ -80,7 +80,8 @@ async fn remove(cluster: &Cluster, object: &DynamicObject, report: &Report) -> R
     }
     let kind = object.types.as_ref().map(|types| types.kind.as_str());
     let kept_for = match kind {
-        Some("Namespace") => content(cluster, &object.name_any()).await?,
+        // Content that cannot be listed, as with a broken aggregated API, is not absent.
+        Some("Namespace") => content(cluster, &object.name_any()).await.unwrap_or_else(|failure| vec![failure.message]),
         Some("CustomResourceDefinition") => performers(cluster).await?,
         _ => Vec::new(),
     };
@@ -138,7 +139,7 @@ async fn performers(cluster: &Cluster) -> Result<Vec<String>, Failure> {
 async fn content(cluster: &Cluster, namespace: &str) -> Result<Vec<String>, Failure> {
     let discovery = Discovery::new(cluster.client.clone()).run().await?;
     let mut content = Vec::new();
-    for (resource, capabilities) in discovery.groups().flat_map(|group| group.recommended_resources()) {
+    for (resource, capabilities) in discovery.groups().flat_map(ApiGroup::recommended_resources) {
         let is_object = capabilities.scope == Scope::Namespaced
             && capabilities.supports_operation(verbs::LIST)
             && capabilities.supports_operation(verbs::DELETE);

@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     cluster::{NAMESPACE, POLL},
-    place::Place,
+    place::{OPERATOR_LOG, Place},
 };
 use crate::Failure;
 
@@ -40,7 +40,7 @@ impl Operator {
     pub async fn start(place: &Place, kubeconfig: &Path) -> Result<Self, Failure> {
         let binary = std::env::current_exe()
             .map_err(|error| Failure::new(format!("cannot find this program's own file: {error}")))?;
-        let log = place.file("strata-operator.log");
+        let log = place.file(OPERATOR_LOG);
         let begin = fs::metadata(&log).map_or(0, |metadata| metadata.len());
         let program = Program::new(NAME, binary, &log)
             .args(["operator", "--kubeconfig"])
@@ -73,17 +73,22 @@ async fn until<T>(
             Ok(answer) => return Ok(answer),
             Err(why) => why,
         };
-        let log = child.program().log.display();
         if !child.is_running() {
-            let (status, tail) = (child.exited().await, child.log_tail());
-            return Err(Failure::new(format!("{NAME} ended with status {status}; the end of {log}:\n{tail}")));
+            return Err(ended(child).await);
         }
         if Instant::now() > deadline {
-            let tail = child.log_tail();
+            let (log, tail) = (child.program().log.display(), child.log_tail());
             return Err(Failure::new(format!("{NAME} is not ready in time ({why}); the end of {log}:\n{tail}")));
         }
         tokio::time::sleep(POLL).await;
     }
+}
+
+/// Waits for the end of the operator, and tells of it.
+pub async fn ended(child: &Child) -> Failure {
+    let status = child.exited().await;
+    let (log, tail) = (child.program().log.display(), child.log_tail());
+    Failure::new(format!("{NAME} ended with status {status}; the end of {log}:\n{tail}"))
 }
 
 struct Listening {

@@ -42,7 +42,7 @@ pub async fn build(flags: &UpFlags, report: &Report) -> Result<PathBuf, Failure>
 }
 
 impl Own {
-    pub async fn start(flags: &UpFlags, place: &Place, kubectl: PathBuf, report: &Report) -> Result<Self, Failure> {
+    pub async fn start(place: &Place, kubectl: PathBuf, report: &Report) -> Result<Self, Failure> {
         report.step("control plane", "starting etcd, kube-apiserver, controller-manager, scheduler, simulated nodes");
         let options = Options { directory: Some(place.control_plane()), ..Options::default() };
         let control_plane = ControlPlane::start(options).await?;
@@ -51,8 +51,12 @@ impl Own {
             create(&client, &node).await?;
         }
         report.done("control plane", format!("ready at {}", control_plane.server()));
-        let real_node = if flags.real_node { Some(start_real_node(&control_plane, report).await?) } else { None };
-        Ok(Self { real_node, control_plane, kubectl })
+        Ok(Self { real_node: None, control_plane, kubectl })
+    }
+
+    pub async fn add_real_node(&mut self, report: &Report) -> Result<(), Failure> {
+        self.real_node = Some(start_real_node(&self.control_plane, report).await?);
+        Ok(())
     }
 
     pub fn kubeconfig(&self) -> PathBuf {

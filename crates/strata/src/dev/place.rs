@@ -16,6 +16,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::session::{Guest, Session};
 use crate::Failure;
 
+pub const OPERATOR_LOG: &str = "strata-operator.log";
+pub const SUPERVISOR_LOG: &str = "supervisor.log";
+
 #[derive(Clone, Debug)]
 pub struct Place {
     directory: PathBuf,
@@ -99,6 +102,14 @@ impl Place {
 
     pub fn forget_guest(&self) {
         let _ = fs::remove_file(self.file("guest.json"));
+    }
+
+    /// Empties the logs of the last run; their writers append.
+    pub fn empty_logs(&self) {
+        for name in [OPERATOR_LOG, SUPERVISOR_LOG] {
+            // A log that cannot be emptied just goes on.
+            let _ = OpenOptions::new().write(true).truncate(true).open(self.file(name));
+        }
     }
 
     /// Removes data, certificates and logs of earlier runs.

@@ -102,11 +102,11 @@ async fn before_commit(rule: &Rule, request: &ApiRequest) -> Result<Option<Answe
         }
         Fault::Status(code) => {
             rule.hit(request);
-            Ok(Some(refusal(code, None)))
+            Ok(Some(refusal(code)))
         }
         Fault::TooManyRequests { retry_after_seconds } => {
             rule.hit(request);
-            Ok(Some(refusal(429, Some(retry_after_seconds))))
+            Ok(Some(overload(retry_after_seconds)))
         }
         Fault::CutBeforeCommit => {
             rule.hit(request);
@@ -151,23 +151,29 @@ fn without_hops(mut parts: http::response::Parts) -> http::response::Parts {
     parts
 }
 
-/// An answer in the API server's own form.
-fn refusal(code: u16, retry_after_seconds: Option<u32>) -> Answer {
-    let status = StatusCode::from_u16(code).expect("tests inject codes of HTTP");
+/// A refusal as the API server's handlers write it.
+fn refusal(code: u16) -> Answer {
     let text = serde_json::json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
         "message": "injected fault", "reason": reason(code), "code": code,
-        "details": retry_after_seconds.map(|seconds| serde_json::json!({ "retryAfterSeconds": seconds })),
-    })
-    .to_string();
+    });
+    let status = StatusCode::from_u16(code).expect("tests inject codes of HTTP");
+    answer(status, "application/json", text.to_string())
+}
+
+/// A refusal as the filter for priority and fairness writes it: plain text, and a header for the patience.
+fn overload(retry_after_seconds: u32) -> Answer {
+    let text = "Too many requests, please try again later.\n".to_owned();
+    let mut answer = answer(StatusCode::TOO_MANY_REQUESTS, "text/plain; charset=utf-8", text);
+    answer.headers_mut().insert(RETRY_AFTER, retry_after_seconds.into());
+    answer
+}
+
+fn answer(status: StatusCode, kind: &'static str, text: String) -> Answer {
     let body = Full::new(Bytes::from(text)).map_err(|never: Infallible| match never {});
     let mut answer = Response::new(BodyExt::boxed_unsync(body));
     *answer.status_mut() = status;
-    let headers = answer.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if let Some(seconds) = retry_after_seconds {
-        headers.insert(RETRY_AFTER, seconds.into());
-    }
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     answer
 }
 
@@ -180,7 +186,6 @@ fn reason(code: u16) -> &'static str {
         409 => "Conflict",
         410 => "Expired",
         422 => "Invalid",
-        429 => "TooManyRequests",
         500 => "InternalError",
         503 => "ServiceUnavailable",
         504 => "Timeout",

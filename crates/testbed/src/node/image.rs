@@ -67,7 +67,8 @@ impl<'a> Image<'a> {
         let entrypoint: Vec<&str> = std::iter::once("/program").chain(self.args.iter().copied()).collect();
         json!({
             "architecture": architecture(), "os": "linux",
-            "config": { "Entrypoint": entrypoint },
+            // A program can tell which image it runs from, and no two images are the same.
+            "config": { "Entrypoint": entrypoint, "Env": [format!("IMAGE={}", self.name)] },
             "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", digest(layer))] },
         })
     }
@@ -147,7 +148,7 @@ mod tests {
         let index = read(&folder.path().join("index.json"));
         let manifest = read(&blob(&index["manifests"][0]));
         let config = read(&blob(&manifest["config"]));
-        assert_eq!(config["config"]["Entrypoint"], json!(["/program", "a"]));
+        assert_eq!(config["config"], json!({ "Entrypoint": ["/program", "a"], "Env": ["IMAGE=docker.io/local/x:1"] }));
         unpack(&blob(&manifest["layers"][0]));
         assert_eq!(std::fs::read_to_string(folder.path().join("program")).unwrap(), "content of a program");
     }

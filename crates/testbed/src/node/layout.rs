@@ -151,7 +151,7 @@ fn network(slot: &Slot) -> String {
             "bridge": slot.name(),
             "ipam": {
                 "type": "host-local",
-                "ranges": [[{ "subnet": slot.subnet(), "gateway": slot.gateway() }]],
+                "ranges": [[{ "subnet": slot.subnet(), "gateway": slot.gateway(), "rangeEnd": slot.last_pod() }]],
                 "routes": [{ "dst": "0.0.0.0/0" }],
             },
         }],

@@ -3,15 +3,16 @@
 //! Both live in mount and process namespaces of their own. All they write below `/run`, `/var/lib` and `/var/log` is
 //! memory that nobody else sees, and when containerd, the first process in there, dies for whatever reason, the kernel
 //! ends the kubelet, every shim and every container, and drops all mounts. Outside remain a bridge, some control groups
-//! and a folder, which belong to a numbered [`Slot`]. Pods reach each other and this machine, nothing beyond.
+//! and a folder, which belong to a numbered slot. Pods reach each other and this machine, nothing beyond.
 
 mod image;
 mod layout;
 mod prerequisites;
+mod service_network;
 mod slot;
 
 use std::{
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -23,11 +24,15 @@ use kube::{
     runtime::wait::await_condition,
 };
 
-pub use self::prerequisites::{Missing, install};
 use self::{image::Image, layout::Layout, slot::Slot};
+pub use self::{
+    prerequisites::{Missing, install},
+    service_network::ServiceNetwork,
+};
 use crate::{
     control_plane::{self, ControlPlane},
     process::{self, Child, Program},
+    skip::skip,
     tools,
     users::User,
 };
@@ -71,6 +76,8 @@ pub struct RealNode {
     containerd: Child,
     client: Client,
     ctr: PathBuf,
+    /// Process id of the first process in the namespaces.
+    init: String,
     layout: Layout,
     slot: Slot,
 }
@@ -81,19 +88,12 @@ impl RealNode {
         prerequisites::check()
     }
 
-    /// Whether a test that wants a real node can run. Where something is missing, one line says what; in CI that is an
-    /// error, so that the test cannot be skipped unseen.
+    /// Whether a test that wants a real node can run. Where something is missing it is listed as skipped, or, in CI,
+    /// fails.
     pub fn is_available() -> Result<bool, Missing> {
         match Self::prerequisites() {
             Ok(()) => Ok(true),
-            Err(missing) if std::env::var_os("CI").is_some_and(|value| value == "true") => Err(missing),
-            Err(missing) => {
-                let thread = std::thread::current();
-                let test = thread.name().unwrap_or("unnamed");
-                // Past libtest's capture: `cargo xtask ci` lists skipped tests by these lines.
-                let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {missing}");
-                Ok(false)
-            }
+            Err(missing) => skip(missing).map(|()| false),
         }
     }
 
@@ -121,6 +121,7 @@ impl RealNode {
             containerd,
             client: control_plane.client().await?,
             ctr: ctr.clone(),
+            init,
             layout,
             slot,
         };
@@ -137,7 +138,7 @@ impl RealNode {
         Ok(tools::path("healthserver").await?)
     }
 
-    /// Makes an image of one static program and gives it to the node under its full name
+    /// Makes an image of one static program, which finds the name in its variable `IMAGE`, and gives it to the node under its full name
     /// (`docker.io/local/health:1`). Pods use it with `imagePullPolicy: Never`.
     pub async fn import_image(&self, name: &str, program: &Path) -> Result<(), NodeError> {
         import(&self.ctr, &self.layout, &Image::new(name, program)).await
@@ -146,6 +147,11 @@ impl RealNode {
     /// To kill or restart it: its pods go on running.
     pub fn kubelet(&self) -> &Child {
         &self.kubelet
+    }
+
+    /// Starts a kube-proxy beside the node. The control plane must be the node's own.
+    pub async fn service_network(&self, control_plane: &ControlPlane) -> Result<ServiceNetwork<'_>, NodeError> {
+        ServiceNetwork::start(self, control_plane).await
     }
 
     /// Waits until the control plane calls the node ready.

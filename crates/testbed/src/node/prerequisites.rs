@@ -12,7 +12,7 @@ const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 /// The plugins that our network configuration names.
 const CNI_PLUGINS: [&str; 2] = ["bridge", "host-local"];
 
-const PACKAGES: [&str; 4] = ["runc", "containernetworking-plugins", "iproute2", "util-linux"];
+const PACKAGES: [&str; 5] = ["runc", "containernetworking-plugins", "iproute2", "iptables", "util-linux"];
 
 /// All that is missing, with the remedy, in one line.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -45,7 +45,7 @@ pub(super) fn check() -> Result<(), Missing> {
     };
     need(cfg!(target_os = "linux"), "Linux");
     need(rustix::process::geteuid().is_root(), "root");
-    for program in ["runc", "ip", "unshare", "nsenter", "mount"] {
+    for program in ["runc", "ip", "iptables", "unshare", "nsenter", "mount"] {
         need(on_path(program), program);
     }
     need(cni_folder().is_ok(), "the CNI plugins bridge and host-local");
@@ -101,7 +101,8 @@ mod tests {
         let text = Missing(vec!["root", "runc"]).to_string();
         assert_eq!(
             text,
-            "a real node needs root, runc; as root: apt-get install runc containernetworking-plugins iproute2 util-linux"
+            "a real node needs root, runc; as root: apt-get install runc containernetworking-plugins iproute2 iptables \
+             util-linux"
         );
     }
 }

@@ -78,6 +78,16 @@ impl Slot {
         Ipv4Addr::new(10, 213, self.0.number, 1)
     }
 
+    /// The last address that a pod may have.
+    pub(super) fn last_pod(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 213, self.0.number, 253)
+    }
+
+    /// Of a host beside the node in the network of its pods.
+    pub(super) fn neighbour(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 213, self.0.number, 254)
+    }
+
     pub(super) fn folder(&self) -> PathBuf {
         std::env::temp_dir().join(format!("strata-node-{}", self.0.number))
     }

@@ -66,7 +66,7 @@ impl Tool {
 }
 
 /// In the order in which building them repeats the least work and the quickest come first.
-pub static CATALOG: [Tool; 12] = [
+pub static CATALOG: [Tool; 13] = [
     tool("etcd", &ETCD, "").kubebuilder_asset(),
     tool("kube-apiserver", &KUBERNETES, "/cmd/kube-apiserver").kubebuilder_asset(),
     tool("kubectl", &KUBERNETES, "/cmd/kubectl").kubebuilder_asset(),
@@ -74,6 +74,7 @@ pub static CATALOG: [Tool; 12] = [
     tool("kube-controller-manager", &KUBERNETES, "/cmd/kube-controller-manager"),
     tool("kwok", &KWOK, "/cmd/kwok"),
     tool("kubelet", &KUBERNETES, "/cmd/kubelet"),
+    tool("kube-proxy", &KUBERNETES, "/cmd/kube-proxy"),
     tool("helm", &HELM, "/cmd/helm"),
     tool("containerd", &CONTAINERD, "/cmd/containerd").without_btrfs_and_zfs(),
     tool("containerd-shim-runc-v2", &CONTAINERD, "/cmd/containerd-shim-runc-v2").without_btrfs_and_zfs(),

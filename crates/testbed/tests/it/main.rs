@@ -7,6 +7,7 @@ mod lifetime;
 mod pods;
 mod real_node;
 mod restarts;
+mod skip;
 mod tool_cache;
 
 use std::{fmt::Debug, time::Duration};

@@ -86,9 +86,11 @@ async fn a_pod_lives_by_its_real_probes() {
     }
     let _alone = ONE_AT_A_TIME.lock().await;
     let control_plane = ControlPlane::start(Options::default()).await.unwrap();
-    let settings = kernel_settings();
+    let machine = (kernel_settings(), packet_chains());
     let node = RealNode::start(&control_plane).await.unwrap();
-    assert_eq!(kernel_settings(), settings, "a kubelet must not change the machine");
+    let network = node.service_network(&control_plane).await.unwrap();
+    assert_eq!((kernel_settings(), packet_chains()), machine, "kubelet and kube-proxy must not change the machine");
+    drop(network);
     node.import_image(IMAGE, &RealNode::health_program().await.unwrap()).await.unwrap();
     let namespace = control_plane.namespace("node").await.unwrap();
     let client = control_plane.client().await.unwrap();
@@ -126,6 +128,14 @@ async fn a_pod_lives_by_its_real_probes() {
 /// Two that every kubelet sets, to 10 and 1.
 fn kernel_settings() -> [String; 2] {
     ["panic", "panic_on_oops"].map(|name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap())
+}
+
+/// Where kube-proxy has its rules; those of others may come and go inside them.
+fn packet_chains() -> Vec<String> {
+    let output = Command::new("iptables-save").output().unwrap();
+    assert!(output.status.success());
+    let rules = String::from_utf8(output.stdout).unwrap();
+    rules.lines().filter(|line| line.starts_with(':')).map(|line| line.split(' ').next().unwrap().to_owned()).collect()
 }
 
 /// What a node has on this machine: bridge, control groups, folder, processes.

@@ -1,25 +1,12 @@
 //! Ours against the published definitions, schema by schema.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
 use super::crd;
 use crate::performer::Performer;
-
-/// The folder of published definitions and manifests beside the repository. They are not part of
-/// it, so a lone clone skips these tests; the project's own runs must have them.
-#[allow(clippy::disallowed_methods, reason = "a test asks for CI, the product for nothing")]
-fn compat() -> Option<PathBuf> {
-    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().skip(2);
-    let folder = above.find_map(|a| Some(a.join("shared/compat")).filter(|f| f.is_dir()));
-    if folder.is_none() {
-        assert!(std::env::var("CI").as_deref() != Ok("true"), "../shared/compat is missing");
-        eprintln!("skipped: ../shared/compat, the published definitions, is not there");
-    }
-    folder
-}
 
 fn read(path: &Path) -> Value {
     let text = without_descriptions(&std::fs::read_to_string(path).unwrap());
@@ -46,7 +33,7 @@ fn without_descriptions(text: &str) -> String {
 }
 
 fn published() -> Vec<(String, Value)> {
-    let Some(folder) = compat() else {
+    let Some(folder) = testbed::published() else {
         return Vec::new();
     };
     ["hourglass.eigenlayer.io_performers.yaml", "hourglass.eigenlayer.io_performers.chart.yaml"]
@@ -185,7 +172,7 @@ fn every_field_of_ours_is_described() {
 
 #[test]
 fn p02_every_published_example_decodes_and_loses_nothing() {
-    let Some(folder) = compat() else { return };
+    let Some(folder) = testbed::published() else { return };
     let files = std::fs::read_dir(folder.join("manifests/hourglass")).unwrap().map(|e| e.unwrap().path());
     let manifests: Vec<_> = files.filter(|p| p.extension().is_some_and(|e| e == "yaml")).collect();
     assert_eq!(manifests.len(), 10);

@@ -71,7 +71,7 @@ where
     Ok(api.create(&PostParams::default(), &serde_json::from_value(object)?).await?)
 }
 
-/// The operator's writes in one namespace since `mark`, events aside.
+/// The operator's writes in one namespace since `mark`, in the order they arrived, events aside.
 pub fn writes(control_plane: &ControlPlane, space: &Space, mark: Mark) -> Result<Vec<Entry>> {
     let mut entries = control_plane.audit().entries_after(mark)?;
     entries.retain(|entry| {
@@ -80,6 +80,7 @@ pub fn writes(control_plane: &ControlPlane, space: &Space, mark: Mark) -> Result
             && entry.is_write()
             && entry.resource != "events"
     });
+    entries.sort_by_key(|entry| entry.received_at);
     Ok(entries)
 }
 

@@ -1,14 +1,17 @@
 //! A control plane with a fault proxy before it, and operators behind the proxy.
 
-use std::time::Duration;
+use std::{fmt::Debug, time::Duration};
 
 use anyhow::{Context, Result};
+use futures::{StreamExt, stream::BoxStream};
 use kube::{
-    Client, Config as ClientConfig,
+    Api, Client, Config as ClientConfig, Resource,
     config::{KubeConfigOptions, Kubeconfig},
+    runtime::{WatchStreamExt, watcher},
 };
 use performers::Config;
 use runtime::Settings;
+use serde::de::DeserializeOwned;
 use testbed::{
     ControlPlane, Options,
     audit::{Entry, Mark},
@@ -19,7 +22,7 @@ use tokio::sync::{OnceCell, oneshot};
 use crate::harness::{OPERATOR_USER, Running, Space, alone, hasty, install, operator_user};
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The proxy acts as the chart's ServiceAccount: whoever goes through it has exactly the operator's rights.
 pub struct Scene {
@@ -80,11 +83,6 @@ impl Scene {
         seen
     }
 
-    /// How often a write like `Delete pods/NAMESPACE/NAME` reached the proxy.
-    pub fn count(&self, write: &str) -> usize {
-        self.proxy.requests().iter().filter(|seen| seen.request.to_string() == write).count()
-    }
-
     /// What the server itself carried out for the operator since `mark`.
     pub fn committed(&self, mark: Mark) -> Result<Vec<Entry>> {
         let mut entries = self.control_plane.audit().entries_after(mark)?;
@@ -100,13 +98,13 @@ impl Shared {
         self.operator.metric(&format!("strata_reconcile_total{{{labels}}}"))
     }
 
-    /// Rounds of a namespace that failed.
-    pub fn failures(&self, namespace: &str) -> f64 {
+    /// Whether a round of this namespace ever failed.
+    pub fn has_failed(&self, namespace: &str) -> bool {
         let of_class = |class| {
             let labels = format!(r#"controller="performer",namespace="{namespace}",class="{class}""#);
             self.operator.metric(&format!("strata_reconcile_errors_total{{{labels}}}"))
         };
-        ["transient", "conflict", "invalid", "terminal"].map(of_class).iter().sum()
+        ["transient", "conflict", "invalid", "terminal"].map(of_class).iter().any(|failures| *failures > 0.0)
     }
 
     async fn start() -> Result<Self> {
@@ -127,6 +125,15 @@ pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Result<(
         }
     };
     tokio::time::timeout(PATIENCE, watched).await.with_context(|| format!("{what} in time"))
+}
+
+/// Everything that is or becomes of a kind; interruptions of the watch are bridged.
+pub fn changes<K>(api: Api<K>) -> BoxStream<'static, K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let changes = watcher(api, watcher::Config::default()).default_backoff().applied_objects();
+    changes.filter_map(|change| std::future::ready(change.ok())).boxed()
 }
 
 /// A proxy of its own for one more operator.

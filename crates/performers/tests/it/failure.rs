@@ -1,0 +1,254 @@
+//! Pods that end, do not start or are refused.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use api::performer::REPLACEMENTS_ANNOTATION;
+use jiff::Timestamp;
+use k8s_openapi::api::{
+    admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding},
+    core::v1::{LimitRange, Pod, ResourceQuota, ServiceAccount},
+};
+use kube::{
+    Api,
+    api::{DeleteParams, PostParams},
+};
+use serde_json::{Value, json};
+use testbed::kwok::Behaviour;
+
+use crate::{
+    harness::{Space, World, condition, spec, spec_with},
+    observe::{create, eventually, line, more_rounds, rounds, uid, writes},
+};
+
+fn replacements(pod: &Pod) -> u32 {
+    let annotations = pod.metadata.annotations.as_ref();
+    annotations.and_then(|all| all.get(REPLACEMENTS_ANNOTATION)?.parse().ok()).unwrap_or(0)
+}
+
+fn ended_at(pod: &Pod) -> Option<Timestamp> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    Some(statuses.first()?.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref()?.0)
+}
+
+/// Follows a Performer whose pods end: the pause before each of the next pods, in whole seconds.
+async fn pauses(space: &Space, count: u32) -> Result<Vec<i64>> {
+    let mut pauses = Vec::new();
+    let mut former: Option<Timestamp> = None;
+    for number in 0..=count {
+        let what = format!("ended as number {number}");
+        let pod = space.until_pod("a", &what, |pod| replacements(pod) == number && ended_at(pod).is_some()).await?;
+        let created = pod.metadata.creation_timestamp.as_ref().context("creation time")?.0;
+        pauses.extend(former.map(|former| created.duration_since(former).as_secs()));
+        former = ended_at(&pod);
+    }
+    Ok(pauses)
+}
+
+/// Half a second, doubled, at most four: those are the intervals of the hasty world.
+fn check_pauses(pauses: &[i64]) {
+    for (number, least) in [0, 1, 2, 4, 4].into_iter().enumerate() {
+        assert!(pauses[number] >= least, "{pauses:?}");
+    }
+}
+
+#[tokio::test]
+async fn p27_failed_pods_are_replaced_with_growing_delay() -> Result<()> {
+    let space = World::hasty().await.space("failed").await;
+    space.create("a", spec_with(json!({ "image": Behaviour::Failed.image() }))).await?;
+    check_pauses(&pauses(&space, 5).await?);
+    let told = space.until_condition("a", "Degraded", "True", "PodFailed").await?;
+    assert_eq!(condition(&told, "Available")["status"], "False");
+    // A new spec is a new beginning.
+    space.patch("a", json!({ "spec": { "image": "registry.test/performer:v2" } })).await?;
+    space.until_settled("a").await?;
+    assert_eq!(replacements(&space.pod("a").await?), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn p27_succeeded_pods_are_replaced_with_growing_delay() -> Result<()> {
+    let space = World::hasty().await.space("succeeded").await;
+    space.create("a", spec_with(json!({ "image": Behaviour::Succeeded.image() }))).await?;
+    check_pauses(&pauses(&space, 5).await?);
+    space.until_condition("a", "Degraded", "True", "PodSucceeded").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn p28_pods_pending_for_their_image_are_replaced_and_those_without_a_node_are_not() -> Result<()> {
+    let space = World::hasty().await.space("pending").await;
+    space.create("waiting", spec_with(json!({ "scheduling": { "nodeSelector": { "no": "node" } } }))).await?;
+    space.until_condition("waiting", "Degraded", "True", "SchedulingFailed").await?;
+    let waiting = space.pod("waiting").await?;
+    space.create("a", spec_with(json!({ "image": Behaviour::ImagePullFailed.image() }))).await?;
+    let mut created = Vec::new();
+    for number in 0..=2 {
+        let pod = space.until_pod("a", &format!("number {number}"), |pod| replacements(pod) == number).await?;
+        created.push(pod.metadata.creation_timestamp.context("creation time")?.0);
+    }
+    let lived: Vec<_> = created.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_secs()).collect();
+    assert!(lived[0] >= 3 && lived[1] >= 6, "three seconds, then twice that: {lived:?}");
+    space.until_condition("a", "Degraded", "True", "ImagePullFailed").await?;
+    assert_eq!(uid(&space.pod("waiting").await?), uid(&waiting), "it has waited longer than the limit by now");
+    Ok(())
+}
+
+async fn check_name(name: &str) -> Result<()> {
+    let world = World::calm().await;
+    let space = world.space("bad-name").await;
+    let mark = world.control_plane.audit().mark()?;
+    space.create(name, spec()).await?;
+    let told = space.until_condition(name, "Degraded", "True", "InvalidName").await?;
+    assert_eq!(condition(&told, "Available")["reason"], "InvalidName");
+    assert_eq!(condition(&told, "Progressing")["status"], "False");
+    // Meanwhile others get their work done, and nobody spends a round on this one.
+    let other = world.space("good-name").await;
+    for name in ["a", "b", "c"] {
+        other.create_ready(name, spec()).await?;
+    }
+    assert!(rounds(&world.operator, &space) <= 4.0, "no hot loop");
+    let lines: Vec<_> = writes(&world.control_plane, &space, mark)?.iter().map(line).collect();
+    assert_eq!(lines, ["patch performers/status"], "nothing is tried");
+    space.delete_and_wait(name).await
+}
+
+#[tokio::test]
+async fn p36_a_name_of_54_characters_is_told() -> Result<()> {
+    check_name(&"a".repeat(54)).await
+}
+
+#[tokio::test]
+async fn p36_a_name_with_a_dot_is_told() -> Result<()> {
+    check_name("a.b").await
+}
+
+#[tokio::test]
+async fn p36_a_name_of_53_characters_works() -> Result<()> {
+    let space = World::calm().await.space("long-name").await;
+    space.create_ready(&"a".repeat(53), spec()).await?;
+    Ok(())
+}
+
+fn no_pods() -> Value {
+    json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } })
+}
+
+#[tokio::test]
+async fn p37_quota_is_told_backed_off_and_recovered_from() -> Result<()> {
+    let world = World::calm().await;
+    let space = world.space("quota").await;
+    let quotas: Api<ResourceQuota> = Api::namespaced(space.client.clone(), &space.namespace);
+    create(&quotas, no_pods()).await?;
+    let mark = world.control_plane.audit().mark()?;
+    space.create("a", spec()).await?;
+    let told = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
+    let message = condition(&told, "Available")["message"].as_str().unwrap_or_default().to_owned();
+    assert!(message.contains("quota"), "the server's own words: {message}");
+    let attempts = || -> Result<Vec<Timestamp>> {
+        let writes = writes(&world.control_plane, &space, mark)?;
+        Ok(writes.iter().filter(|entry| line(entry) == "create pods").map(|entry| entry.received_at).collect())
+    };
+    eventually("it was tried six times", || async { Ok(attempts()?.len() >= 6) }).await?;
+    let pauses: Vec<_> = attempts()?.windows(2).map(|pair| pair[1].duration_since(pair[0])).collect();
+    assert!(pauses[4] > pauses[0] * 4, "the pauses grow: {pauses:?}");
+    let status_writes = writes(&world.control_plane, &space, mark)?;
+    let status_writes = status_writes.iter().filter(|entry| line(entry) == "patch performers/status").count();
+    assert_eq!(status_writes, 1, "a failing retry alone writes no status");
+    quotas.delete("none", &DeleteParams::default()).await?;
+    let ready = space.until_ready("a").await?;
+    assert_eq!(condition(&ready, "Degraded")["status"], "False");
+    Ok(())
+}
+
+/// Something makes the API server refuse the pod until `allow` was called.
+async fn check_refusal<F: Future<Output = Result<()>>>(
+    space: Space,
+    fields: Value,
+    allow: impl FnOnce(Space) -> F,
+) -> Result<()> {
+    space.create("a", spec_with(fields)).await?;
+    space.until_condition("a", "Degraded", "True", "PodRejected").await?;
+    allow(space.clone()).await?;
+    space.until_ready("a").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn p37_missing_service_account_is_told_and_recovered_from() -> Result<()> {
+    let space = World::hasty().await.space("account").await;
+    check_refusal(space, json!({ "config": { "serviceAccountName": "runner" } }), |space| async move {
+        let accounts = Api::namespaced(space.client.clone(), &space.namespace);
+        create::<ServiceAccount>(&accounts, json!({ "metadata": { "name": "runner" } })).await.map(drop)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn p37_limit_range_is_told_and_recovered_from() -> Result<()> {
+    let space = World::hasty().await.space("range").await;
+    let ranges: Api<LimitRange> = Api::namespaced(space.client.clone(), &space.namespace);
+    let limits = json!([{ "type": "Container", "max": { "memory": "1Mi" } }]);
+    create(&ranges, json!({ "metadata": { "name": "small" }, "spec": { "limits": limits } })).await?;
+    let fields = json!({ "resources": { "requests": { "memory": "1Gi" }, "limits": { "memory": "1Gi" } } });
+    check_refusal(space, fields, |_| async move {
+        ranges.delete("small", &DeleteParams::default()).await?;
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn p37_admission_policy_is_told_and_recovered_from() -> Result<()> {
+    let space = World::hasty().await.space("policy").await;
+    let name = space.namespace.clone();
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(space.client.clone());
+    let rules = json!([{ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"] }]);
+    let only_here = json!({ "matchLabels": { "kubernetes.io/metadata.name": name } });
+    let policy = json!({
+        "metadata": { "name": name },
+        "spec": {
+            "matchConstraints": { "namespaceSelector": only_here, "resourceRules": rules },
+            "validations": [{ "expression": "false", "message": "no pods on Sundays" }],
+        },
+    });
+    create(&policies, policy).await?;
+    let binding =
+        json!({ "metadata": { "name": name }, "spec": { "policyName": name, "validationActions": ["Deny"] } });
+    create::<ValidatingAdmissionPolicyBinding>(&Api::all(space.client.clone()), binding).await?;
+    let probe = json!({ "metadata": { "name": "probe" }, "spec": { "containers": [{ "name": "a", "image": "a" }] } });
+    let probe: Pod = serde_json::from_value(probe)?;
+    let params = PostParams { dry_run: true, ..PostParams::default() };
+    eventually("the policy is in force", || async { Ok(space.pods.create(&params, &probe).await.is_err()) }).await?;
+    check_refusal(space, json!({}), |space| async move {
+        let told = space.performers.get("a").await?;
+        let message = condition(&told, "Available")["message"].as_str().unwrap_or_default().to_owned();
+        assert!(message.contains("no pods on Sundays"), "{message}");
+        policies.delete(&space.namespace, &DeleteParams::default()).await?;
+        Ok(())
+    })
+    .await
+}
+
+/// From a Performer's creation to its pod's, with two hundred failing ones elsewhere. Namespaces take turns, so it
+/// waits for at most one round of each other namespace; the rest is the API server's time on a loaded machine.
+const BOUND: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn p39_a_namespace_of_failing_performers_does_not_delay_another() -> Result<()> {
+    let world = World::calm().await;
+    let (failing, other) = (world.space("failing").await, world.space("patient").await);
+    create::<ResourceQuota>(&Api::namespaced(failing.client.clone(), &failing.namespace), no_pods()).await?;
+    for number in 0..200 {
+        failing.create(&format!("p{number}"), spec()).await?;
+    }
+    let mark = world.control_plane.audit().mark()?;
+    let created = other.create("a", spec()).await?;
+    other.until_ready("a").await?;
+    let made = writes(&world.control_plane, &other, mark)?;
+    let made = made.iter().find(|entry| line(entry) == "create pods").context("the pod was created")?.received_at;
+    let waited = made.duration_since(created.metadata.creation_timestamp.context("creation time")?.0);
+    assert!(waited.unsigned_abs() < BOUND, "{waited:?}");
+    more_rounds(&world.operator, &failing, 1).await?;
+    Ok(())
+}

@@ -1,0 +1,267 @@
+//! `strata dev` as its users and their scripts run it.
+
+mod environment;
+
+use std::{path::Path, process::Stdio, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use api::performer::Performer;
+use environment::{Environment, eventually, run};
+use k8s_openapi::{
+    api::{
+        core::v1::{ConfigMap, Namespace, Pod, Secret},
+        rbac::v1::{ClusterRole, ClusterRoleBinding},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams, PostParams},
+    runtime::wait::await_condition,
+};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use testbed::{ControlPlane, Options, tools};
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+const OPERATOR: &str = "system:serviceaccount:strata-system:strata";
+const PROGRAMS: [&str; 6] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "strata-operator"];
+
+#[tokio::test]
+async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Result<()> {
+    let dev = Environment::new()?;
+    dev.dev(&["up", "--detach"]).await?;
+
+    let status = dev.status().await?;
+    let keys: Vec<_> = status.as_object().context("not an object")?.keys().collect();
+    assert_eq!(keys, ["auditLog", "kubeconfig", "programs"]);
+    assert_eq!(names(&status), PROGRAMS);
+    for program in status["programs"].as_array().context("no programs")? {
+        assert!(Path::new(&format!("/proc/{}", program["pid"])).exists(), "{program}");
+        assert!(Path::new(program["log"].as_str().context("no log")?).is_file(), "{program}");
+    }
+    let kubeconfig = dev.dev(&["kubeconfig"]).await?.trim().to_owned();
+    assert_eq!(status["kubeconfig"], kubeconfig.as_str());
+    assert_stock_kubectl_sees_ready_examples(&kubeconfig).await?;
+    assert_deleted_pod_comes_back(dev.client().await?).await?;
+    assert_operator_uses_its_own_account(status["auditLog"].as_str().context("no audit log")?)?;
+
+    let again = dev.dev(&["up", "--detach"]).await?;
+    assert!(again.contains("strata is up"), "{again}");
+    assert_eq!(dev.status().await?, status, "a second up changed something");
+
+    create_namespace(&dev.client().await?, "mine").await?;
+    dev.dev(&["down"]).await?;
+    assert_eq!(dev.processes()?, Vec::<String>::new());
+    let down = run(dev.command(&["status", "-o", "json"])).await?;
+    assert!(!down.status.success());
+    assert!(
+        serde_json::from_slice::<Value>(&down.stderr)?["hint"].as_str().is_some_and(|hint| hint.contains("dev up"))
+    );
+    dev.dev(&["down"]).await?;
+
+    dev.dev(&["up", "--detach"]).await?;
+    assert!(has_namespace(&dev.client().await?, "mine").await?, "the state was lost");
+    dev.dev(&["up", "--detach", "--fresh"]).await?;
+    assert!(!has_namespace(&dev.client().await?, "mine").await?, "the state was kept");
+    Ok(())
+}
+
+#[tokio::test]
+async fn dev_survives_rivals_and_the_sigkill_of_its_supervisor() -> Result<()> {
+    let dev = Environment::new()?;
+    let (one, other) = tokio::join!(dev.dev(&["up", "--detach"]), dev.dev(&["up", "--detach"]));
+    one?;
+    other?;
+    assert_eq!(dev.supervisors()?.len(), 1);
+
+    let pid = operator_pid(&dev.status().await?)?;
+    environment::signal(pid, Signal::KILL)?;
+    let restarted = async || Ok(operator_pid(&dev.status().await?)? != pid);
+    eventually("the operator to come back", restarted).await?;
+
+    let supervisor = dev.supervisors()?[0];
+    environment::signal(supervisor, Signal::KILL)?;
+    eventually("every process to be gone", async || Ok(dev.processes()?.is_empty())).await?;
+    assert!(!run(dev.command(&["status"])).await?.status.success());
+    assert!(!run(dev.command(&["kubeconfig"])).await?.status.success());
+    dev.dev(&["down"]).await?;
+    dev.dev(&["up", "--detach"]).await?;
+    assert_eq!(names(&dev.status().await?), PROGRAMS);
+    dev.dev(&["down"]).await?;
+    assert_eq!(dev.processes()?, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test]
+async fn dev_up_in_the_foreground_ends_everything_with_ctrl_c() -> Result<()> {
+    let dev = Environment::new()?;
+    let mut command = dev.command(&["up"]);
+    let mut up = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut lines = BufReader::new(up.stdout.take().context("no stdout")?).lines();
+    while !lines.next_line().await?.context("it ended before it was up")?.contains("strata is up") {}
+    assert_eq!(names(&dev.status().await?), PROGRAMS);
+    environment::signal(up.id().context("it has ended")?, Signal::INT)?;
+    assert!(up.wait().await?.success());
+    assert_eq!(dev.processes()?, Vec::<String>::new());
+    assert!(!dev.directory().join("session.json").exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn dev_up_says_which_program_failed_and_leaves_nothing_running() -> Result<()> {
+    let dev = Environment::new()?;
+    let mut command = dev.command(&["up", "--detach"]);
+    // Ends at once with this text, as a broken binary would.
+    let broken = dev.directory().join("broken-etcd");
+    std::fs::create_dir_all(dev.directory())?;
+    environment::write_program(&broken, "#!/bin/sh\necho cannot open the disk >&2\nexit 3\n")?;
+    command.env("STRATA_ETCD", &broken);
+    let output = run(command).await?;
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success());
+    assert!(told.contains("etcd ended with status 3") && told.contains("cannot open the disk"), "{told}");
+    assert_eq!(dev.processes()?, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test]
+async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let client = cluster.client().await?;
+    create_namespace(&client, "performers-demo").await?;
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "performers-demo");
+    let map = json!({ "metadata": { "name": "chain" }, "data": { "rpc-url": "of the user" } });
+    maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
+    let before = inventory(&client).await?;
+    let dev = Environment::new()?;
+    let file = cluster.kubeconfig();
+    let up = ["up", "--detach", "--wait", "5s", "--kubeconfig", file.to_str().context("path")?];
+
+    let mark = cluster.audit().mark()?;
+    dev.dev(&up).await?;
+    let status = dev.status().await?;
+    assert_eq!((&status["auditLog"], names(&status)), (&Value::Null, vec!["strata-operator"]));
+    let performers: Api<Performer> = Api::namespaced(client.clone(), "performers-demo");
+    await_condition(performers, "basic", is_ready).await?;
+    let pod = cluster.audit().wait_for(mark, |entry| entry.user == OPERATOR && entry.verb == "create").await?;
+    assert!(pod.is_some(), "the operator did not act under its own account");
+    let mine: Api<Performer> = Api::namespaced(client.clone(), "default");
+    let spec =
+        json!({ "metadata": { "name": "mine" }, "spec": { "avsAddress": "0x1", "image": "registry.test/ready:1" } });
+    mine.create(&PostParams::default(), &serde_json::from_value(spec)?).await?;
+    await_condition(mine.clone(), "mine", is_ready).await?;
+
+    environment::signal(dev.supervisors()?[0], Signal::KILL)?;
+    eventually("the operator to be gone", async || Ok(dev.processes()?.is_empty())).await?;
+    let told = dev.told(&["down"]).await?;
+    assert!(told.contains("stays, because of Performer default/mine"), "{told}");
+    let mut with_crd = before.clone();
+    with_crd.push("CustomResourceDefinition performers.hourglass.eigenlayer.io".to_owned());
+    with_crd.sort();
+    assert_eq!(inventory(&client).await?, with_crd);
+    assert!(mine.get("mine").await?.status.is_some_and(|status| status.ready), "the user's Performer was touched");
+
+    dev.dev(&up).await?;
+    mine.delete("mine", &DeleteParams::default()).await?;
+    await_condition(mine, "mine", |performer: Option<&Performer>| performer.is_none()).await?;
+    dev.dev(&["down"]).await?;
+    assert_eq!(inventory(&client).await?, before);
+    let map = maps.get("chain").await?;
+    assert_eq!(map.data.context("no data")?["rpc-url"], "of the user");
+    assert_eq!(dev.processes()?, Vec::<String>::new());
+    Ok(())
+}
+
+async fn assert_stock_kubectl_sees_ready_examples(kubeconfig: &str) -> Result<()> {
+    let text = std::fs::read_to_string(kubeconfig)?;
+    assert!(text.contains("client-certificate-data") && text.contains("certificate-authority-data"));
+    let kubectl = tools::path("kubectl").await?;
+    let args = ["--kubeconfig", kubeconfig, "get", "performers", "--all-namespaces", "-o", "json"];
+    let output = run(environment::command(&kubectl, &args)).await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let list: Value = serde_json::from_slice(&output.stdout)?;
+    let ready: Vec<_> =
+        list["items"].as_array().context("no items")?.iter().map(|item| &item["status"]["ready"]).collect();
+    assert_eq!(ready, [&json!(true); 6]);
+    Ok(())
+}
+
+async fn assert_deleted_pod_comes_back(client: Client) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client, "performers-demo");
+    let old = pods.get("performer-basic").await?.uid();
+    pods.delete("performer-basic", &DeleteParams::default()).await?;
+    let is_back = |pod: Option<&Pod>| {
+        let conditions = pod.filter(|pod| pod.uid() != old).and_then(|pod| pod.status.as_ref()?.conditions.as_ref());
+        conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
+    };
+    tokio::time::timeout(Duration::from_mins(1), await_condition(pods.clone(), "performer-basic", is_back))
+        .await
+        .context("the pod did not come back")??;
+    Ok(())
+}
+
+fn assert_operator_uses_its_own_account(audit_log: &str) -> Result<()> {
+    let text = std::fs::read_to_string(audit_log)?;
+    let complete = text.rfind('\n').map_or(0, |end| end + 1);
+    let entries: Vec<Value> = text[..complete].lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let of_operator = |entry: &&Value| entry["userAgent"].as_str().is_some_and(|agent| agent.starts_with("strata/"));
+    let requests: Vec<_> = entries.iter().filter(of_operator).collect();
+    let strangers: Vec<_> = requests.iter().filter(|entry| entry["user"]["username"] != OPERATOR).collect();
+    assert_eq!(strangers, Vec::<&&Value>::new());
+    let refused: Vec<_> = requests.iter().filter(|entry| entry["responseStatus"]["code"] == 403).collect();
+    assert_eq!(refused, Vec::<&&Value>::new());
+    let pods = requests.iter().filter(|entry| entry["verb"] == "create" && entry["objectRef"]["resource"] == "pods");
+    assert!(pods.count() >= 7, "six examples and one that came back");
+    Ok(())
+}
+
+fn names(status: &Value) -> Vec<&str> {
+    let programs = status["programs"].as_array().expect("a list of programs");
+    programs.iter().filter_map(|program| program["name"].as_str()).collect()
+}
+
+fn operator_pid(status: &Value) -> Result<u32> {
+    let programs = status["programs"].as_array().context("no programs")?;
+    let operator = programs.iter().find(|program| program["name"] == "strata-operator").context("no operator")?;
+    Ok(u32::try_from(operator["pid"].as_u64().context("no pid")?)?)
+}
+
+fn is_ready(performer: Option<&Performer>) -> bool {
+    performer.and_then(|performer| performer.status.as_ref()).is_some_and(|status| status.ready)
+}
+
+async fn create_namespace(client: &Client, name: &str) -> Result<()> {
+    let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
+    Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+    Ok(())
+}
+
+async fn has_namespace(client: &Client, name: &str) -> Result<bool> {
+    Ok(Api::<Namespace>::all(client.clone()).get_opt(name).await?.is_some())
+}
+
+/// All that `dev up` could leave behind.
+async fn inventory(client: &Client) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    all.extend(listed(Api::<Namespace>::all(client.clone())).await?);
+    all.extend(listed(Api::<CustomResourceDefinition>::all(client.clone())).await?);
+    all.extend(listed(Api::<ClusterRole>::all(client.clone())).await?);
+    all.extend(listed(Api::<ClusterRoleBinding>::all(client.clone())).await?);
+    all.extend(listed(Api::<ConfigMap>::namespaced(client.clone(), "performers-demo")).await?);
+    all.extend(listed(Api::<Secret>::namespaced(client.clone(), "performers-demo")).await?);
+    all.extend(listed(Api::<Pod>::namespaced(client.clone(), "performers-demo")).await?);
+    // Made by Kubernetes itself, some time after the namespace.
+    all.retain(|name| name != "ConfigMap kube-root-ca.crt");
+    all.sort();
+    Ok(all)
+}
+
+async fn listed<K>(api: Api<K>) -> Result<Vec<String>>
+where
+    K: k8s_openapi::Resource + kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let list = api.list(&ListParams::default()).await?;
+    Ok(list.iter().map(|object| format!("{} {}", <K as k8s_openapi::Resource>::KIND, object.name_any())).collect())
+}

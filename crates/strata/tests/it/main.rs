@@ -1,0 +1,18 @@
+//! The binary as users run it, on a real control plane.
+
+#![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
+
+mod chart_args;
+mod chart_rights;
+#[cfg(feature = "dev")]
+mod dev;
+mod handover;
+mod kill;
+mod process;
+
+// One folder of verbs for both crates' tests; its head says why it is not a crate.
+#[path = "../../../performers/tests/it/harness/mod.rs"]
+#[allow(dead_code, reason = "the performers tests use all of it")]
+mod harness;
+
+use harness::scene;

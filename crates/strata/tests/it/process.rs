@@ -1,0 +1,99 @@
+//! The operator as a process of its own: how it stops, and how it ends when it can no longer work.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use rustix::{
+    fs::{CWD, FileType, Mode, OFlags, mknodat, open},
+    io::write,
+    process::Signal,
+};
+use testbed::{
+    Options,
+    fault::{Calls, Fault, FaultProxy, Verb},
+    process::{Child, Program},
+};
+
+use crate::{
+    harness::{OPERATOR_NAMESPACE, spec},
+    scene::Scene,
+};
+
+/// `strata operator` through a proxy, as the chart starts it but for its ports, with its log beside the others.
+pub fn operator(scene: &Scene, proxy: &FaultProxy, flags: &[&str]) -> Result<Child> {
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    let number = STARTED.fetch_add(1, Ordering::Relaxed);
+    let log = scene.control_plane.directory().join(format!("operator-{number}.log"));
+    Ok(Child::start(program(&proxy.kubeconfig_path(), log, flags))?)
+}
+
+fn program(kubeconfig: &Path, log: PathBuf, flags: &[&str]) -> Program {
+    Program::new("strata operator", env!("CARGO_BIN_EXE_strata"), log)
+        .args(["operator", "--metrics-bind-address=0", "--health-probe-bind-address=0", "--kubeconfig"])
+        .args([kubeconfig])
+        .args(flags)
+        .env("POD_NAMESPACE", OPERATOR_NAMESPACE)
+}
+
+#[tokio::test]
+async fn p52_a_stop_finishes_or_safely_abandons_its_rounds_within_the_grace_period() -> Result<()> {
+    const GRACE: Duration = Duration::from_secs(3);
+    let scene = Scene::start(Options::default()).await?;
+    let space = scene.space("stop").await?;
+    let flags = ["--leader-elect=false", "--grace-period=3s"];
+    let creates = |name| Calls::of(Verb::Create, "pods").in_namespace(&space.namespace).named(name);
+
+    let first = operator(&scene, &scene.proxy, &flags)?;
+    let held = scene.proxy.inject(creates("performer-a"), Fault::HoldBeforeCommit);
+    space.create("a", spec()).await?;
+    held.reached().await?;
+    first.signal(Signal::TERM)?;
+    held.release();
+    let code = tokio::time::timeout(GRACE, first.exited()).await.context("it ends as soon as its round has ended")?;
+    assert_eq!(code, 0, "{}", first.log_tail());
+    // The round was finished, not cut off: what follows the pod is there too, and nobody else was there to do it.
+    space.service("a").await?;
+    assert!(space.performers.get("a").await?.status.is_some());
+
+    let second = operator(&scene, &scene.proxy, &flags)?;
+    space.until_ready("a").await?;
+    let held = scene.proxy.inject(creates("performer-b"), Fault::HoldBeforeCommit);
+    space.create("b", spec()).await?;
+    held.reached().await?;
+    second.signal(Signal::TERM)?;
+    // The end of a process on a busy machine takes its time as well.
+    let ended = tokio::time::timeout(GRACE * 2, second.exited()).await;
+    assert_eq!(ended.context("it does not wait for ever")?, 0, "{}", second.log_tail());
+    held.cut();
+    held.end();
+    assert!(space.pods.get_opt("performer-b").await?.is_none());
+
+    let _third = operator(&scene, &scene.proxy, &flags)?;
+    space.until_ready("b").await?;
+    let creates = scene.writes(&space.namespace).into_iter().filter(|seen| seen.request.is_for("pods"));
+    assert_eq!(creates.filter(|seen| seen.request.name.as_deref() == Some("performer-b")).count(), 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stalled_process_ends_itself() -> Result<()> {
+    let scene = Scene::start(Options::bare()).await?;
+    let space = scene.space("stall").await?;
+    let log = scene.control_plane.directory().join("unread");
+    mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+    let unread = open(&log, OFlags::RDWR | OFlags::NONBLOCK, Mode::empty())?;
+    let operator = Child::start(program(&scene.proxy.kubeconfig_path(), log, &["--leader-elect=false"]))?;
+    space.create("a", spec()).await?;
+    space.until_pod("a", "there", |_| true).await?;
+    // Whoever writes to a full pipe that nobody reads stands still, and with it all tasks of its thread.
+    while write(&unread, &[b'\n'; 1024]).is_ok() {}
+    space.create("b", spec()).await?;
+    // Ten seconds without a sign of life, and as much again for a busy machine.
+    let ended = tokio::time::timeout(Duration::from_secs(40), operator.exited()).await;
+    assert_eq!(ended.context("it ends by itself")?, 70);
+    Ok(())
+}
