@@ -14,7 +14,7 @@ use crate::workspace;
 pub struct Conditions {
     pub cpu: String,
     pub cores: usize,
-    pub memory_mib: u64,
+    pub memory_mb: u64,
     pub kernel: String,
     /// Of the minute before: above the number of cores, something else was running.
     pub load_average: f64,
@@ -35,7 +35,7 @@ impl Conditions {
         Ok(Self {
             cpu: field("/proc/cpuinfo", "model name")?,
             cores: std::thread::available_parallelism()?.get(),
-            memory_mib: field("/proc/meminfo", "MemTotal")?.trim_end_matches(" kB").parse::<u64>()? / 1024,
+            memory_mb: field("/proc/meminfo", "MemTotal")?.trim_end_matches(" kB").parse::<u64>()? * 1024 / 1_000_000,
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             load_average: load_average()?,
             strata: format!("{} ({})", env!("CARGO_PKG_VERSION"), commit()),

@@ -10,7 +10,7 @@ pub const PEER: Peer = Peer {
     wall_seconds: 74.0,
     writes_each: 6.1,
     cpu_ms_each: 8.0,
-    rss_mib: 56.0,
+    rss_mb: 56.0,
     writes_per_second_at_rest: 11.0,
 };
 
@@ -21,7 +21,7 @@ pub struct Peer {
     pub wall_seconds: f64,
     pub writes_each: f64,
     pub cpu_ms_each: f64,
-    pub rss_mib: f64,
+    pub rss_mb: f64,
     pub writes_per_second_at_rest: f64,
 }
 
@@ -65,8 +65,8 @@ pub fn goals(results: &Results) -> Vec<Goal> {
         Goal::new("own writes each", "", 5.0, each(load.own.writes(), count), peer(PEER.writes_each)),
         Goal::new("GETs each", "", 0.0, each(load.own.gets, count), None),
         Goal::new("CPU each", "ms", 1.0, load.cpu_ms / each(count, 1), peer(PEER.cpu_ms_each)),
-        Goal::new("RSS, all Ready", "MiB", memory, load.after.rss_mib, peer(PEER.rss_mib)),
-        Goal::new("RSS, after a restart", "MiB", memory, restart.settled.rss_mib, None),
+        Goal::new("RSS, all Ready", "MB", memory, load.after.rss_mb, peer(PEER.rss_mb)),
+        Goal::new("RSS, after a restart", "MB", memory, restart.settled.rss_mb, None),
         Goal::new(
             "requests at rest, lease and watches aside",
             "/s",

@@ -42,10 +42,10 @@ pub struct Operator {
 #[serde(rename_all = "camelCase")]
 pub struct Usage {
     pub cpu_ms: f64,
-    pub rss_mib: f64,
+    pub rss_mb: f64,
     /// Of the resident memory, the part that is the program file itself.
-    pub rss_file_mib: f64,
-    pub peak_mib: f64,
+    pub rss_file_mb: f64,
+    pub peak_mb: f64,
 }
 
 impl Operator {
@@ -120,17 +120,12 @@ impl Operator {
 
 fn usage(pid: u32) -> Result<Usage> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let mib = |name: &str| {
+    let mb = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         let number = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
-        number.map(|kib| kib / 1024.0).with_context(|| format!("no {name} in the process's status"))
+        number.map(|kib| kib * 1024.0 / 1e6).with_context(|| format!("no {name} in the process's status"))
     };
-    Ok(Usage {
-        cpu_ms: cpu_ms(pid)?,
-        rss_mib: mib("VmRSS:")?,
-        rss_file_mib: mib("RssFile:")?,
-        peak_mib: mib("VmHWM:")?,
-    })
+    Ok(Usage { cpu_ms: cpu_ms(pid)?, rss_mb: mb("VmRSS:")?, rss_file_mb: mb("RssFile:")?, peak_mb: mb("VmHWM:")? })
 }
 
 /// Nanoseconds on a CPU, summed over the threads. `stat` counts in steps of 10 ms, which is coarse for a minute at rest.

@@ -16,7 +16,7 @@ pub fn conditions(c: &Conditions) -> String {
     let programs: Vec<String> = c.programs.iter().map(|(name, version)| format!("{name} {version}")).collect();
     format!(
         "Conditions
-  machine     {}, {} cores, {} MiB, {}, load average {:.2}
+  machine     {}, {} cores, {} MB, {}, load average {:.2}
   strata      {}
   programs    {}
   etcd fsync  {}
@@ -26,7 +26,7 @@ pub fn conditions(c: &Conditions) -> String {
   performers  {}, written by {} requests at once\n",
         c.cpu,
         c.cores,
-        c.memory_mib,
+        c.memory_mb,
         c.kernel,
         c.load_average,
         c.strata,
@@ -106,8 +106,8 @@ fn tally(tally: &Tally, by: usize) -> String {
 
 fn memory(usage: &Usage) -> String {
     format!(
-        "{:.1} MiB resident ({:.1} of it the program file), at most {:.1}",
-        usage.rss_mib, usage.rss_file_mib, usage.peak_mib
+        "{:.1} MB resident ({:.1} of it the program file), at most {:.1}",
+        usage.rss_mb, usage.rss_file_mb, usage.peak_mb
     )
 }
 
