@@ -142,10 +142,7 @@ async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
     tokio::spawn(stop_on_signal(stop));
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "strata operator starts");
     operator
-        .run(|bound| {
-            let shown = |address: Option<std::net::SocketAddr>| address.map(|address| address.to_string());
-            tracing::info!(health = shown(bound.health), metrics = shown(bound.metrics), "listening");
-        })
+        .run(|bound| tracing::info!(health = ?bound.health, metrics = ?bound.metrics, "listening"))
         .await
         .map_err(|error| Failure::new(error.to_string()))?;
     tracing::info!("strata operator ends");
