@@ -15,7 +15,7 @@ use testbed::{
 use tokio::time::Instant;
 
 use crate::{
-    harness::{Space, condition, spec},
+    harness::{OPERATOR_USER, Space, condition, spec},
     scene::{Scene, Shared, eventually},
 };
 
@@ -77,21 +77,29 @@ async fn p41_every_write_survives_every_fault_and_nothing_is_made_twice() -> Res
     let lives =
         WRITES.iter().flat_map(|write| FAULTS.map(|fault| Box::pin(live_through(shared, &space, write, fault))));
     try_join_all(lives).await?;
-    let times = |verb: &str, resource: &str, owned: &str| -> Result<usize> {
-        let is_it = |entry: &&Entry| {
-            let entry = (&*entry.namespace, &*entry.verb, &*entry.resource, &*entry.name);
-            entry == (&*space.namespace, verb, resource, owned)
-        };
-        Ok(shared.scene.committed(mark)?.iter().filter(is_it).count())
+    // All of the log about one object, whoever asked and whatever the answer: what a failure shows.
+    let log = |owned: &str| -> Result<Vec<Entry>> {
+        let mut entries = shared.scene.control_plane.audit().entries_after(mark)?;
+        entries.retain(|entry| entry.namespace == space.namespace && entry.name == owned && entry.is_write());
+        Ok(entries)
     };
     for write in WRITES {
         for (fault, _) in FAULTS {
             let owned = format!("performer-{write}-{fault}");
             for (verb, resource) in [("create", "pods"), ("create", "services"), ("delete", "services")] {
+                let times = || -> Result<usize> {
+                    let is_it = |entry: &&Entry| {
+                        entry.user == OPERATOR_USER
+                            && (&*entry.verb, &*entry.resource) == (verb, resource)
+                            && entry.code < 300
+                    };
+                    Ok(log(&owned)?.iter().filter(is_it).count())
+                };
                 // The log is written after the answer.
                 let what = format!("{verb} {resource} {owned}");
-                eventually(&what, || times(verb, resource, &owned).is_ok_and(|times| times > 0)).await?;
-                assert_eq!(times(verb, resource, &owned)?, 1, "{what}");
+                let came = eventually(&what, || times().is_ok_and(|times| times > 0)).await;
+                came.with_context(|| format!("{:#?}", log(&owned)))?;
+                assert_eq!(times()?, 1, "{what}: {:#?}", log(&owned));
             }
         }
     }

@@ -24,14 +24,15 @@ pub struct Event {
 
 /// Events of one round: `before` and `after` are the stored and the new status. A round that does
 /// nothing and changes nothing has none. A Performer's start is told twice, pod created and ready: its Service is named
-/// only when it is made for a pod that is there, which is a repair.
+/// only when it is made for a pod that status knows already, which is a repair.
 pub fn events(
     before: Option<&PerformerStatus>,
     after: &PerformerStatus,
     plan: &Plan<Action>,
     outcomes: &[Outcome],
 ) -> Vec<Event> {
-    let is_start = plan.actions.iter().any(|action| matches!(action, Action::CreatePod(_)));
+    let is_start = before.is_none_or(|status| status.pod_name.is_none())
+        || plan.actions.iter().any(|action| matches!(action, Action::CreatePod(_)));
     let done = plan.actions.iter().zip(outcomes).filter(|(_, outcome)| **outcome == Outcome::Done);
     let told = done.filter(|(action, _)| !(is_start && matches!(action, Action::CreateService(_))));
     let mut events: Vec<Event> = told.filter_map(|(action, _)| of_action(action)).collect();
