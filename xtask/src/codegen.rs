@@ -69,17 +69,20 @@ fn stale<'a>(files: impl IntoIterator<Item = &'a Generated>) -> Vec<&'a str> {
 
 /// What follows from the types and rights alone.
 fn from_code() -> Result<Vec<Generated>> {
-    let crd = api::performer::crd();
     let cluster: Vec<Right> = [performers::rights::CLUSTER, runtime::rights::CLUSTER].concat();
     let own_namespace = runtime::rights::OWN_NAMESPACE;
-    let crd_name = crd.metadata.name.as_deref().context("the CRD has no name")?;
-    Ok(vec![
-        Generated::new(format!("charts/strata/crds/{crd_name}.yaml"), yaml(&crd)?),
+    let mut generated = vec![
         Generated::new("charts/strata/generated/cluster-role-rules.yaml", rules(&cluster)?),
         Generated::new("charts/strata/generated/role-rules.yaml", rules(own_namespace)?),
         Generated::new("docs/reference/rights.md", reference::rights(&cluster, own_namespace)),
-        Generated::new("docs/reference/performer.md", reference::fields(&crd)?),
-    ])
+    ];
+    for crd in api::crds() {
+        let name = crd.metadata.name.as_deref().context("the CRD has no name")?;
+        let page = format!("docs/reference/{}.md", crd.spec.names.kind.to_lowercase());
+        generated.push(Generated::new(format!("charts/strata/crds/{name}.yaml"), yaml(&crd)?));
+        generated.push(Generated::new(page, reference::fields(&crd)?));
+    }
+    Ok(generated)
 }
 
 fn rules(rights: &[Right]) -> Result<String> {

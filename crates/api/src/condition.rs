@@ -15,6 +15,22 @@ pub enum ConditionType {
     Degraded,
     /// The object does its work.
     Available,
+    /// The object is as it was declared.
+    Ready,
+    /// The newest revision of a release was deployed.
+    Released,
+    /// The tests of a release's chart passed.
+    TestSuccess,
+    /// A failed release was rolled back or uninstalled.
+    Remediated,
+    /// Objects of a release differ from it.
+    Drifted,
+    /// All services of a workspace are ready.
+    ServicesReady,
+    /// All users of a workspace are ready.
+    UsersReady,
+    /// A workspace's network policies are in place.
+    NetworkReady,
 }
 
 impl ConditionType {
@@ -23,6 +39,14 @@ impl ConditionType {
             Self::Progressing => "Progressing",
             Self::Degraded => "Degraded",
             Self::Available => "Available",
+            Self::Ready => "Ready",
+            Self::Released => "Released",
+            Self::TestSuccess => "TestSuccess",
+            Self::Remediated => "Remediated",
+            Self::Drifted => "Drifted",
+            Self::ServicesReady => "ServicesReady",
+            Self::UsersReady => "UsersReady",
+            Self::NetworkReady => "NetworkReady",
         }
     }
 }
@@ -103,6 +127,86 @@ reasons! {
     Scheduled,
     /// All is well.
     PodReady,
+    /// Nothing is touched because the spec says so.
+    Suspended,
+    /// A release named in dependsOn is not ready, or they form a cycle.
+    DependencyNotReady,
+    DependencyCycle,
+    /// Helm may only act as a ServiceAccount that the spec names.
+    ServiceAccountRequired,
+    /// The ServiceAccount that Helm is to act as is not there.
+    ServiceAccountMissing,
+    /// A right is missing; the message names it.
+    Forbidden,
+    /// A Secret or ConfigMap, or the key in it, is not there.
+    ValuesMissing,
+    /// The values cannot be given to Helm as they are written.
+    ValuesInvalid,
+    /// The chart cannot be had; the message says why.
+    ChartUnavailable,
+    /// The repository has no such chart or version.
+    ChartNotFound,
+    /// The spec asks for more memory than all helm processes may use together.
+    MemoryExceedsBudget,
+    /// The release is in somebody's hands: a helm process is at work on it.
+    Locked,
+    /// What there is could not be found out.
+    StateUnknown,
+    /// A helm operation waits for its turn.
+    Queued,
+    /// A helm operation is at work.
+    Fetching,
+    Installing,
+    Upgrading,
+    RollingBack,
+    Uninstalling,
+    Testing,
+    /// How an operation ended.
+    InstallSucceeded,
+    InstallFailed,
+    UpgradeSucceeded,
+    UpgradeFailed,
+    RollbackSucceeded,
+    RollbackFailed,
+    UninstallSucceeded,
+    UninstallFailed,
+    TestSucceeded,
+    TestFailed,
+    /// A helm operation took longer than it may.
+    TimedOut,
+    /// A helm operation needed more memory than it may.
+    OutOfMemory,
+    /// No test ran, or the spec asks for none.
+    NotTested,
+    /// Nothing failed.
+    NotNeeded,
+    /// Objects differ from the release, or were set back.
+    DriftDetected,
+    DriftCorrected,
+    NoDrift,
+    /// Nobody looks for drift.
+    DriftNotWatched,
+    /// The PersistentVolumeClaims of a release stand in the way of its removal.
+    DataProtected,
+    /// Another Workspace has this namespace.
+    NamespaceTaken,
+    /// An object of a needed name exists and belongs to someone else.
+    ObjectTaken,
+    /// The API server refused a derived object.
+    ObjectRejected,
+    /// Something derived is not ready.
+    ServicesNotReady,
+    UsersNotReady,
+    /// The workspace is open because the spec says so.
+    NotIsolated,
+    /// A code-server is starting.
+    Starting,
+    /// Everything is at zero because the spec says so.
+    Stopped,
+    /// There is no code-server because the spec says so.
+    Disabled,
+    /// All is as declared.
+    Succeeded,
 }
 
 impl fmt::Display for Reason {
@@ -198,8 +302,8 @@ mod tests {
     #[test]
     fn the_reference_lists_every_reason_in_order() {
         let page = include_str!("../../../docs/reference/conditions.md");
-        let table = page.split("| Reason |").nth(1).expect("a table of reasons").split("\n\n").next();
-        let rows = table.unwrap_or_default().lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        let tables = page.split("| Reason |").skip(1).filter_map(|rest| rest.split("\n\n").next());
+        let rows = tables.flat_map(str::lines).filter_map(|line| line.strip_prefix("| `")?.split('`').next());
         let words: Vec<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
         assert_eq!(rows.collect::<Vec<_>>(), words);
     }

@@ -17,7 +17,7 @@ pub struct RbacFlags {
 }
 
 pub fn print_crds() -> Result<(), Failure> {
-    print(&api::performer::crd())
+    api::crds().iter().try_for_each(print)
 }
 
 pub fn print_rbac(flags: &RbacFlags) -> Result<(), Failure> {
@@ -29,7 +29,7 @@ pub fn print_rbac(flags: &RbacFlags) -> Result<(), Failure> {
     print(&rbac.binding)
 }
 
-fn print(object: &impl Serialize) -> Result<(), Failure> {
+fn print<T: Serialize>(object: &T) -> Result<(), Failure> {
     let yaml = serde_saphyr::to_string(object).map_err(|error| Failure::new(format!("cannot print: {error}")))?;
     anstream::println!("---\n{}", yaml.trim_end());
     Ok(())

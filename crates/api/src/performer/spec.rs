@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::decode::{or_default, saturating};
+use crate::decode::{or_default, saturating};
 
 /// What the performer runs and where.
 //

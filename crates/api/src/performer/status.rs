@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::decode::{or_default, readable_time};
 use crate::condition::{Condition, ConditionType, known_conditions};
+use crate::decode::{date_time, or_default, readable_time};
 
 /// How the performer is doing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -85,8 +85,4 @@ impl fmt::Display for Phase {
 fn known_phase<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Phase>, D::Error> {
     let text = Option::<String>::deserialize(d)?;
     Ok(text.and_then(|t| Phase::ALL.into_iter().find(|p| p.as_str() == t)))
-}
-
-fn date_time(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({"type": "string", "format": "date-time"})
 }

@@ -41,6 +41,10 @@ async fn p45_metrics_tell_of_a_scripted_run() -> Result<()> {
         .await?;
     space.create("refused", spec()).await?;
     space.until_condition("refused", "Degraded", "True", "PodRejected").await?;
+    // A round is counted when it has ended, just after its status is seen.
+    let labels = format!(r#"controller="performer",namespace="{}",class="invalid""#, space.namespace);
+    let failures = format!("strata_reconcile_errors_total{{{labels}}}");
+    eventually("the refusal is counted", async || Ok(world.operator.metric(&failures) >= 1.0)).await?;
 
     let (code, text) = get(world.operator.addresses.metrics, "/metrics").await?;
     assert_eq!(code, 200);

@@ -69,6 +69,22 @@ async fn live_through(shared: &Shared, space: &Space, write: &str, fault: (&str,
     Ok(())
 }
 
+/// How often the operator's requests did it, by the log of one verb on one object. A request that its client gave up may
+/// be logged as failed although it was carried out: then the operator's next try found it done, and nobody else did it.
+fn times_done(log: &[Entry]) -> usize {
+    let is_ours = |entry: &&Entry| entry.user == OPERATOR_USER;
+    let answered = log.iter().filter(is_ours).filter(|entry| entry.code < 300).count();
+    let (given_up, found_done) = (
+        log.iter().filter(is_ours).position(|entry| entry.code >= 499),
+        log.iter().filter(is_ours).position(|entry| matches!(entry.code, 404 | 409)),
+    );
+    let is_alone = log.iter().all(|entry| is_ours(&entry));
+    match (answered, given_up, found_done) {
+        (0, Some(given_up), Some(found_done)) if given_up < found_done && is_alone => 1,
+        (answered, ..) => answered,
+    }
+}
+
 #[tokio::test]
 async fn p41_every_write_survives_every_fault_and_nothing_is_made_twice() -> Result<()> {
     let shared = Scene::shared().await;
@@ -77,29 +93,24 @@ async fn p41_every_write_survives_every_fault_and_nothing_is_made_twice() -> Res
     let lives =
         WRITES.iter().flat_map(|write| FAULTS.map(|fault| Box::pin(live_through(shared, &space, write, fault))));
     try_join_all(lives).await?;
-    // All of the log about one object, whoever asked and whatever the answer: what a failure shows.
-    let log = |owned: &str| -> Result<Vec<Entry>> {
-        let mut entries = shared.scene.control_plane.audit().entries_after(mark)?;
-        entries.retain(|entry| entry.namespace == space.namespace && entry.name == owned && entry.is_write());
-        Ok(entries)
-    };
     for write in WRITES {
         for (fault, _) in FAULTS {
             let owned = format!("performer-{write}-{fault}");
             for (verb, resource) in [("create", "pods"), ("create", "services"), ("delete", "services")] {
-                let times = || -> Result<usize> {
-                    let is_it = |entry: &&Entry| {
-                        entry.user == OPERATOR_USER
-                            && (&*entry.verb, &*entry.resource) == (verb, resource)
-                            && entry.code < 300
-                    };
-                    Ok(log(&owned)?.iter().filter(is_it).count())
+                // All of the log about it, whoever asked and whatever the answer: what a failure shows.
+                let log = || -> Result<Vec<Entry>> {
+                    let mut entries = shared.scene.control_plane.audit().entries_after(mark)?;
+                    entries.retain(|entry| {
+                        (&*entry.namespace, &*entry.verb, &*entry.resource, &*entry.name)
+                            == (&*space.namespace, verb, resource, &*owned)
+                    });
+                    Ok(entries)
                 };
                 // The log is written after the answer.
                 let what = format!("{verb} {resource} {owned}");
-                let came = eventually(&what, || times().is_ok_and(|times| times > 0)).await;
-                came.with_context(|| format!("{:#?}", log(&owned)))?;
-                assert_eq!(times()?, 1, "{what}: {:#?}", log(&owned));
+                let came = eventually(&what, || log().is_ok_and(|log| times_done(&log) > 0)).await;
+                came.with_context(|| format!("{:#?}", log()))?;
+                assert_eq!(times_done(&log()?), 1, "{what}: {:#?}", log());
             }
         }
     }

@@ -98,36 +98,42 @@ impl Cluster {
 
     async fn crds_served(&self) -> Result<(), Failure> {
         let crds: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let name = api::performer::crd().name_any();
         let deadline = Instant::now() + CRD_PATIENCE;
-        while Instant::now() < deadline {
-            let crd = crds.get(&name).await?;
-            let conditions = crd.status.and_then(|status| status.conditions).unwrap_or_default();
-            if conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True") {
-                return Ok(());
+        for name in api::crds().iter().map(ResourceExt::name_any) {
+            while !is_served(&crds.get(&name).await?) {
+                if Instant::now() > deadline {
+                    let patience = CRD_PATIENCE.as_secs();
+                    return Err(Failure::new(format!("the API server does not serve {name} after {patience} s")));
+                }
+                tokio::time::sleep(POLL).await;
             }
-            tokio::time::sleep(POLL).await;
         }
-        Err(Failure::new(format!("the API server does not serve {name} after {} s", CRD_PATIENCE.as_secs())))
+        Ok(())
     }
+}
+
+fn is_served(crd: &CustomResourceDefinition) -> bool {
+    let conditions = crd.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True")
 }
 
 /// All that the operator needs, in the order of creation.
 pub fn installed() -> Vec<DynamicObject> {
     let metadata = ObjectMeta { name: Some(NAMESPACE.to_owned()), ..ObjectMeta::default() };
     let rbac = runtime::rights::rbac(NAMESPACE, ACCOUNT, performers::rights::CLUSTER);
-    vec![
-        dynamic(&Namespace { metadata, ..Namespace::default() }),
-        dynamic(&api::performer::crd()),
+    let mut objects = vec![dynamic(&Namespace { metadata, ..Namespace::default() })];
+    objects.extend(api::crds().iter().map(dynamic));
+    objects.extend([
         dynamic(&rbac.account),
         dynamic(&rbac.cluster_role),
         dynamic(&rbac.cluster_binding),
         dynamic(&rbac.role),
         dynamic(&rbac.binding),
-    ]
+    ]);
+    objects
 }
 
-fn dynamic(object: &impl Serialize) -> DynamicObject {
+fn dynamic<T: Serialize>(object: &T) -> DynamicObject {
     let value = serde_json::to_value(object).expect("Kubernetes objects have a JSON form");
     serde_json::from_value(value).expect("a Kubernetes object has kind and metadata")
 }

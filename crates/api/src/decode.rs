@@ -7,7 +7,7 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer};
 
 /// Absent and `null` both mean the default.
-pub fn or_default<'de, D, T>(d: D) -> Result<T, D::Error>
+pub(crate) fn or_default<'de, D, T>(d: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de> + Default,
@@ -17,12 +17,12 @@ where
 
 /// An integer of any size or spelling, held to the range of `i32`: a schema's `format` is advice,
 /// and a number out of range must be reported by validation, not lost by failing to decode.
-pub fn saturating<'de, D: Deserializer<'de>>(d: D) -> Result<Option<i32>, D::Error> {
+pub(crate) fn saturating<'de, D: Deserializer<'de>>(d: D) -> Result<Option<i32>, D::Error> {
     Ok(Option::<Saturated>::deserialize(d)?.map(|s| s.0))
 }
 
 /// A time, or nothing if it is written in a way we cannot read.
-pub fn readable_time<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Timestamp>, D::Error> {
+pub(crate) fn readable_time<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Timestamp>, D::Error> {
     let text = Option::<String>::deserialize(d)?;
     Ok(text.and_then(|t| t.parse().ok()))
 }
@@ -57,4 +57,9 @@ impl Visitor<'_> for SaturatedVisitor {
     fn visit_f64<E: Error>(self, v: f64) -> Result<Saturated, E> {
         Ok(Saturated(v as i32))
     }
+}
+
+/// The schema of a [`jiff::Timestamp`].
+pub(crate) fn date_time(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({"type": "string", "format": "date-time"})
 }

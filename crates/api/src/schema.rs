@@ -1,0 +1,124 @@
+//! From Rust types to custom resource definitions that an API server takes.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::core::schema::{OptionalEnum, OptionalIntOrString, StructuralSchemaRewriter};
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use schemars::transform::AddNullable;
+use serde_json::{Value, json};
+
+/// What quantities look like in Kubernetes' own schemas.
+const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+
+/// The names and the look of one kind.
+pub(crate) struct Definition {
+    pub group: &'static str,
+    pub version: &'static str,
+    pub kind: &'static str,
+    pub plural: &'static str,
+    pub singular: &'static str,
+    pub short_names: &'static [&'static str],
+    pub columns: Vec<Value>,
+    /// The schema of the whole object.
+    pub schema: Value,
+}
+
+impl Definition {
+    pub(crate) fn crd(self) -> CustomResourceDefinition {
+        let mut names = json!({
+            "kind": self.kind,
+            "listKind": format!("{}List", self.kind),
+            "plural": self.plural,
+            "singular": self.singular,
+            "categories": ["strata"],
+        });
+        if !self.short_names.is_empty() {
+            names["shortNames"] = json!(self.short_names);
+        }
+        let definition = json!({
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": { "name": format!("{}.{}", self.plural, self.group) },
+            "spec": {
+                "group": self.group,
+                "names": names,
+                "scope": "Namespaced",
+                "versions": [{
+                    "name": self.version,
+                    "served": true,
+                    "storage": true,
+                    "subresources": { "status": {} },
+                    "additionalPrinterColumns": self.columns,
+                    "schema": { "openAPIV3Schema": self.schema },
+                }],
+            },
+        });
+        serde_json::from_value(definition).expect("a definition made of literals and generated schemas")
+    }
+}
+
+/// A column of `kubectl get`.
+pub(crate) fn column(name: &str, kind: &str, path: &str) -> Value {
+    json!({ "name": name, "type": kind, "jsonPath": path })
+}
+
+/// A column that only `-o wide` shows.
+pub(crate) fn wide_column(name: &str, kind: &str, path: &str) -> Value {
+    json!({ "name": name, "type": kind, "jsonPath": path, "priority": 1 })
+}
+
+/// One rule of admission: what must hold, and what to tell whoever breaks it.
+pub(crate) fn rule(rule: &str, message: &str) -> Value {
+    json!({ "rule": rule, "message": message })
+}
+
+/// The schema of a type, in the form that Kubernetes takes.
+pub(crate) fn schema_of<T: JsonSchema>() -> Value {
+    let generator = SchemaSettings::openapi3()
+        .with(|s| {
+            s.inline_subschemas = true;
+            s.meta_schema = None;
+        })
+        .with_transform(AddNullable::default())
+        .with_transform(StructuralSchemaRewriter)
+        .with_transform(OptionalEnum)
+        .with_transform(OptionalIntOrString)
+        .into_generator();
+    let mut schema = generator.into_root_schema_for::<T>().to_value();
+    walk("", &mut schema, &mut fit);
+    schema
+}
+
+/// Calls `change` for a schema and, after them, all schemas inside it, each with the property's name.
+pub(crate) fn walk(name: &str, schema: &mut Value, change: &mut impl FnMut(&str, &mut serde_json::Map<String, Value>)) {
+    let Some(object) = schema.as_object_mut() else { return };
+    for keyword in ["items", "additionalProperties"] {
+        if let Some(child) = object.get_mut(keyword) {
+            walk("", child, change);
+        }
+    }
+    for (name, child) in object.get_mut("properties").and_then(Value::as_object_mut).into_iter().flatten() {
+        walk(name, child, change);
+    }
+    change(name, object);
+}
+
+/// `Option` in Rust means that a field may be left out; `null` stays refused. The generated defaults only mirror
+/// Rust's.
+fn fit(_: &str, object: &mut serde_json::Map<String, Value>) {
+    for generated in ["nullable", "default", "title"] {
+        object.remove(generated);
+    }
+    // Kubernetes knows signed formats only; the minimum says the rest.
+    if object.get("format").and_then(Value::as_str).is_some_and(|format| format.starts_with("uint")) {
+        object.remove("format");
+    }
+    if let Some(values) = object.get_mut("enum").and_then(Value::as_array_mut) {
+        values.retain(|value| !value.is_null());
+    }
+    if object.get("x-kubernetes-int-or-string") == Some(&json!(true)) {
+        object.remove("description");
+        object.insert("anyOf".to_owned(), json!([{ "type": "integer" }, { "type": "string" }]));
+        object.insert("pattern".to_owned(), json!(QUANTITY));
+    }
+}

@@ -1,0 +1,60 @@
+//! The kinds of `workspaces.strata.dev`: a team's environment, its people, and Helm releases, which also stand alone.
+
+mod duration;
+mod name;
+mod release;
+mod release_status;
+mod team;
+mod user;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+
+pub use duration::Span;
+pub use name::{
+    DELETE_DATA_ANNOTATION, DIGEST_ANNOTATION, FINALIZER, FORCE_ANNOTATION, LABEL_MANAGED_BY, LABEL_USER,
+    LABEL_WORKSPACE, MANAGED_BY, MAX_RELEASE_NAME, RECONCILE_ANNOTATION,
+};
+pub use release::{
+    ChartReference, CrdPolicy, DriftDetection, DriftIgnore, DriftTarget, HelmRelease, HelmReleaseSpec,
+    InstallRemediation, InstallStrategy, Repository, RollbackStrategy, SecretReference, TestStrategy,
+    UninstallStrategy, UpgradeRemediation, UpgradeStrategy, ValuesKind, ValuesSource,
+};
+pub use release_status::{
+    HelmReleaseStatus, OperationKind, ReadValues, ReleaseOperation, ReleaseRevision, StoppedWorkload, TestResult,
+};
+pub use team::{
+    Access, Config, ConfigKind, Egress, Exposure, IngressSettings, InventoryEntry, Network, Retention, Service,
+    ServiceSummary, Storage, UserDefaults, UserSummary, Workspace, WorkspacePhase, WorkspaceSpec, WorkspaceStatus,
+    WorkspaceUser,
+};
+pub use user::{CodeServer, Permission, User, UserPhase, UserSpec, UserStatus};
+
+pub const GROUP: &str = "workspaces.strata.dev";
+pub const VERSION: &str = "v1alpha1";
+pub const API_VERSION: &str = "workspaces.strata.dev/v1alpha1";
+
+/// The definitions to install.
+pub fn crds() -> [CustomResourceDefinition; 3] {
+    [release::crd(), team::crd(), user::crd()]
+}
+
+/// The schema of a whole object of this group.
+fn root<S: schemars::JsonSchema, T: schemars::JsonSchema>(
+    kind: &str,
+    description: &str,
+    rules: &[serde_json::Value],
+) -> serde_json::Value {
+    serde_json::json!({
+        "type": "object",
+        "description": description,
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": { "type": "string", "description": format!("Always {API_VERSION}.") },
+            "kind": { "type": "string", "description": format!("Always {kind}.") },
+            "metadata": { "type": "object" },
+            "spec": crate::schema::schema_of::<S>(),
+            "status": crate::schema::schema_of::<T>(),
+        },
+        "x-kubernetes-validations": rules,
+    })
+}

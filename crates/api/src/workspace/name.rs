@@ -1,0 +1,25 @@
+//! Names, labels and annotations that both sides rely on.
+
+/// Keeps an object of this group until what belongs to it is gone.
+pub const FINALIZER: &str = "workspaces.strata.dev/finalizer";
+
+/// Helm's own limit, which leaves room for suffixes in the names of a release's objects.
+pub const MAX_RELEASE_NAME: usize = 53;
+
+/// On every object that strata derives from a Workspace or a User, with the value [`MANAGED_BY`].
+pub const LABEL_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+pub const MANAGED_BY: &str = "strata";
+/// The Workspace that an object is derived from.
+pub const LABEL_WORKSPACE: &str = "workspaces.strata.dev/workspace";
+/// The User that an object is derived from.
+pub const LABEL_USER: &str = "workspaces.strata.dev/user";
+
+/// Digest of the object as it was last applied: tells when a field was given up.
+pub const DIGEST_ANNOTATION: &str = "workspaces.strata.dev/digest";
+
+/// Any new value asks for a look at once: chart ranges, values and drift are looked up again.
+pub const RECONCILE_ANNOTATION: &str = "workspaces.strata.dev/reconcile";
+/// Any new value asks for one more operation even if nothing changed or retries are used up.
+pub const FORCE_ANNOTATION: &str = "workspaces.strata.dev/force";
+/// On a HelmRelease, `"true"` allows that its uninstall removes PersistentVolumeClaims of its manifest.
+pub const DELETE_DATA_ANNOTATION: &str = "workspaces.strata.dev/delete-data";

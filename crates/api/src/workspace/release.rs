@@ -1,0 +1,362 @@
+//! `HelmRelease`: one chart at one version with values, kept installed.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{GROUP, HelmReleaseStatus, Span, VERSION, root};
+use crate::kind::kind;
+use crate::schema::{Definition, column, rule, wide_column};
+
+kind!(HelmRelease, "helmreleases", HelmReleaseSpec, HelmReleaseStatus);
+
+/// What is to be installed, and how.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HelmReleaseSpec {
+    /// The chart and where it comes from.
+    pub chart: ChartReference,
+    /// Values from Secrets and ConfigMaps of this namespace; later entries win over earlier ones, and `values` wins over
+    /// all. A change of their content is an upgrade.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 50))]
+    pub values_from: Vec<ValuesSource>,
+    /// Values for the chart, as in a values.yaml.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "free_form")]
+    pub values: Option<serde_json::Map<String, Value>>,
+    /// Name of the Helm release; the object's own name when left out. At most 53 characters, Helm's limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 53, "pattern" = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"))]
+    pub release_name: Option<String>,
+    /// Namespace to install into; this object's own when left out. Another one needs the operator's leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 63, "pattern" = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub target_namespace: Option<String>,
+    /// How long one operation may take, for example 90s or 5m (the default).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Span>,
+    /// Whether an operation waits until the release's workloads are ready (the default).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<bool>,
+    /// ServiceAccount of this namespace that Helm acts as, and as nothing else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    pub service_account_name: Option<String>,
+    /// What to do when an install fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub install: Option<InstallStrategy>,
+    /// What to do when an upgrade fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<UpgradeStrategy>,
+    /// How a rollback is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<RollbackStrategy>,
+    /// How the release is removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uninstall: Option<UninstallStrategy>,
+    /// HelmReleases of this namespace that must be ready first, by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(inner(length(min = 1, max = 253)), extend("maxItems" = 50, "x-kubernetes-list-type" = "set"))]
+    pub depends_on: Vec<String>,
+    /// Whether objects of the release that were changed by others are reported or corrected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drift_detection: Option<DriftDetection>,
+    /// Fields in which drift is expected, for example replicas under an autoscaler.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 50))]
+    pub drift_ignore: Vec<DriftIgnore>,
+    /// The chart's own tests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub test: Option<TestStrategy>,
+    /// How many revisions Helm keeps; 10 when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100))]
+    pub max_history: Option<u32>,
+    /// Nothing is touched while true, not even to report drift; deleting the object still uninstalls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspend: Option<bool>,
+    /// Scales the release's Deployments and StatefulSets to zero while true, and back to their former replicas after.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<bool>,
+    /// What happens to the definitions in the chart's crds folder; create when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crds: Option<CrdPolicy>,
+    /// Memory that this chart's helm process may use, for example 512Mi; the operator's default when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = "^[0-9]+(\\.[0-9]+)?(Ki|Mi|Gi|k|M|G)?$", "maxLength" = 20))]
+    pub memory: Option<String>,
+    /// How often a version range is looked up again and drift is looked for without a sign of it; 10m when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval: Option<Span>,
+}
+
+/// A chart and where it comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ChartReference {
+    /// Repository: http:// or https:// of a chart repository, oci:// of a registry path that holds the chart, or
+    /// file:// of a folder that holds the chart on the operator's own disk.
+    #[schemars(extend("minLength" = 8, "maxLength" = 1024))]
+    pub repo: String,
+    /// Name of the chart in the repository.
+    #[schemars(extend("minLength" = 1, "maxLength" = 250, "pattern" = "^[a-zA-Z0-9]([-_.a-zA-Z0-9]*[a-zA-Z0-9])?$"))]
+    pub name: String,
+    /// An exact version, or a range like ^1.2 or >=1.0 <2; the newest release when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 250))]
+    pub version: Option<String>,
+    /// sha256 digest that the chart's archive must have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = "^(sha256:)?[a-f0-9]{64}$"))]
+    pub digest: Option<String>,
+    /// Speak to an oci:// registry without TLS.
+    #[serde(default, rename = "plainHTTP", skip_serializing_if = "Option::is_none")]
+    pub plain_http: Option<bool>,
+    /// Secret of this namespace with username and password for the repository, and ca.crt where its certificate is
+    /// not signed by a public authority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<SecretReference>,
+}
+
+/// Where a chart comes from, by the scheme of its `repo`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repository {
+    Http,
+    Oci,
+    File,
+}
+
+impl ChartReference {
+    /// `None` for a scheme that admission refuses.
+    pub fn repository(&self) -> Option<Repository> {
+        match self.repo.split_once("://")?.0 {
+            "http" | "https" => Some(Repository::Http),
+            "oci" => Some(Repository::Oci),
+            "file" => Some(Repository::File),
+            _ => None,
+        }
+    }
+}
+
+/// A Secret of the same namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SecretReference {
+    /// Name of the Secret.
+    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    pub name: String,
+}
+
+/// One document of values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ValuesSource {
+    /// Secret or ConfigMap.
+    pub kind: ValuesKind,
+    /// Its name, in this namespace.
+    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    pub name: String,
+    /// The key that holds YAML; values.yaml when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    pub key: Option<String>,
+    /// Whether the release goes ahead without it when it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optional: Option<bool>,
+}
+
+impl ValuesSource {
+    pub fn key(&self) -> &str {
+        self.key.as_deref().unwrap_or("values.yaml")
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum ValuesKind {
+    Secret,
+    ConfigMap,
+}
+
+/// What to do when an install fails.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct InstallStrategy {
+    /// How often it is tried again before the release is left failed; 0 when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub retries: Option<u32>,
+    /// What is done when no retry is left: none (the default) or uninstall.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remediation: Option<InstallRemediation>,
+}
+
+/// What to do when an upgrade fails.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct UpgradeStrategy {
+    /// How often it is tried again before the release is left failed; 0 when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub retries: Option<u32>,
+    /// What is done when no retry is left: none (the default), rollback to the last good revision, or uninstall.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remediation: Option<UpgradeRemediation>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum InstallRemediation {
+    #[default]
+    None,
+    Uninstall,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum UpgradeRemediation {
+    #[default]
+    None,
+    Rollback,
+    Uninstall,
+}
+
+/// How a rollback is done; what is left out is as for an upgrade.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RollbackStrategy {
+    /// How long it may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Span>,
+    /// Whether it waits until the release's workloads are ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<bool>,
+}
+
+/// How the release is removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UninstallStrategy {
+    /// Keep Helm's record of the release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_history: Option<bool>,
+}
+
+/// What is done about objects that differ from the release.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum DriftDetection {
+    /// Nobody looks (the default).
+    #[default]
+    Disabled,
+    /// The condition Drifted names what differs.
+    Warn,
+    /// What differs is set back.
+    Enabled,
+}
+
+/// Fields in which drift is expected.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DriftIgnore {
+    /// JSON pointers, for example /spec/replicas; a pointer covers all below it.
+    #[schemars(extend("minItems" = 1, "maxItems" = 50))]
+    pub paths: Vec<String>,
+    /// Objects that the paths apply to; all when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<DriftTarget>,
+}
+
+/// Some objects of a release; what is left out matches everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DriftTarget {
+    /// Kind of the objects.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Name of the object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// The chart's own tests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TestStrategy {
+    /// Whether they run after each install and upgrade.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enable: Option<bool>,
+    /// Whether the release is ready although they failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignore_failures: Option<bool>,
+}
+
+/// What happens to the definitions in the chart's crds folder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum CrdPolicy {
+    /// They are not looked at.
+    Skip,
+    /// Those that are missing are created with the first install, as Helm does (the default).
+    #[default]
+    Create,
+    /// They are created and brought up to date with every install and upgrade.
+    CreateReplace,
+}
+
+/// Values are the chart's business: any keys, kept as written.
+pub(super) fn free_form(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
+}
+
+pub(super) fn crd() -> CustomResourceDefinition {
+    let rules = [
+        rule(
+            "self.metadata.name.size() <= 53 || has(self.spec.releaseName)",
+            "metadata.name has more than 53 characters, Helm's limit for a release name; set spec.releaseName to a shorter one",
+        ),
+        rule(
+            "(has(self.spec.releaseName) ? self.spec.releaseName : self.metadata.name) == (has(oldSelf.spec.releaseName) ? oldSelf.spec.releaseName : oldSelf.metadata.name)",
+            "spec.releaseName cannot change, the release would be left behind; create another HelmRelease and delete this one",
+        ),
+        rule(
+            "(has(self.spec.targetNamespace) ? self.spec.targetNamespace : '') == (has(oldSelf.spec.targetNamespace) ? oldSelf.spec.targetNamespace : '')",
+            "spec.targetNamespace cannot change, the release would be left behind; create another HelmRelease and delete this one",
+        ),
+        rule(
+            "self.spec.chart.repo.startsWith('http://') || self.spec.chart.repo.startsWith('https://') || self.spec.chart.repo.startsWith('oci://') || self.spec.chart.repo.startsWith('file://')",
+            "spec.chart.repo must begin with http://, https://, oci:// or file://",
+        ),
+        rule(
+            "!self.spec.chart.repo.matches('^[a-z]+://[^/]*@')",
+            "spec.chart.repo must not hold a user or password; put them into a Secret and name it in spec.chart.secretRef",
+        ),
+        rule(
+            "!has(self.spec.dependsOn) || !self.spec.dependsOn.exists(name, name == self.metadata.name)",
+            "spec.dependsOn names the release itself; remove it",
+        ),
+    ];
+    let definition = Definition {
+        group: GROUP,
+        version: VERSION,
+        kind: HelmRelease::KIND,
+        plural: HelmRelease::PLURAL,
+        singular: "helmrelease",
+        short_names: &["hr"],
+        columns: vec![
+            column("Chart", "string", ".spec.chart.name"),
+            column("Version", "string", ".status.lastAppliedRevision"),
+            column("Revision", "integer", ".status.history[0].revision"),
+            column("Ready", "string", ".status.conditions[?(@.type==\"Ready\")].status"),
+            column("Reason", "string", ".status.conditions[?(@.type==\"Ready\")].reason"),
+            column("Age", "date", ".metadata.creationTimestamp"),
+            wide_column("Message", "string", ".status.conditions[?(@.type==\"Ready\")].message"),
+        ],
+        schema: root::<HelmReleaseSpec, HelmReleaseStatus>(
+            HelmRelease::KIND,
+            "A HelmRelease keeps one Helm chart installed at a version with values.",
+            &rules,
+        ),
+    };
+    definition.crd()
+}
+
+/// Labels or annotations.
+pub(super) type Strings = BTreeMap<String, String>;

@@ -1,0 +1,177 @@
+//! What we report of a HelmRelease, and the little that cannot be observed again.
+
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::ValuesKind;
+use crate::condition::{Condition, ConditionType, known_conditions};
+use crate::decode::{date_time, or_default, readable_time};
+
+/// How the release is doing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HelmReleaseStatus {
+    /// The metadata.generation that was last worked on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Ready, Released, TestSuccess, Remediated and Drifted, in this order.
+    #[serde(default, deserialize_with = "known_conditions", skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+    /// Chart version of the newest revision that was deployed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_applied_revision: Option<String>,
+    /// Chart version that was last tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_attempted_revision: Option<String>,
+    /// Digest of the values that were last tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_attempted_values_digest: Option<String>,
+    /// Digest of all that was last tried: chart, values and options.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_attempted_digest: Option<String>,
+    /// Failed attempts at what was last tried.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "is_zero")]
+    pub failures: u32,
+    /// Revisions that Helm keeps, newest first.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<ReleaseRevision>,
+    /// The helm operation that was started last and has not been reported on; tells the next operator whose a lock is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<ReleaseOperation>,
+    /// Last lines of helm's output, when it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_output: Option<String>,
+    /// Secrets and ConfigMaps of spec.valuesFrom as they were last read.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub values_from: Vec<ReadValues>,
+    /// The value of the reconcile annotation that was last acted on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_handled_reconcile: Option<String>,
+    /// The value of the force annotation that was last acted on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_handled_force: Option<String>,
+    /// Workloads that are scaled to zero, with their former replicas.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub stopped: Vec<StoppedWorkload>,
+}
+
+impl HelmReleaseStatus {
+    pub fn condition(&self, kind: ConditionType) -> Option<&Condition> {
+        self.conditions.iter().find(|c| c.kind == kind)
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+/// One revision of the release, as Helm keeps it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReleaseRevision {
+    /// Helm's number.
+    pub revision: u32,
+    /// Helm's word: deployed, superseded, failed, uninstalled.
+    pub status: String,
+    /// Version of the chart; empty when the revision is somebody else's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chart_version: Option<String>,
+    /// Digest of chart, values and options; empty when the revision is somebody else's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// Uid of the Secret in which Helm keeps it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_uid: Option<String>,
+    /// When it was first deployed.
+    #[serde(default, deserialize_with = "readable_time", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "date_time")]
+    pub first_deployed: Option<Timestamp>,
+    /// When Helm last changed it.
+    #[serde(default, deserialize_with = "readable_time", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "date_time")]
+    pub last_deployed: Option<Timestamp>,
+    /// How the chart's tests ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub test: Option<TestResult>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TestResult {
+    Succeeded,
+    Failed,
+}
+
+/// A helm operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum OperationKind {
+    Fetch,
+    Install,
+    Upgrade,
+    Rollback,
+    Uninstall,
+    Test,
+}
+
+impl OperationKind {
+    pub const ALL: [Self; 6] = [Self::Fetch, Self::Install, Self::Upgrade, Self::Rollback, Self::Uninstall, Self::Test];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Fetch => "fetch",
+            Self::Install => "install",
+            Self::Upgrade => "upgrade",
+            Self::Rollback => "rollback",
+            Self::Uninstall => "uninstall",
+            Self::Test => "test",
+        }
+    }
+}
+
+/// A helm operation that was started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReleaseOperation {
+    /// What is done.
+    pub kind: OperationKind,
+    /// Digest of what is tried.
+    pub digest: String,
+    /// Chart version of what is tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chart_version: Option<String>,
+    /// Helm's newest revision before it began; 0 for none.
+    pub revision: u32,
+    /// When it began.
+    #[serde(default, deserialize_with = "readable_time", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "date_time")]
+    pub started_at: Option<Timestamp>,
+}
+
+/// A values document as it was read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReadValues {
+    /// Secret or ConfigMap.
+    pub kind: ValuesKind,
+    /// Its name.
+    pub name: String,
+    /// The key that was read.
+    pub key: String,
+    /// Its metadata.resourceVersion then; empty when it was not there.
+    pub version: String,
+    /// Digest of the document; empty when it was not there.
+    pub digest: String,
+}
+
+/// A workload that is scaled to zero.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StoppedWorkload {
+    /// Deployment or StatefulSet.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// How many replicas it had.
+    pub replicas: i32,
+}

@@ -1,0 +1,424 @@
+//! `Workspace`: one team's environment in one namespace.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference, ResourceRequirements, Toleration};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::release::{Strings, free_form};
+use super::{ChartReference, CodeServer, DriftDetection, GROUP, Permission, Span, VERSION, ValuesSource, root};
+use crate::condition::{Condition, known_conditions};
+use crate::decode::or_default;
+use crate::kind::kind;
+use crate::schema::{Definition, column, rule, wide_column};
+
+kind!(Workspace, "workspaces", WorkspaceSpec, WorkspaceStatus);
+
+/// A team's environment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkspaceSpec {
+    /// Scales code-servers and the workloads of all services to zero while true. Nothing is uninstalled, no data is
+    /// touched, and the former replicas come back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<bool>,
+    /// Domain under which everything is reached: a service at {host}.{workspace}.{domain}.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 150, "pattern" = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"))]
+    pub domain: Option<String>,
+    /// How hosts are served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ingress: Option<IngressSettings>,
+    /// Secrets of this namespace with credentials for private image registries; every code-server gets them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 20))]
+    pub image_pull_secrets: Vec<LocalObjectReference>,
+    /// Services by name; each becomes a HelmRelease of that name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 100))]
+    pub services: BTreeMap<String, Service>,
+    /// People, each with a code-server of their own where they have that permission.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 500, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["slug"]))]
+    pub users: Vec<WorkspaceUser>,
+    /// Code-server settings of every user; a user's own win.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_defaults: Option<UserDefaults>,
+    /// Values that become Secrets and ConfigMaps with a hash of their content in the name. References to
+    /// {workspace}-{name} in valuesFrom of services follow them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 100))]
+    pub configs: BTreeMap<String, Config>,
+    /// Who may talk to whom.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
+}
+
+/// How hosts are served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct IngressSettings {
+    /// IngressClass; the cluster's default one when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    pub class: Option<String>,
+    /// cert-manager ClusterIssuer; with it every host gets a certificate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    pub issuer: Option<String>,
+    /// Annotations of every Ingress.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 50))]
+    pub annotations: Strings,
+    /// URL that the ingress controller asks whether a request is allowed (ingress-nginx' auth-url); what is exposed to
+    /// authenticated users only needs it.
+    #[serde(default, rename = "authURL", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 1024, "pattern" = "^https?://"))]
+    pub auth_url: Option<String>,
+    /// URL to which those who are not signed in are sent (ingress-nginx' auth-signin).
+    #[serde(default, rename = "authSigninURL", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 1024, "pattern" = "^https?://"))]
+    pub auth_signin_url: Option<String>,
+}
+
+/// One service of the team, installed by Helm.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Service {
+    /// Whether it is installed; true when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+    /// The chart and where it comes from.
+    pub chart: ChartReference,
+    /// Values from Secrets and ConfigMaps of this namespace, in order. The name of an entry of spec.configs stands for
+    /// its present version.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 50))]
+    pub values_from: Vec<ValuesSource>,
+    /// Values for the chart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "free_form")]
+    pub values: Option<serde_json::Map<String, Value>>,
+    /// Services that must be ready first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(inner(length(min = 1, max = 253)), extend("maxItems" = 50, "x-kubernetes-list-type" = "set"))]
+    pub depends_on: Vec<String>,
+    /// How the service is reached from outside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expose: Option<Exposure>,
+    /// ServiceAccount of this namespace that Helm acts as.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    pub service_account_name: Option<String>,
+    /// How long one operation may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Span>,
+    /// Whether changed objects are reported or set back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drift_detection: Option<DriftDetection>,
+    /// Allows that removing the service removes the PersistentVolumeClaims of its release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delete_data: Option<bool>,
+}
+
+/// How something is reached from outside.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Exposure {
+    /// Name of the Kubernetes Service.
+    #[schemars(extend("minLength" = 1, "maxLength" = 63))]
+    pub service: String,
+    /// Its port.
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: i32,
+    /// First part of the host; the service's name in the Workspace when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 63, "pattern" = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub host_prefix: Option<String>,
+    /// Who may reach it: public (the default) or authenticated, which needs spec.ingress.authURL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Access {
+    #[default]
+    Public,
+    Authenticated,
+}
+
+/// One person of the team.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkspaceUser {
+    /// Short name; part of host and object names.
+    #[schemars(extend("minLength" = 1, "maxLength" = 40, "pattern" = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub slug: String,
+    /// Address of the person.
+    #[schemars(extend("minLength" = 3, "maxLength" = 254, "pattern" = "^[^@\\s]+@[^@\\s]+$"))]
+    pub email: String,
+    /// Full name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxLength" = 254))]
+    pub name: Option<String>,
+    /// What the person may use: code-server.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 10, "x-kubernetes-list-type" = "set"))]
+    pub permissions: Vec<Permission>,
+    /// Code-server settings that win over spec.userDefaults.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code_server: Option<CodeServer>,
+}
+
+/// Code-server settings of every user.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UserDefaults {
+    /// Image of the code-server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 1024))]
+    pub image: Option<String>,
+    /// CPU and memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<ResourceRequirements>,
+    /// The volume of the home directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<Storage>,
+    /// Environment variables.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 200))]
+    pub env: Vec<EnvVar>,
+    /// Labels that a node must carry.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_selector: Strings,
+    /// Taints that are tolerated.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 50))]
+    pub tolerations: Vec<Toleration>,
+}
+
+/// The volume of a home directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Storage {
+    /// Size, for example 10Gi (the default). Kubernetes fixes it when the volume is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = "^[0-9]+(\\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", "maxLength" = 20))]
+    pub size: Option<String>,
+    /// StorageClass; the cluster's default one when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    pub class: Option<String>,
+    /// What happens to the volume when the user is removed: retain (the default) or delete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention: Option<Retention>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Retention {
+    #[default]
+    Retain,
+    Delete,
+}
+
+/// A value that becomes a Secret or ConfigMap with a hash of its content in the name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Config {
+    /// Secret or ConfigMap (the default).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<ConfigKind>,
+    /// The content, by key.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 200))]
+    pub data: Strings,
+    /// A Secret of this namespace whose content is taken instead of data, so that nothing secret stands here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_secret: Option<super::SecretReference>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum ConfigKind {
+    Secret,
+    #[default]
+    ConfigMap,
+}
+
+/// Who may talk to whom.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Network {
+    /// Whether the workspace is closed to others; true when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<bool>,
+    /// What pods may reach beside DNS, the workspace itself, the internet and the API server.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 100))]
+    pub allowed_egress: Vec<Egress>,
+    /// Namespace of the ingress controller, which may reach every pod; ingress-nginx when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 63))]
+    pub ingress_namespace: Option<String>,
+    /// Whether pods may reach the internet, without private address ranges; true when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub internet: Option<bool>,
+}
+
+/// An address range that pods may reach.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Egress {
+    /// Address range, for example 10.20.0.0/16.
+    #[schemars(extend("minLength" = 3, "maxLength" = 64, "pattern" = "^[0-9a-fA-F:.]+/[0-9]{1,3}$"))]
+    pub cidr: String,
+    /// Ports; at least one, since none would mean all.
+    #[schemars(extend("minItems" = 1, "maxItems" = 50))]
+    pub ports: Vec<i32>,
+    /// TCP (the default), UDP or SCTP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["TCP", "UDP", "SCTP"]))]
+    pub protocol: Option<String>,
+}
+
+/// How the workspace is doing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkspaceStatus {
+    /// The metadata.generation that was last worked on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Where the workspace is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<WorkspacePhase>,
+    /// Ready, ServicesReady, UsersReady and NetworkReady, in this order.
+    #[serde(default, deserialize_with = "known_conditions", skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+    /// The services, by name.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<ServiceSummary>,
+    /// The users, by slug.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<UserSummary>,
+    /// Services that are ready, of those that are enabled: 2/3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub services_ready: Option<String>,
+    /// Users who are ready, of all with a code-server: 2/3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub users_ready: Option<String>,
+    /// Objects derived from this one.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub inventory: Vec<InventoryEntry>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum WorkspacePhase {
+    /// Something is being made or changed.
+    Progressing,
+    Ready,
+    /// Everything is at zero because spec.stopped says so.
+    Stopped,
+    /// A service, a user or the spec needs attention; the conditions say which.
+    Failed,
+    Terminating,
+}
+
+/// One service in short.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ServiceSummary {
+    /// Its name in spec.services.
+    pub name: String,
+    /// Whether its release is ready.
+    pub ready: bool,
+    /// Why not, in a word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Why not, in a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Chart version that is deployed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Where it is reached, if it is exposed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+}
+
+/// One user in short.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct UserSummary {
+    /// The slug in spec.users.
+    pub slug: String,
+    /// Whether the code-server is ready.
+    pub ready: bool,
+    /// Why not, in a word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Where the code-server is reached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+}
+
+/// A derived object.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub struct InventoryEntry {
+    /// Kind, with its group where it has one: NetworkPolicy.networking.k8s.io.
+    pub kind: String,
+    /// Name in this namespace.
+    pub name: String,
+}
+
+/// What must hold for `authenticated` somewhere.
+const AUTHENTICATED: &str = "!has(self.spec.services) || (has(self.spec.ingress) && has(self.spec.ingress.authURL)) || !self.spec.services.exists(name, has(self.spec.services[name].expose) && has(self.spec.services[name].expose.access) && self.spec.services[name].expose.access == 'authenticated')";
+
+pub(super) fn crd() -> CustomResourceDefinition {
+    let rules = [
+        rule(
+            "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+            "metadata.name becomes part of host and object names; use at most 40 lower-case letters, digits and dashes",
+        ),
+        rule(
+            "!has(self.spec.services) || self.spec.services.all(name, name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$') && name.size() <= 53)",
+            "spec.services: a name becomes a release name and part of a host; use at most 53 lower-case letters, digits and dashes",
+        ),
+        rule(
+            "!has(self.spec.configs) || self.spec.configs.all(name, name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$') && name.size() <= 63)",
+            "spec.configs: a name becomes part of object names; use at most 63 lower-case letters, digits and dashes",
+        ),
+        rule(
+            AUTHENTICATED,
+            "spec.services: expose.access authenticated needs spec.ingress.authURL, which says who is signed in; set it, or choose public",
+        ),
+        rule(
+            "has(self.spec.domain) || !has(self.spec.services) || !self.spec.services.exists(name, has(self.spec.services[name].expose))",
+            "spec.domain is needed to expose a service; set it, or remove expose",
+        ),
+    ];
+    let definition = Definition {
+        group: GROUP,
+        version: VERSION,
+        kind: Workspace::KIND,
+        plural: Workspace::PLURAL,
+        singular: "workspace",
+        short_names: &["ws"],
+        columns: vec![
+            column("Phase", "string", ".status.phase"),
+            column("Services", "string", ".status.servicesReady"),
+            column("Users", "string", ".status.usersReady"),
+            column("Ready", "string", ".status.conditions[?(@.type==\"Ready\")].status"),
+            column("Reason", "string", ".status.conditions[?(@.type==\"Ready\")].reason"),
+            column("Age", "date", ".metadata.creationTimestamp"),
+            wide_column("Message", "string", ".status.conditions[?(@.type==\"Ready\")].message"),
+        ],
+        schema: root::<WorkspaceSpec, WorkspaceStatus>(
+            Workspace::KIND,
+            "A Workspace is one team's environment: its services, its people and what ties them together.",
+            &rules,
+        ),
+    };
+    definition.crd()
+}
