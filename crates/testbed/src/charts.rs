@@ -22,7 +22,7 @@ use std::{
 use k8s_openapi::ByteString;
 pub use registry::Registry;
 pub use repository::{ChartRepository, Request};
-pub use sample::{samples, write_source};
+pub use sample::{sample, samples, write_source};
 use sha2::{Digest, Sha256};
 
 use crate::{

@@ -51,6 +51,12 @@ pub async fn samples() -> Result<&'static [Archive], Error> {
     Ok(&PACKAGED.get_or_try_init(package_all).await?.archives)
 }
 
+/// One of them.
+pub async fn sample(name: &str, version: &str) -> Result<&'static Archive, Error> {
+    let is_wanted = |archive: &&Archive| archive.name == name && archive.version == version;
+    samples().await?.iter().find(is_wanted).ok_or_else(|| Error::NoSample(format!("{name} {version}")))
+}
+
 /// Writes the source of a sample chart into a new directory of its name below `parent`, to be changed and packaged.
 pub fn write_source(name: &str, parent: &Path) -> Result<PathBuf, Error> {
     let sample = SAMPLES.iter().find(|sample| sample.name == name);

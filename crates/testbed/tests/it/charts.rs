@@ -11,7 +11,7 @@ use kube::{Api, ResourceExt, api::ListParams};
 use serde_json::Value;
 use testbed::{
     ControlPlane,
-    charts::{self, Access, Archive, ChartRepository, PASSWORD, Registry, USERNAME},
+    charts::{Access, Archive, ChartRepository, PASSWORD, Registry, USERNAME, package, sample, write_source},
     helm::Helm,
 };
 use tokio::{
@@ -96,9 +96,9 @@ async fn the_index_follows_what_is_published_and_withdrawn() -> Result<()> {
     assert!(show(&helm, &newest).await?.contains("version: 1.1.0"));
 
     let directory = tempfile::tempdir()?;
-    let source = charts::write_source("four", directory.path())?;
+    let source = write_source("four", directory.path())?;
     fs::write(source.join("values.yaml"), "note: changed\nimage: registry.test/ready:2\nreplicas: 0\n")?;
-    let changed = charts::package(&source, "3.0.0", directory.path()).await?;
+    let changed = package(&source, "3.0.0", directory.path()).await?;
     repository.publish(&changed)?;
     assert!(show(&helm, &["values", "four", "--repo", &repository.url()]).await?.contains("note: changed"));
     Ok(())
@@ -142,8 +142,8 @@ async fn a_repository_can_fail_hang_and_be_huge() -> Result<()> {
 #[tokio::test]
 async fn one_source_gives_one_digest() -> Result<()> {
     let directory = tempfile::tempdir()?;
-    let source = charts::write_source("four", directory.path())?;
-    let again = charts::package(&source, "1.0.0", directory.path()).await?;
+    let source = write_source("four", directory.path())?;
+    let again = package(&source, "1.0.0", directory.path()).await?;
     assert_eq!(again.digest, sample("four", "1.0.0").await?.digest);
     assert_ne!(again.digest, sample("four", "1.1.0").await?.digest);
     Ok(())
@@ -219,12 +219,6 @@ impl Cluster<'_> {
         let place = ["--namespace", self.namespace, "--kubeconfig", self.kubeconfig.to_str().context("path")?];
         Ok(helm.run([args, &place].concat()).await?)
     }
-}
-
-async fn sample(name: &str, version: &str) -> Result<&'static Archive> {
-    let mut samples = charts::samples().await?.iter();
-    let sample = samples.find(|archive| archive.name == name && archive.version == version);
-    sample.with_context(|| format!("no {name} {version}"))
 }
 
 async fn pull(helm: &Helm, args: &[&str]) -> Result<String> {
