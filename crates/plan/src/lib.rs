@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use api::condition::Reason;
 
+pub mod event;
 pub mod object;
 pub mod performers;
+pub mod releases;
 
 /// What one round intends.
 #[derive(Clone, Debug, PartialEq)]
