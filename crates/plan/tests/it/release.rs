@@ -104,8 +104,7 @@ impl World {
                 assert_eq!(newest.revision, *revision);
                 newest.status = StoredStatus::Failed;
             }
-            Action::LookForDrift => self.observed.drift = Drift::None,
-            Action::CorrectDrift => self.observed.drift = Drift::None,
+            Action::LookForDrift | Action::CorrectDrift => self.observed.drift = Drift::None,
             Action::LookAtReplicas => self.observed.workloads = Replicas::Live(vec![workload(3)]),
             Action::Scale(scaled) => self.observed.workloads = Replicas::Live(scaled.clone()),
             Action::Cancel => self.observed.job = Job::Idle,
@@ -133,8 +132,12 @@ impl World {
         self.observed.job = Job::Finished(Ended { operation, result });
     }
 
-    /// Rounds until nothing is left to do now.
-    fn settle(&mut self) -> Plan<Action> {
+    fn settle(&mut self) {
+        let _ = self.rest();
+    }
+
+    /// Rounds until nothing is left to do now; the last plan.
+    fn rest(&mut self) -> Plan<Action> {
         for _ in 0..30 {
             let plan = self.round();
             let is_idle = plan.actions.is_empty() && plan.next_look != Some(Duration::ZERO);
@@ -190,7 +193,7 @@ fn an_install_settles_and_planning_again_does_nothing() {
     let again = world.plan();
     assert_eq!((again.actions, again.next_look), (vec![], None));
     let before = world.object.status.clone();
-    world.round();
+    let _ = world.round();
     assert_eq!(world.object.status, before);
 }
 
@@ -224,7 +227,7 @@ fn w03_version_repo_or_values_alone_are_an_upgrade() {
 fn w30_a_failure_is_not_retried_blindly_and_a_change_tries_again() {
     let mut world = World::new(json!({}));
     world.failures = vec![FailureClass::Other];
-    let plan = world.settle();
+    let plan = world.rest();
     assert_eq!(world.kinds(), [Install]);
     assert_eq!(plan.blocked.unwrap().reason, Reason::InstallFailed);
     assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::InstallFailed));
@@ -255,7 +258,7 @@ fn w31_retries_then_rollback_to_the_last_good_revision() {
     world.settle();
     world.change("bad");
     world.failures = vec![FailureClass::Timeout; 3];
-    let plan = world.settle();
+    let plan = world.rest();
     assert_eq!(world.kinds(), [Install, Upgrade, Upgrade, Upgrade, Rollback]);
     assert_eq!(world.operations[4].to_revision, Some(1));
     assert_eq!(plan.blocked.unwrap().reason, Reason::TimedOut);
@@ -317,7 +320,7 @@ fn somebody_elses_lock_is_left_alone_for_half_a_minute() {
     let mut world = World::new(json!({}));
     let at = world.now;
     world.storage().push(stored(1, StoredStatus::PendingUpgrade, at));
-    let plan = world.settle();
+    let plan = world.rest();
     assert_eq!(plan.blocked.unwrap().reason, Reason::Locked);
     assert_eq!(plan.next_look, Some(Duration::from_secs(30)));
     world.now += Duration::from_secs(30);
@@ -343,7 +346,7 @@ fn interruptions_are_tried_again_after_growing_pauses_and_end() {
     world.failures = vec![FailureClass::Interrupted; 10];
     let mut pauses = vec![];
     for _ in 0..20 {
-        let plan = world.settle();
+        let plan = world.rest();
         let Some(pause) = plan.next_look else { break };
         pauses.push(pause.as_secs());
         world.now += pause;
@@ -378,9 +381,9 @@ fn w29_a_failed_uninstall_is_tried_again_and_keeps_the_finalizer() {
     world.failures = vec![FailureClass::Other];
     // The fake clears its storage even when it fails; a real one does not.
     let kept = world.storage().clone();
-    world.round();
+    let _ = world.round();
     *world.storage() = kept;
-    let plan = world.settle();
+    let plan = world.rest();
     assert!(!world.is_gone);
     assert_eq!(plan.blocked.unwrap().reason, Reason::UninstallFailed);
     world.now += plan.next_look.unwrap();
@@ -394,7 +397,7 @@ fn w39_in_a_dying_namespace_the_finalizer_goes_when_nobody_can_act() {
     world.settle();
     world.delete();
     world.observed.identity = Identity::AccountMissing("deployer".into());
-    assert_eq!(world.settle().blocked.unwrap().reason, Reason::ServiceAccountMissing);
+    assert_eq!(world.rest().blocked.unwrap().reason, Reason::ServiceAccountMissing);
     world.observed.is_namespace_terminating = true;
     world.settle();
     assert!(world.is_gone);
@@ -424,9 +427,11 @@ fn nothing_is_decided_while_helm_is_at_work_or_on_an_unknown_storage() {
     assert!(world.plan().actions.is_empty());
 }
 
+type Hinder = fn(&mut Observed);
+
 #[test]
 fn what_hinders_is_named() {
-    let cases: [(fn(&mut Observed), Reason); 7] = [
+    let cases: [(Hinder, Reason); 7] = [
         (|o| o.values = Values::Missing("Secret a".into()), Reason::ValuesMissing),
         (|o| o.values = Values::Invalid("key big".into()), Reason::ValuesInvalid),
         (|o| o.identity = Identity::AccountRequired, Reason::ServiceAccountRequired),
@@ -441,12 +446,12 @@ fn what_hinders_is_named() {
     for (hinder, reason) in cases {
         let mut world = World::new(json!({}));
         hinder(&mut world.observed);
-        let plan = world.settle();
+        let plan = world.rest();
         assert_eq!(plan.blocked.unwrap().reason, reason);
         assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, reason));
         assert!(world.operations.is_empty());
         let before = world.object.status.clone();
-        world.round();
+        let _ = world.round();
         assert_eq!(world.object.status, before, "a blocked release is quiet");
     }
 }
@@ -475,7 +480,7 @@ fn w35_tests_run_once_per_revision_and_are_reported() {
     assert_eq!(world.condition(ConditionType::TestSuccess).0, ConditionStatus::True);
     world.change("v2");
     world.failures = vec![];
-    world.round();
+    let _ = world.round();
     world.failures = vec![FailureClass::Other];
     world.settle();
     assert_eq!(world.kinds(), [Install, Test, Upgrade, Test]);
@@ -531,7 +536,7 @@ fn a_rollback_that_was_asked_for_stays_until_something_changes() {
     world.settle();
     assert_eq!(world.kinds().last(), Some(&Upgrade));
     world.annotate(ROLLBACK_ANNOTATION, "9@now");
-    let blocked = world.settle().blocked.unwrap();
+    let blocked = world.rest().blocked.unwrap();
     assert!(blocked.message.contains("Helm keeps 1, 2, 3, 4"), "{}", blocked.message);
 }
 
@@ -541,7 +546,7 @@ fn a_suspended_release_is_not_touched_and_its_deletion_leaves_it() {
     world.settle();
     world.object.spec.as_mut().unwrap().suspend = Some(true);
     world.change("v2");
-    let plan = world.settle();
+    let plan = world.rest();
     assert_eq!(plan.blocked.unwrap().reason, Reason::Suspended);
     world.delete();
     world.settle();
