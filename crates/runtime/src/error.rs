@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use kube::core::Status;
 
+use crate::watch::{Chain, undecodable};
+
 /// The class decides what happens next; the text is for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
@@ -105,6 +107,20 @@ impl Error {
         match self {
             Self::Api { retry_after, .. } => *retry_after,
             _ => None,
+        }
+    }
+}
+
+/// An error of kube in few words: of a refusal what the server said, without the whole Status; of an answer that could
+/// not be decoded where, without what stands there, which may be anybody's secret.
+pub(crate) struct Brief<'a>(pub &'a kube::Error);
+
+impl std::fmt::Display for Brief<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            kube::Error::Api(status) => write!(f, "{} ({})", status.message, status.code),
+            kube::Error::SerdeError(error) => f.write_str(&undecodable(error)),
+            other => Chain(other).fmt(f),
         }
     }
 }

@@ -17,7 +17,11 @@ pub fn init(format: LogFormat, filter: &str) -> Result<(), String> {
             "log level {filter:?} is unknown: use error, warn, info, debug or trace, or a filter like info,performers=debug"
         ));
     }
-    let filter = EnvFilter::try_new(filter).map_err(|error| format!("log filter {filter:?}: {error}"))?;
+    // kube's client reports every failed request as an error of its own, several times a second while a server is down.
+    // What fails is told by the one who asked.
+    let directives =
+        if filter.contains("kube_client") { filter.to_owned() } else { format!("{filter},kube_client=off") };
+    let filter = EnvFilter::try_new(directives).map_err(|error| format!("log filter {filter:?}: {error}"))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Unfailing);
     let started = match format {
         LogFormat::Json => builder.json().flatten_event(true).with_current_span(true).with_span_list(false).try_init(),
