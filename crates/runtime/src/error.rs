@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use kube::core::Status;
 
-use crate::watch::{Chain, undecodable};
-
 /// The class decides what happens next; the text is for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
@@ -108,6 +106,29 @@ impl Error {
             Self::Api { retry_after, .. } => *retry_after,
             _ => None,
         }
+    }
+}
+
+/// Where an answer could not be decoded, without what stands there.
+pub(crate) fn undecodable(error: &serde_json::Error) -> String {
+    format!("the answer is not of the expected form (line {}, column {})", error.line(), error.column())
+}
+
+/// An error with its sources on one line, each told once: many errors quote their source themselves.
+pub(crate) struct Chain<'a>(pub &'a dyn std::error::Error);
+
+impl std::fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut told = self.0.to_string();
+        let mut source = self.0.source();
+        while let Some(error) = source {
+            let text = error.to_string();
+            if !told.contains(&text) {
+                told = format!("{told}: {text}");
+            }
+            source = error.source();
+        }
+        f.write_str(&told)
     }
 }
 

@@ -11,13 +11,12 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::{
-    error::Error,
+    error::{Chain, Error},
     key::Key,
     queue::Queue,
     store::{Changed, Store, Versioned},
     trouble::Trouble,
     view::View,
-    watch::Chain,
     writer::Writer,
 };
 

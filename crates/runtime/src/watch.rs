@@ -167,29 +167,6 @@ pub(crate) fn describe(error: &watcher::Error) -> String {
     }
 }
 
-/// Where an answer could not be decoded, without what stands there.
-pub(crate) fn undecodable(error: &serde_json::Error) -> String {
-    format!("the answer is not of the expected form (line {}, column {})", error.line(), error.column())
-}
-
-/// An error with its sources on one line, each told once: many errors quote their source themselves.
-pub(crate) struct Chain<'a>(pub &'a dyn std::error::Error);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut told = self.0.to_string();
-        let mut source = self.0.source();
-        while let Some(error) = source {
-            let text = error.to_string();
-            if !told.contains(&text) {
-                told = format!("{told}: {text}");
-            }
-            source = error.source();
-        }
-        f.write_str(&told)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kube::core::Status;
