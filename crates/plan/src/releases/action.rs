@@ -25,8 +25,6 @@ pub enum Action {
     AddFinalizer {
         finalizers: Vec<String>,
     },
-    /// Looks the chart up and fetches it.
-    Fetch,
     /// Stores in status that the operation begins, then hands it to the runner.
     Start(Operation),
     /// Ends what the runner does for the release.
@@ -48,6 +46,16 @@ pub enum Action {
     ReleaseFinalizer {
         finalizers: Vec<String>,
     },
+}
+
+impl Action {
+    /// Whether it is done in the release's name rather than the operator's.
+    pub fn needs_identity(&self) -> bool {
+        match self {
+            Self::Start(_) | Self::LookForDrift | Self::CorrectDrift | Self::LookAtReplicas | Self::Scale(_) => true,
+            Self::AddFinalizer { .. } | Self::Cancel | Self::Unlock { .. } | Self::ReleaseFinalizer { .. } => false,
+        }
+    }
 }
 
 /// What became of an action.

@@ -132,20 +132,15 @@ impl Deciding<'_> {
         };
         match &self.observed.chart {
             Chart::Resolved { version, .. } => Some((version.clone(), values)),
-            Chart::Unresolved => {
-                plan.actions.push(Action::Fetch);
-                None
-            }
-            Chart::Failed { failure, attempts, ago } => {
+            Chart::Fetching => None,
+            Chart::Failed(failure) => {
                 let is_permanent = matches!(failure.class, FailureClass::NotFound | FailureClass::Unauthorised);
-                let doubled = self.policy.fetch_patience * 2_u32.saturating_pow((*attempts).clamp(1, 16) - 1);
-                let patience = if is_permanent { desired.interval } else { doubled.min(desired.interval) };
-                if *ago >= patience {
-                    plan.actions.push(Action::Fetch);
+                let (reason, pause) = if is_permanent {
+                    (Reason::ChartNotFound, desired.interval)
                 } else {
-                    plan.look_within(patience.saturating_sub(*ago));
-                }
-                let reason = if is_permanent { Reason::ChartNotFound } else { Reason::ChartUnavailable };
+                    (Reason::ChartUnavailable, self.policy.fetch_retry.min(desired.interval))
+                };
+                plan.look_within(pause);
                 plan.block(reason, failure.message.clone());
                 None
             }

@@ -22,8 +22,8 @@ pub struct Policy {
     pub lock_patience: Duration,
     /// How often what ended an attempt from outside may do so before it counts as a failure.
     pub max_interruptions: u32,
-    /// How long a chart that cannot be had is not asked for again; doubled with each time up to the interval.
-    pub fetch_patience: Duration,
+    /// How soon a repository that cannot be reached is asked again.
+    pub fetch_retry: Duration,
 }
 
 impl Default for Policy {
@@ -35,7 +35,7 @@ impl Default for Policy {
             lock_patience: Duration::from_secs(30),
             // A node that keeps killing helm is no accident any more.
             max_interruptions: 5,
-            fetch_patience: Duration::from_secs(10),
+            fetch_retry: Duration::from_secs(30),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What is known about a release and its surroundings.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use api::workspace::{OperationKind, ReadValues, StoppedWorkload};
 use jiff::Timestamp;
@@ -101,10 +101,10 @@ pub enum Values {
 pub enum Chart {
     /// Known, from an exact version, from status or from a fetch.
     Resolved { version: String, digest: Option<String> },
-    /// Nobody looked, or the last look is too old.
-    Unresolved,
-    /// The last look failed, this long ago.
-    Failed { failure: Failure, attempts: u32, ago: Duration },
+    /// Being looked up or fetched.
+    Fetching,
+    /// It cannot be had.
+    Failed(Failure),
 }
 
 /// What the runner does for this release.

@@ -66,7 +66,7 @@ fn remember_sources(status: &mut HelmReleaseStatus, round: &Round<'_>, desired: 
         status.resolved = Some(ResolvedChart { reference, version: version.clone(), digest: digest.clone() });
     }
     let annotations = round.object.metadata.annotations.as_ref();
-    let is_looked = !matches!(round.observed.chart, Chart::Unresolved) && round.plan.actions.is_empty();
+    let is_looked = round.observed.chart != Chart::Fetching && round.plan.actions.is_empty();
     if is_looked && let Some(value) = annotations.and_then(|all| all.get(RECONCILE_ANNOTATION)) {
         status.last_handled_reconcile = Some(value.clone());
     }
@@ -78,7 +78,6 @@ fn take_in(status: &mut HelmReleaseStatus, action: &Action, round: &Round<'_>, m
         Action::Unlock { .. } => status.operation = None,
         Action::Scale(scaled) => remember_replicas(status, scaled, round),
         Action::AddFinalizer { .. }
-        | Action::Fetch
         | Action::Cancel
         | Action::LookForDrift
         | Action::CorrectDrift
@@ -144,7 +143,7 @@ struct Facts<'a> {
     status: &'a HelmReleaseStatus,
     desired: Option<&'a Desired>,
     /// What is at work, or about to be.
-    busy: Option<(OperationKind, bool)>,
+    busy: Option<OperationKind>,
     /// Whether the newest revision is the wanted one.
     is_released: bool,
     blocked: Option<Why>,
@@ -153,13 +152,12 @@ struct Facts<'a> {
 impl<'a> Facts<'a> {
     fn new(round: &'a Round<'a>, memory: &Memory, status: &'a HelmReleaseStatus, desired: Option<&'a Desired>) -> Self {
         let started = round.done().find_map(|action| match action {
-            Action::Start(operation) => Some((operation.kind, true)),
-            Action::Fetch => Some((OperationKind::Fetch, true)),
+            Action::Start(operation) => Some(operation.kind),
             _ => None,
         });
         let at_work = match &round.observed.job {
-            Job::Waiting(kind) => Some((*kind, true)),
-            Job::Running(kind) => Some((*kind, false)),
+            Job::Waiting(kind) | Job::Running(kind) => Some(*kind),
+            Job::Idle if round.observed.chart == Chart::Fetching => Some(OperationKind::Fetch),
             Job::Idle | Job::Finished(_) => None,
         };
         let is_released = desired.is_some_and(|desired| is_released(desired, round.observed, memory));
@@ -202,8 +200,8 @@ impl<'a> Facts<'a> {
         if self.round.object.metadata.deletion_timestamp.is_some() {
             return self.leaving();
         }
-        if let Some((kind, is_waiting)) = self.busy {
-            return (ConditionStatus::Unknown, doing(kind), self.progress(kind, is_waiting));
+        if let Some(kind) = self.busy {
+            return (ConditionStatus::Unknown, doing(kind), self.progress(kind));
         }
         if let Some(Why { reason, message }) = &self.blocked {
             let is_true = *reason == Reason::Suspended && self.is_released;
@@ -236,15 +234,15 @@ impl<'a> Facts<'a> {
         (status, reason, message)
     }
 
-    fn progress(&self, kind: OperationKind, is_waiting: bool) -> String {
-        let what = match (kind, &self.status.last_attempted_revision) {
+    /// That it waits or is at work is one text: a write for the difference would help nobody.
+    fn progress(&self, kind: OperationKind) -> String {
+        match (kind, &self.status.last_attempted_revision) {
+            (OperationKind::Fetch, _) => "the chart is being looked up and fetched".to_owned(),
             (OperationKind::Install | OperationKind::Upgrade, Some(version)) => {
-                format!("{} of chart version {version}", kind.as_str())
+                format!("{} of chart version {version} is under way", kind.as_str())
             }
-            _ => kind.as_str().to_owned(),
-        };
-        // A waiting operation may begin any moment without a word; the two are told apart by metrics.
-        if is_waiting { format!("{what}: begun or waiting for its turn") } else { format!("{what}: helm is at work") }
+            _ => format!("{} is under way", kind.as_str()),
+        }
     }
 
     fn output(&self) -> String {

@@ -108,7 +108,6 @@ impl World {
             Action::LookAtReplicas => self.observed.workloads = Replicas::Live(vec![workload(3)]),
             Action::Scale(scaled) => self.observed.workloads = Replicas::Live(scaled.clone()),
             Action::Cancel => self.observed.job = Job::Idle,
-            Action::Fetch => self.observed.chart = Chart::Resolved { version: "1.0.0".into(), digest: None },
         }
     }
 
@@ -458,7 +457,7 @@ fn what_hinders_is_named() {
 
 fn not_found() -> Chart {
     let failure = Failure { class: FailureClass::NotFound, message: "no version 9.9.9".into() };
-    Chart::Failed { failure, attempts: 1, ago: Duration::from_secs(1) }
+    Chart::Failed(failure)
 }
 
 #[test]
