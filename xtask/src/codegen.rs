@@ -69,7 +69,8 @@ fn stale<'a>(files: impl IntoIterator<Item = &'a Generated>) -> Vec<&'a str> {
 
 /// What follows from the types and rights alone.
 fn from_code() -> Result<Vec<Generated>> {
-    let cluster: Vec<Right> = [performers::rights::CLUSTER, runtime::rights::CLUSTER].concat();
+    let cluster: Vec<Right> =
+        [performers::rights::CLUSTER, workspaces::rights::CLUSTER, runtime::rights::CLUSTER].concat();
     let own_namespace = runtime::rights::OWN_NAMESPACE;
     let mut generated = vec![
         Generated::new("charts/strata/generated/cluster-role-rules.yaml", rules(&cluster)?),

@@ -264,9 +264,14 @@ impl Runner {
 
     /// Starts nothing more, drops what waits, ends what runs within `grace`, and returns when all of it is gone.
     pub async fn drain(&self, grace: Duration) {
+        self.0.lock().is_draining = true;
+        self.cancel_all(grace).await;
+    }
+
+    /// Drops what waits, ends what runs within `grace`, and returns when all of it is gone.
+    pub async fn cancel_all(&self, grace: Duration) {
         {
             let mut shared = self.0.lock();
-            shared.is_draining = true;
             shared.queue.clear();
             let stop = Stop { why: Stopped::Draining, kill_at: self.0.config.clock.instant() + grace };
             for running in shared.running.values() {

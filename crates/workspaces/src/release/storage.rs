@@ -75,7 +75,8 @@ mod tests {
 
     #[test]
     fn what_is_not_a_record_is_none() {
-        let secret = Secret { data: Some([("release".to_owned(), ByteString(b"x".to_vec()))].into()), ..Secret::default() };
+        let secret =
+            Secret { data: Some([("release".to_owned(), ByteString(b"x".to_vec()))].into()), ..Secret::default() };
         assert_eq!(decode(&secret), None);
         assert_eq!(decode(&Secret::default()), None);
     }

@@ -39,10 +39,7 @@ pub fn files(spec: &HelmReleaseSpec, documents: Vec<Document>) -> Vec<Private> {
 }
 
 /// Reads one source from its object's data.
-pub fn read(
-    source: &ValuesSource,
-    object: Option<(String, BTreeMap<String, Vec<u8>>)>,
-) -> Result<Document, Values> {
+pub fn read(source: &ValuesSource, object: Option<(String, BTreeMap<String, Vec<u8>>)>) -> Result<Document, Values> {
     let what = format!("{} {}", kind_name(source.kind), source.name);
     let is_optional = source.optional.unwrap_or(false);
     let (version, content) = match object {
@@ -138,7 +135,11 @@ mod tests {
 
     #[test]
     fn w40_large_whole_numbers_are_refused_by_key() {
-        for text in ["a:\n  b: [1, 9007199254740993]", "a:\n  b: [1, -9007199254740993]", "a:\n  b: [1, 123456789012345678901234567890]"] {
+        for text in [
+            "a:\n  b: [1, 9007199254740993]",
+            "a:\n  b: [1, -9007199254740993]",
+            "a:\n  b: [1, 123456789012345678901234567890]",
+        ] {
             let Err(Values::Invalid(why)) = read(&source(false), object(text)) else { panic!("{text} was taken") };
             assert!(why.contains("key values.yaml.a.b[1]") && why.contains("quote it"), "{why}");
             assert!(!why.contains("900719"), "{why}");

@@ -10,8 +10,8 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use plan::releases::{Stored, StoredStatus};
-use runtime::{Key, Metadata, lean_metadata};
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use runtime::{Key, Metadata, lean_metadata, readable, view_of};
+use serde::Deserialize;
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct ReleaseView {
@@ -23,18 +23,10 @@ pub struct ReleaseView {
     status: Option<HelmReleaseStatus>,
 }
 
-crate::view_of!(ReleaseView, HelmRelease);
-
-/// One object that cannot be read must not end the watch of all others: it counts as having no such part, which
-/// planning reports as invalid. The error would quote what stands there, so it is not even logged.
-pub fn readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
-    let value = serde_json::Value::deserialize(deserializer)?;
-    Ok(serde_json::from_value(value).ok())
-}
+view_of!(ReleaseView, HelmRelease);
 
 /// Annotations that decisions look at; the others may be large.
-const ANNOTATIONS: [&str; 4] =
-    [RECONCILE_ANNOTATION, FORCE_ANNOTATION, ROLLBACK_ANNOTATION, DELETE_DATA_ANNOTATION];
+const ANNOTATIONS: [&str; 4] = [RECONCILE_ANNOTATION, FORCE_ANNOTATION, ROLLBACK_ANNOTATION, DELETE_DATA_ANNOTATION];
 
 impl ReleaseView {
     #[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
@@ -55,16 +47,19 @@ impl ReleaseView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecretFacts {
     /// Helm keeps a revision of the named release in it.
-    Revision { release: Box<str>, stored: Box<Stored> },
-    Plain { version: Box<str> },
+    Revision {
+        release: Box<str>,
+        stored: Box<Stored>,
+    },
+    Plain {
+        version: Box<str>,
+    },
 }
 
 pub fn keep_secret(view: Metadata<Secret>) -> Option<SecretFacts> {
     let metadata = view.metadata;
     match revision(&metadata) {
-        Some((release, stored)) => {
-            Some(SecretFacts::Revision { release: release.into(), stored: Box::new(stored) })
-        }
+        Some((release, stored)) => Some(SecretFacts::Revision { release: release.into(), stored: Box::new(stored) }),
         None => Some(SecretFacts::Plain { version: metadata.resource_version?.into() }),
     }
 }
