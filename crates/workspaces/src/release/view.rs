@@ -4,7 +4,6 @@ use api::workspace::{
     DELETE_DATA_ANNOTATION, FORCE_ANNOTATION, HelmRelease, HelmReleaseSpec, HelmReleaseStatus, LABEL_WORKSPACE,
     RECONCILE_ANNOTATION, ROLLBACK_ANNOTATION,
 };
-use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{ConfigMap, Secret},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -71,14 +70,14 @@ pub fn revision(metadata: &ObjectMeta) -> Option<(String, Stored)> {
     if label("owner") != Some("helm") {
         return None;
     }
-    let modified = label("modifiedAt").or_else(|| label("createdAt"));
-    let modified_at = modified.and_then(|seconds| Timestamp::from_second(seconds.parse().ok()?).ok());
+    let changes = metadata.managed_fields.iter().flatten().filter_map(|entry| entry.time.as_ref());
     let stored = Stored {
         revision: label("version")?.parse().ok()?,
         status: StoredStatus::read(label("status").unwrap_or_default()),
         uid: metadata.uid.clone().unwrap_or_default(),
         resource_version: metadata.resource_version.clone().unwrap_or_default(),
-        modified_at: modified_at.or_else(|| metadata.creation_timestamp.as_ref().map(|time| time.0)),
+        created_at: metadata.creation_timestamp.as_ref().map(|time| time.0),
+        modified_at: changes.map(|time| time.0).max(),
     };
     Some((label("name")?.to_owned(), stored))
 }
