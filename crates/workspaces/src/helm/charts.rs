@@ -246,12 +246,13 @@ impl Inner {
                 entry.failure = Some((failure, now));
             }
         }
-        self.evict(&mut table);
+        self.evict(&mut table, id);
         askers
     }
 
-    /// Forgets the least recently used until the rest fits, and every failure that is over.
-    fn evict(&self, table: &mut Table) {
+    /// Forgets the least recently used until the rest fits, and every failure that is over; never the newest, which
+    /// somebody is about to be told of.
+    fn evict(&self, table: &mut Table, newest: &str) {
         let retry = self.config.retry;
         let now = self.runner.config().clock.instant();
         table.entries.retain(|_, entry| {
@@ -261,11 +262,13 @@ impl Inner {
         while self.store.bytes(table.entries.values().filter_map(|entry| entry.record.as_ref()))
             > self.config.cache_bytes
         {
-            let is_free = |entry: &Entry| {
+            let is_free = |id: &str, entry: &Entry| {
                 let record = entry.record.as_ref();
-                entry.askers.is_empty() && record.is_some_and(|record| Arc::strong_count(&record.chart) == 1)
+                let is_held = record.is_none_or(|record| Arc::strong_count(&record.chart) > 1);
+                id != newest && entry.askers.is_empty() && !is_held
             };
-            let oldest = table.entries.iter().filter(|(_, entry)| is_free(entry)).min_by_key(|(_, entry)| entry.used);
+            let free = table.entries.iter().filter(|(id, entry)| is_free(id, entry));
+            let oldest = free.min_by_key(|(_, entry)| entry.used);
             let Some(id) = oldest.map(|(id, _)| id.clone()) else { return };
             let record = table.entries.remove(&id).and_then(|entry| entry.record);
             let mut others = table.entries.values().filter_map(|entry| entry.record.as_ref());
