@@ -360,7 +360,8 @@ impl Inner {
                 return (Err(Failure::new(Class::Killed, message)), Report::default());
             }
         };
-        let ending = Ending { exit: report.exit, signal: report.signal, stderr: &report.stderr, stopped };
+        let Report { exit, signal, ref stderr, .. } = report;
+        let ending = Ending { operation: request.operation.kind(), exit, signal, stderr, stopped };
         let result = output::judge(ending, &request.secrets);
         report.stdout = output::redact(&report.stdout, &request.secrets);
         (result, report)

@@ -1,6 +1,7 @@
 //! Charts from where they are published, fetched by the real helm.
 
 use std::{
+    fmt::Write,
     fs,
     path::PathBuf,
     sync::{Arc, Mutex},
@@ -46,8 +47,11 @@ impl Repository {
         let mut index = format!("apiVersion: v1\nentries:\n  {name}:\n");
         for version in versions {
             let digest = digest(&fs::read(pack(&self.directory, name, version, "")?)?);
-            index += &format!("  - {{apiVersion: v2, name: {name}, version: {version}, digest: {digest}, ");
-            index += &format!("urls: [{name}-{version}.tgz]}}\n");
+            let url = format!("{name}-{version}.tgz");
+            writeln!(
+                index,
+                "  - {{apiVersion: v2, name: {name}, version: {version}, digest: {digest}, urls: [{url}]}}"
+            )?;
         }
         Ok(fs::write(self.directory.join("index.yaml"), index)?)
     }
@@ -95,7 +99,7 @@ async fn answer(
 }
 
 fn digest(content: &[u8]) -> String {
-    Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(content).iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
 fn chart(repo: &str, version: &str) -> ChartRef {
@@ -142,7 +146,9 @@ async fn w34_an_exact_version_is_fetched_once_for_all() -> Result<()> {
     let charts = Charts::open(impatient(), scene.runner.clone())?;
     let wanted = repository.chart("1.2.0");
     let others: Vec<_> = (0..5).map(|other| Key::new("a", other.to_string())).collect();
-    others.iter().for_each(|other| assert!(matches!(charts.find(other, &wanted), Found::Working)));
+    for other in &others {
+        assert!(matches!(charts.find(other, &wanted), Found::Working));
+    }
     let found = find(&scene, &charts, &wanted).await?.unwrap();
     let bytes = fs::read(scene.path("repository/four-1.2.0.tgz"))?;
     assert_eq!((found.name.as_str(), found.version.as_str()), ("four", "1.2.0"));
