@@ -165,7 +165,7 @@ impl Charts {
     }
 
     /// What is known of this chart now. An older answer stands while a newer one is worked on, and when there is none
-    /// to be had.
+    /// to be had. To be called on a runtime, where the work is then done.
     pub fn find(&self, asker: &Key, wanted: &ChartRef) -> Found {
         let inner = &self.0;
         let clock = &inner.runner.config().clock;
@@ -421,8 +421,8 @@ impl ChartRef {
         self.credentials.as_ref().map_or(("", &[][..]), |login| (&login.username, login.password.expose()))
     }
 
-    fn secrets(&self) -> Vec<String> {
-        self.credentials.iter().map(|login| String::from_utf8_lossy(login.password.expose()).into_owned()).collect()
+    fn secrets(&self) -> Vec<Private> {
+        self.credentials.iter().map(|login| login.password.clone()).collect()
     }
 
     /// helm's files with the credentials; nothing of them is ever an argument.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::command::OperationKind;
+use super::{command::OperationKind, files::Private};
 
 /// Why an operation failed, as far as it steers what comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -128,7 +128,7 @@ const OF_A_RELEASE: [(&str, Class); 9] = [
 ];
 
 /// The result of one operation. `secrets` are cut out of every message.
-pub(super) fn judge(ending: Ending<'_>, secrets: &[String]) -> Result<(), Failure> {
+pub(super) fn judge(ending: Ending<'_>, secrets: &[Private]) -> Result<(), Failure> {
     if ending.exit == Some(0) {
         // Also when we had asked it to end: it was done before.
         return Ok(());
@@ -169,9 +169,10 @@ fn last_words(stderr: &str) -> String {
 }
 
 /// Cuts out the given secrets, whole and line by line, and the credentials of every URL.
-pub(super) fn redact(text: &str, secrets: &[String]) -> String {
+pub(super) fn redact(text: &str, secrets: &[Private]) -> String {
     let mut text = text.to_owned();
-    let mut parts: Vec<_> = secrets.iter().flat_map(|secret| secret.lines().chain([secret.as_str()])).collect();
+    let secrets: Vec<_> = secrets.iter().map(|secret| String::from_utf8_lossy(secret.expose())).collect();
+    let mut parts: Vec<_> = secrets.iter().flat_map(|secret| secret.lines().chain([&**secret])).collect();
     // The longest first: a part cut out of a longer secret would leave the rest of it.
     parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
     for part in parts.into_iter().map(str::trim).filter(|part| part.len() >= SHORTEST_SECRET) {
@@ -204,7 +205,7 @@ mod tests {
 
     fn judged(operation: OperationKind, stderr: &str) -> Failure {
         let ending = Ending { operation, exit: Some(1), signal: None, stderr, stopped: None };
-        judge(ending, &["hunter2".into(), "first line\nsecond line".into()]).unwrap_err()
+        judge(ending, &["hunter2", "first line\nsecond line"].map(Private::new)).unwrap_err()
     }
 
     fn check(operation: OperationKind, said: &str, class: Class) {

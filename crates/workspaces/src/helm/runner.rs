@@ -100,7 +100,7 @@ pub struct Request {
     /// Bytes, instead of the configured.
     pub memory: Option<u64>,
     /// Cut out of every message.
-    pub secrets: Vec<String>,
+    pub secrets: Vec<Private>,
 }
 
 /// Why a request is not even put in line.
@@ -127,7 +127,7 @@ pub enum State {
         label: Arc<str>,
         since: Timestamp,
     },
-    /// Until it is taken, or the key's next request.
+    /// Until it is taken, or the key's next request: take it, also of an object that is gone.
     Finished(Arc<Finished>),
 }
 

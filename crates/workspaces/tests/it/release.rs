@@ -12,7 +12,7 @@ use runtime::Key;
 use testbed::{ControlPlane, User};
 use workspaces::helm::{Class, Deploy, Operation, Private, Request};
 
-use crate::harness::{Scene, deploy, pack, request, uninstall};
+use crate::harness::{PATIENCE, Scene, deploy, pack, request, uninstall};
 
 /// Everything of the values, so that a test sees what helm saw.
 const VALUES: &str = "apiVersion: v1
@@ -157,20 +157,27 @@ async fn w25_a_wait_in_vain_is_a_timeout() -> Result<()> {
 async fn w26_a_drain_during_upgrades_leaves_none_pending() -> Result<()> {
     let release = Release::new().await?;
     let chart = release.chart(WORKLOAD)?;
-    let names = ["one", "two", "three", "four"];
+    let names = ["one", "two", "three", "four", "five"];
     for name in names {
         let install = Operation::Install(chart.clone());
         release.check(release.with(request(&release.key(name), install), &["replicas: 0"]), &[(1, "deployed")]).await?;
     }
     for name in names {
         let upgrade = Operation::Upgrade(Deploy { wait: true, ..chart.clone() });
-        release.scene.runner.submit(release.with(request(&release.key(name), upgrade), &["replicas: 1"]))?;
+        let mut upgrade = release.with(request(&release.key(name), upgrade), &["replicas: 1"]);
+        // So that all five run at once.
+        upgrade.memory = Some(192 << 20);
+        release.scene.runner.submit(upgrade)?;
     }
-    for name in names {
-        while release.history(name).await?.len() < 2 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
+    let all_wait = async {
+        for name in names {
+            while release.history(name).await?.len() < 2 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
         }
-    }
+        Ok::<_, anyhow::Error>(())
+    };
+    tokio::time::timeout(PATIENCE, all_wait).await.context("the upgrades do not begin")??;
     release.scene.runner.drain(Duration::from_mins(1)).await;
     for name in names {
         let history = release.history(name).await?;
