@@ -47,7 +47,7 @@ pub struct ChartRef {
     pub name: String,
     /// Exact or a range; empty is the newest.
     pub version: String,
-    /// The archive's sha256, as `sha256:…` or in plain hex.
+    /// The archive's sha256, as `sha256:…` or in plain hex; of a registry also the manifest's, as `sha256:…`.
     pub digest: Option<String>,
     /// The registry has no TLS.
     pub plain_http: bool,
@@ -165,7 +165,7 @@ impl Charts {
     }
 
     /// What is known of this chart now. An older answer stands while a newer one is worked on, and when there is none
-    /// to be had.
+    /// to be had. To be called on a runtime, where the work is then done.
     pub fn find(&self, asker: &Key, wanted: &ChartRef) -> Found {
         let inner = &self.0;
         let clock = &inner.runner.config().clock;
@@ -221,7 +221,9 @@ impl Inner {
         let resolved = resolving.await.unwrap_or_else(|panic| Err(Failure::new(Class::Other, panic)));
         let on_change = &self.runner.config().on_change;
         let askers = self.settle(&id, &wanted, resolved);
-        askers.iter().for_each(|asker| on_change(asker));
+        for asker in &askers {
+            on_change(asker);
+        }
     }
 
     /// Stores an answer and returns who wants to know of it.
@@ -246,12 +248,13 @@ impl Inner {
                 entry.failure = Some((failure, now));
             }
         }
-        self.evict(&mut table);
+        self.evict(&mut table, id);
         askers
     }
 
-    /// Forgets the least recently used until the rest fits, and every failure that is over.
-    fn evict(&self, table: &mut Table) {
+    /// Forgets the least recently used until the rest fits, and every failure that is over; never the newest, which
+    /// somebody is about to be told of.
+    fn evict(&self, table: &mut Table, newest: &str) {
         let retry = self.config.retry;
         let now = self.runner.config().clock.instant();
         table.entries.retain(|_, entry| {
@@ -261,11 +264,13 @@ impl Inner {
         while self.store.bytes(table.entries.values().filter_map(|entry| entry.record.as_ref()))
             > self.config.cache_bytes
         {
-            let is_free = |entry: &Entry| {
+            let is_free = |id: &str, entry: &Entry| {
                 let record = entry.record.as_ref();
-                entry.askers.is_empty() && record.is_some_and(|record| Arc::strong_count(&record.chart) == 1)
+                let is_held = record.is_none_or(|record| Arc::strong_count(&record.chart) > 1);
+                id != newest && entry.askers.is_empty() && !is_held
             };
-            let oldest = table.entries.iter().filter(|(_, entry)| is_free(entry)).min_by_key(|(_, entry)| entry.used);
+            let free = table.entries.iter().filter(|(id, entry)| is_free(id, entry));
+            let oldest = free.min_by_key(|(_, entry)| entry.used);
             let Some(id) = oldest.map(|(id, _)| id.clone()) else { return };
             let record = table.entries.remove(&id).and_then(|entry| entry.record);
             let mut others = table.entries.values().filter_map(|entry| entry.record.as_ref());
@@ -340,8 +345,12 @@ impl Inner {
         };
         let finished = self.runner.run(request).await.map_err(|refused| Failure::new(Class::Other, refused))?;
         let cancelled = || Failure::new(Class::Cancelled, "fetching the chart was cancelled");
-        finished.ok_or_else(cancelled)?.result.clone().map_err(|failure| wanted.explain(failure))?;
-        self.admit(incoming, wanted, index).await
+        let finished = finished.ok_or_else(cancelled)?;
+        finished.result.as_ref().map_err(|failure| wanted.explain(failure))?;
+        // The digest of a registry's manifest is a pin as well, and the one that other tools show.
+        let published = finished.stdout.lines().find_map(|line| line.strip_prefix("Digest: ")).map(str::trim);
+        let pinned = wanted.digest.as_deref().filter(|pinned| !is_oci || published != Some(pinned));
+        self.admit(incoming, pinned, index).await
     }
 
     async fn read_local(&self, path: &Path, wanted: &ChartRef) -> Result<Record, Failure> {
@@ -352,7 +361,7 @@ impl Inner {
         if fs::metadata(path).map_err(unreadable)?.is_file() {
             let incoming = self.store.incoming(&wanted.id()).map_err(|error| index::on_disk(&error))?;
             fs::copy(path, incoming.join("chart.tgz")).map_err(unreadable)?;
-            return self.admit(incoming, wanted, None).await;
+            return self.admit(incoming, wanted.digest.as_deref(), None).await;
         }
         let owned = path.to_owned();
         let read = move || -> io::Result<Chart> {
@@ -360,21 +369,21 @@ impl Inner {
             Ok(Chart { digest: archive::directory_digest(&owned)?, path: owned, name, version })
         };
         let chart = tokio::task::spawn_blocking(read).await.map_err(|panic| Failure::new(Class::Other, panic))?;
-        self.checked(chart.map_err(unreadable)?, wanted, None)
+        let chart = chart.map_err(unreadable)?;
+        store::verify(wanted.digest.as_deref(), &chart.digest)?;
+        Ok(self.record(chart, None))
     }
 
     /// Takes the one archive of a directory into the store.
-    async fn admit(&self, incoming: PathBuf, wanted: &ChartRef, index: Option<String>) -> Result<Record, Failure> {
-        let store = self.store.clone();
-        let pinned = wanted.digest.clone();
+    async fn admit(&self, incoming: PathBuf, pinned: Option<&str>, index: Option<String>) -> Result<Record, Failure> {
+        let (store, pinned) = (self.store.clone(), pinned.map(str::to_owned));
         let admitted = tokio::task::spawn_blocking(move || store.admit(&incoming, pinned.as_deref())).await;
         let chart = admitted.map_err(|panic| Failure::new(Class::Other, panic))??;
-        self.checked(chart, wanted, index)
+        Ok(self.record(chart, index))
     }
 
-    fn checked(&self, chart: Chart, wanted: &ChartRef, index: Option<String>) -> Result<Record, Failure> {
-        store::verify(wanted.digest.as_deref(), &chart.digest)?;
-        Ok(Record { chart: Arc::new(chart), index, checked_at: self.runner.config().clock.now() })
+    fn record(&self, chart: Chart, index: Option<String>) -> Record {
+        Record { chart: Arc::new(chart), index, checked_at: self.runner.config().clock.now() }
     }
 }
 
@@ -412,8 +421,8 @@ impl ChartRef {
         self.credentials.as_ref().map_or(("", &[][..]), |login| (&login.username, login.password.expose()))
     }
 
-    fn secrets(&self) -> Vec<String> {
-        self.credentials.iter().map(|login| String::from_utf8_lossy(login.password.expose()).into_owned()).collect()
+    fn secrets(&self) -> Vec<Private> {
+        self.credentials.iter().map(|login| login.password.clone()).collect()
     }
 
     /// helm's files with the credentials; nothing of them is ever an argument.
@@ -447,7 +456,7 @@ impl ChartRef {
     }
 
     /// helm speaks of indexes and of updating them, which is our business and not the user's.
-    fn explain(&self, failure: Failure) -> Failure {
+    fn explain(&self, failure: &Failure) -> Failure {
         let Self { name, version, .. } = self;
         let repo = self.shown_repo();
         match failure.class {

@@ -100,7 +100,7 @@ pub struct Request {
     /// Bytes, instead of the configured.
     pub memory: Option<u64>,
     /// Cut out of every message.
-    pub secrets: Vec<String>,
+    pub secrets: Vec<Private>,
 }
 
 /// Why a request is not even put in line.
@@ -127,7 +127,7 @@ pub enum State {
         label: Arc<str>,
         since: Timestamp,
     },
-    /// Until it is taken, or the key's next request.
+    /// Until it is taken, or the key's next request: take it, also of an object that is gone.
     Finished(Arc<Finished>),
 }
 
@@ -365,7 +365,8 @@ impl Inner {
                 return (Err(Failure::new(Class::Killed, message)), Report::default());
             }
         };
-        let ending = Ending { exit: report.exit, signal: report.signal, stderr: &report.stderr, stopped };
+        let Report { exit, signal, ref stderr, .. } = report;
+        let ending = Ending { operation: request.operation.kind(), exit, signal, stderr, stopped };
         let result = output::judge(ending, &request.secrets);
         report.stdout = output::redact(&report.stdout, &request.secrets);
         (result, report)
