@@ -75,8 +75,16 @@ pub fn install(operator: &mut Operator, config: Config) -> io::Result<()> {
     let notes = Arc::<release::Memos>::default();
     let runner = start_runner(operator, &config, &queue, &indexes)?;
 
-    let (at, told) = (indexes.clone(), queue.clone());
-    operator.watch(&releases, move |change| release_changed(&at, &told, change));
+    let (at, told, results) = (indexes.clone(), queue.clone(), runner.clone());
+    operator.watch(&releases, move |change| {
+        release_changed(&at, &told, change);
+        // Nobody is left to ask how its last operation ended.
+        if let Some(former) = change.before.filter(|_| change.after.is_none()).map(release::release_key)
+            && at.releases.keys(&former).is_empty()
+        {
+            results.take(&former);
+        }
+    });
     let (at, told) = (indexes.clone(), queue.clone());
     operator.watch(&secrets, move |change| secret_changed(&at, &told, change));
     let (at, told) = (indexes.clone(), queue.clone());
@@ -127,7 +135,12 @@ fn start_runner(
     settings.grace = config.grace;
     settings.environment.clone_from(&config.environment);
     settings.clock = operator.clock.clone();
-    settings.on_change = Box::new(move |release| look(&told, at.releases.keys(release)));
+    settings.on_change = Box::new(move |release| {
+        let keys = at.releases.keys(release);
+        let is_kept = !keys.is_empty();
+        look(&told, keys);
+        is_kept
+    });
     let runner = Runner::start(settings)?;
     let (ending, leadership, grace) = (runner.clone(), operator.leadership(), config.grace);
     // The last moments are for the guard and its SIGKILL.

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use api::workspace::{OperationKind, StoppedWorkload};
 
+use crate::Why;
+
 /// A helm operation with all that was decided about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
@@ -63,8 +65,6 @@ impl Action {
 pub enum Outcome {
     Done,
     Failed,
-    /// Refused by the API server; helps nobody to try at once.
-    Rejected {
-        message: String,
-    },
+    /// Refused, and it helps nobody to try at once.
+    Rejected(Why),
 }

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 
 use super::{
     Action, Chart, Desired, Drift, FailureClass, Identity, Job, Known, Memory, Observed, Operation, Policy, Replicas,
-    State, Stored, StoredStatus, Values, config_digest, state, validate,
+    State, Stored, StoredStatus, Values, config_digest, memory::REMOVAL, state, validate,
 };
 use crate::{Plan, Why};
 
@@ -73,6 +73,10 @@ impl Deciding<'_> {
             Known::No(why) => return unknown(plan, why),
         };
         let Some((version, values)) = self.sources(&desired, plan) else { return };
+        // What a range leads to may change by itself, and be better than what failed.
+        if desired.chart.exact_version().is_none() {
+            plan.look_within(desired.interval);
+        }
         let digest = config_digest(&desired.chart, &version, &values);
         if self.rolls_back_by_request(&desired, stored, &digest, plan) {
             return;
@@ -106,7 +110,7 @@ impl Deciding<'_> {
     fn is_busy(&self, plan: &mut Plan<Action>) -> bool {
         match self.observed.job {
             Job::Idle => return false,
-            Job::Waiting(_) | Job::Running(_) => {}
+            Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => {}
             Job::Finished(_) => plan.look_within(Duration::ZERO),
         }
         true
@@ -276,9 +280,6 @@ impl Deciding<'_> {
             plan.look_within(desired.interval);
         }
         self.scale(desired, plan);
-        if is_range(desired) {
-            plan.look_within(desired.interval);
-        }
     }
 
     fn scale(&self, desired: &Desired, plan: &mut Plan<Action>) {
@@ -353,18 +354,19 @@ impl Deciding<'_> {
             plan.look_within(left);
             return plan.block(Reason::Locked, "a helm process that is not ours is at work on the release");
         }
-        let failures = self.memory.status.failures + self.memory.status.interruptions;
-        let is_retry = self.memory.status.last_failure == Some(Reason::UninstallFailed);
-        if is_retry && self.observed.is_namespace_terminating {
-            return plan.actions.push(release);
-        }
-        let pause = Duration::from_secs(1 << failures.min(8));
-        if is_retry && let Some(left) = self.left(self.memory.status.last_attempted_at, pause) {
-            plan.block(Reason::UninstallFailed, self.memory.status.last_output.clone().unwrap_or_default());
-            return plan.look_within(left);
+        let status = &self.memory.status;
+        if let Some(reason) = status.last_failure.filter(|_| self.memory.is_removing()) {
+            if status.failures > 0 && self.observed.is_namespace_terminating {
+                return plan.actions.push(release);
+            }
+            let pause = Duration::from_secs(1 << (status.failures + status.interruptions).min(8));
+            if let Some(left) = self.left(status.last_attempted_at, pause) {
+                plan.block(reason, status.last_output.clone().unwrap_or_default());
+                return plan.look_within(left);
+            }
         }
         let version = self.memory.newest().and_then(|newest| newest.chart_version.clone()).unwrap_or_default();
-        plan.actions.push(Action::Start(operation(OperationKind::Uninstall, &desired, stored, "", &version)));
+        plan.actions.push(Action::Start(operation(OperationKind::Uninstall, &desired, stored, REMOVAL, &version)));
     }
 
     /// Whether data of a workspace's service stands in the way of its removal.
@@ -383,11 +385,6 @@ impl Deciding<'_> {
 fn unknown(plan: &mut Plan<Action>, why: &str) {
     plan.block(Reason::StateUnknown, why);
     plan.look_within(LOOK_AGAIN);
-}
-
-/// Whether what a version leads to may change by itself.
-fn is_range(desired: &Desired) -> bool {
-    desired.chart.exact_version().is_none()
 }
 
 /// The revision to go back to.

@@ -13,6 +13,9 @@ const SHOWN_REVISIONS: usize = 20;
 /// A failure's text in status; the whole of it is in the log.
 const MAX_OUTPUT: usize = 4096;
 
+/// Stands for what is tried when an object is deleted, in place of a digest.
+pub(super) const REMOVAL: &str = "";
+
 /// The status that decisions are taken on: an ended operation is already part of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Memory {
@@ -36,7 +39,7 @@ impl Memory {
         match &observed.job {
             Job::Finished(ended) => end(&mut status, ended, observed, now),
             Job::Idle => settle_interrupted(&mut status, observed),
-            Job::Waiting(_) | Job::Running(_) => {}
+            Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => {}
         }
         Self { status, force, rollback }
     }
@@ -53,6 +56,11 @@ impl Memory {
 
     fn is_about(&self, digest: &str) -> bool {
         self.force.is_none() && self.status.last_attempted_digest.as_deref() == Some(digest)
+    }
+
+    /// Whether the removal of the release was tried.
+    pub fn is_removing(&self) -> bool {
+        self.status.last_attempted_digest.as_deref() == Some(REMOVAL)
     }
 
     /// The newest revision, if it is one of ours.
