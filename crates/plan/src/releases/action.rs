@@ -17,6 +17,8 @@ pub struct Operation {
     pub revision: u32,
     /// Of a rollback.
     pub to_revision: Option<u32>,
+    /// What that revision was made of, where it is known.
+    pub to_digest: Option<String>,
     pub timeout: Duration,
     pub wait: bool,
 }

@@ -18,6 +18,9 @@ use crate::{Plan, Why};
 /// A read that failed is tried again soon; what it waits for is usually an API server that comes back.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
+/// Stands for the content of a revision that somebody else made, once it is rolled back to.
+const FOREIGN: &str = "foreign";
+
 pub fn plan(object: &HelmRelease, observed: &Observed, now: Timestamp, policy: &Policy) -> Plan<Action> {
     let round = Deciding { object, observed, now, policy, memory: Memory::recall(object, observed, now) };
     let mut plan = Plan::default();
@@ -164,7 +167,7 @@ impl Deciding<'_> {
         let remedy = self.memory.status.remedy.as_ref().filter(|remedy| remedy.digest == digest);
         if is_exhausted || (remedy.is_some() && self.memory.force.is_none()) {
             if remedy.is_none()
-                && let Some(remedy) = remediation(strategy.remediation, desired, stored, digest)
+                && let Some(remedy) = self.remediation(strategy.remediation, desired, stored, digest)
             {
                 return plan.actions.push(Action::Start(remedy));
             }
@@ -259,7 +262,7 @@ impl Deciding<'_> {
         match stored.iter().find(|s| Some(s.revision) == revision) {
             Some(_) if !is_free => return false,
             Some(target) => {
-                let rollback = rollback(desired, stored, digest, target.revision);
+                let rollback = self.rollback(desired, stored, digest, target.revision);
                 plan.actions.push(Action::Start(rollback));
             }
             None => {
@@ -269,6 +272,33 @@ impl Deciding<'_> {
             }
         }
         true
+    }
+
+    fn remediation(
+        &self,
+        wanted: UpgradeRemediation,
+        desired: &Desired,
+        stored: &[Stored],
+        digest: &str,
+    ) -> Option<Operation> {
+        match wanted {
+            UpgradeRemediation::None => None,
+            UpgradeRemediation::Rollback => Some(self.rollback(desired, stored, digest, last_good(stored)?.revision)),
+            UpgradeRemediation::Uninstall if stored.is_empty() => None,
+            UpgradeRemediation::Uninstall => Some(operation(OperationKind::Uninstall, desired, stored, digest, "")),
+        }
+    }
+
+    fn rollback(&self, desired: &Desired, stored: &[Stored], digest: &str, to: u32) -> Operation {
+        let target = self.memory.status.history.iter().find(|known| known.revision == to);
+        let version = target.and_then(|known| known.chart_version.as_deref()).unwrap_or_default();
+        Operation {
+            to_revision: Some(to),
+            to_digest: Some(target.and_then(|known| known.digest.clone()).unwrap_or_else(|| FOREIGN.to_owned())),
+            timeout: desired.rollback_timeout,
+            wait: desired.rollback_wait && !desired.stopped,
+            ..operation(OperationKind::Rollback, desired, stored, digest, version)
+        }
     }
 
     /// Drift, replicas and the next look of a release that is as it should be.
@@ -393,24 +423,6 @@ fn last_good(stored: &[Stored]) -> Option<&Stored> {
     of(StoredStatus::Deployed).or_else(|| of(StoredStatus::Superseded))
 }
 
-fn remediation(wanted: UpgradeRemediation, desired: &Desired, stored: &[Stored], digest: &str) -> Option<Operation> {
-    match wanted {
-        UpgradeRemediation::None => None,
-        UpgradeRemediation::Rollback => Some(rollback(desired, stored, digest, last_good(stored)?.revision)),
-        UpgradeRemediation::Uninstall if stored.is_empty() => None,
-        UpgradeRemediation::Uninstall => Some(operation(OperationKind::Uninstall, desired, stored, digest, "")),
-    }
-}
-
-fn rollback(desired: &Desired, stored: &[Stored], digest: &str, to: u32) -> Operation {
-    Operation {
-        to_revision: Some(to),
-        timeout: desired.rollback_timeout,
-        wait: desired.rollback_wait && !desired.stopped,
-        ..operation(OperationKind::Rollback, desired, stored, digest, "")
-    }
-}
-
 fn operation(kind: OperationKind, desired: &Desired, stored: &[Stored], digest: &str, version: &str) -> Operation {
     Operation {
         kind,
@@ -418,6 +430,7 @@ fn operation(kind: OperationKind, desired: &Desired, stored: &[Stored], digest: 
         chart_version: (!version.is_empty()).then(|| version.to_owned()),
         revision: stored.last().map_or(0, |newest| newest.revision),
         to_revision: None,
+        to_digest: None,
         timeout: desired.timeout,
         // Workloads at zero never become ready.
         wait: desired.wait && !desired.stopped,

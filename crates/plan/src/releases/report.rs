@@ -100,6 +100,7 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
         chart_version: operation.chart_version.clone(),
         revision: operation.revision,
         to_revision: operation.to_revision,
+        to_digest: operation.to_digest.clone(),
         started_at: Some(now),
     });
     match operation.kind {

@@ -291,6 +291,7 @@ fn interrupted(kind: OperationKind, revision: u32) -> ReleaseOperation {
         chart_version: Some("1.0.0".into()),
         revision,
         to_revision: None,
+        to_digest: None,
         started_at: None,
     }
 }
@@ -592,6 +593,32 @@ fn w08_a_stopped_release_comes_back_with_its_former_replicas() {
     assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(3)]));
     assert!(world.object.status.as_ref().unwrap().stopped.is_empty());
     assert_eq!(world.kinds(), [Install]);
+}
+
+#[test]
+fn a_rollback_is_known_by_what_it_went_back_to_although_helm_dropped_that_revision() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.change("v2");
+    world.settle();
+    world.annotate(ROLLBACK_ANNOTATION, "1");
+    let _ = world.round();
+    world.storage().remove(0);
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Upgrade, Rollback]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::RollbackSucceeded));
+}
+
+#[test]
+fn a_rollback_to_what_somebody_else_made_stays_too() {
+    let mut world = World::new(json!({}));
+    let at = world.now;
+    world.storage().push(stored(1, StoredStatus::Deployed, at));
+    world.settle();
+    world.annotate(ROLLBACK_ANNOTATION, "1");
+    world.settle();
+    assert_eq!(world.kinds(), [Upgrade, Rollback]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::RollbackSucceeded));
 }
 
 #[test]

@@ -103,6 +103,7 @@ impl ReleaseLayer {
                     chart_version: operation.chart_version.clone(),
                     revision: operation.revision,
                     to_revision: operation.to_revision,
+                    to_digest: operation.to_digest.clone(),
                     timeout: Duration::ZERO,
                     wait: false,
                 },

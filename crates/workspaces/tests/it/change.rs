@@ -1,7 +1,7 @@
 //! What a change of a HelmRelease does to its release, and to no other.
 
 use anyhow::{Context, Result};
-use api::workspace::{FORCE_ANNOTATION, ROLLBACK_ANNOTATION};
+use api::workspace::{FORCE_ANNOTATION, HelmRelease, ROLLBACK_ANNOTATION};
 use futures::future::try_join_all;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
@@ -19,11 +19,11 @@ use crate::{
     world::World,
 };
 
-/// The revision that status tells of, and its chart version.
-fn newest(release: &api::workspace::HelmRelease) -> (u32, String) {
-    let status = release.status.as_ref().unwrap();
-    let newest = &status.history[0];
-    (newest.revision, newest.chart_version.clone().unwrap_or_default())
+/// Number and chart version of the newest revision, once it is deployed.
+fn newest(release: &HelmRelease) -> (u32, String) {
+    let newest = release.status.as_ref().and_then(|status| status.history.first());
+    let newest = newest.filter(|newest| newest.digest.is_some()).cloned().unwrap_or_default();
+    (newest.revision, newest.chart_version.unwrap_or_default())
 }
 
 #[tokio::test]
