@@ -182,7 +182,7 @@ impl Deciding<'_> {
         {
             return plan.look_within(left);
         }
-        let kind = if stored.is_empty() { OperationKind::Install } else { OperationKind::Upgrade };
+        let kind = if is_installed { OperationKind::Upgrade } else { OperationKind::Install };
         plan.actions.push(Action::Start(operation(kind, desired, stored, digest, version)));
     }
 
@@ -417,8 +417,10 @@ fn unknown(plan: &mut Plan<Action>, why: &str) {
     plan.look_within(LOOK_AGAIN);
 }
 
-/// The revision to go back to.
+/// The revision to go back to. What was uninstalled since is no longer there to be gone back to.
 fn last_good(stored: &[Stored]) -> Option<&Stored> {
+    let uninstalled = stored.iter().rposition(|stored| stored.status == StoredStatus::Uninstalled);
+    let stored = &stored[uninstalled.map_or(0, |at| at + 1)..];
     let of = |status| stored.iter().rev().find(move |stored| stored.status == status);
     of(StoredStatus::Deployed).or_else(|| of(StoredStatus::Superseded))
 }

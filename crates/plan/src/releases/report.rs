@@ -172,7 +172,10 @@ impl<'a> Facts<'a> {
         });
         let at_work = match &round.observed.job {
             Job::Waiting(kind) | Job::Running(kind) | Job::Ending(kind) => Some(*kind),
-            Job::Idle if round.observed.chart == Chart::Fetching => Some(OperationKind::Fetch),
+            // Nobody fetches for what is blocked before.
+            Job::Idle if round.observed.chart == Chart::Fetching && round.plan.blocked.is_none() => {
+                Some(OperationKind::Fetch)
+            }
             Job::Idle | Job::Finished(_) => None,
         };
         let is_released = desired.is_some_and(|desired| is_released(desired, round.observed, memory));
@@ -215,6 +218,9 @@ impl<'a> Facts<'a> {
         if self.round.object.metadata.deletion_timestamp.is_some() {
             return self.leaving();
         }
+        if let Some(trouble) = self.chart_trouble() {
+            return trouble;
+        }
         if let Some(kind) = self.busy {
             return (ConditionStatus::Unknown, doing(kind), self.progress(kind));
         }
@@ -239,6 +245,16 @@ impl<'a> Facts<'a> {
             return (ConditionStatus::True, Reason::Stopped, "deployed; its workloads are scaled to zero".to_owned());
         }
         self.released()
+    }
+
+    /// A chart that could not be had is looked for again and again; what was said holds until there is an answer.
+    fn chart_trouble(&self) -> Option<Fact> {
+        let object = self.round.object;
+        let former = object.status.as_ref()?.condition(ConditionType::Ready)?;
+        let is_trouble = matches!(former.reason, Reason::ChartNotFound | Reason::ChartUnavailable);
+        let is_current = former.observed_generation == object.metadata.generation;
+        (self.busy == Some(OperationKind::Fetch) && is_trouble && is_current)
+            .then(|| (former.status, former.reason, former.message.clone()))
     }
 
     fn leaving(&self) -> Fact {

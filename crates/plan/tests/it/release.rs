@@ -237,7 +237,7 @@ fn w30_a_failure_is_not_retried_blindly_and_a_change_tries_again() {
     assert_eq!(world.kinds(), [Install]);
     world.change("v2");
     world.settle();
-    assert_eq!(world.kinds(), [Install, Upgrade]);
+    assert_eq!(world.kinds(), [Install, Install]);
     assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
 }
 
@@ -248,9 +248,9 @@ fn a_force_annotation_tries_again_once() {
     world.settle();
     world.annotate(FORCE_ANNOTATION, "now");
     world.settle();
-    assert_eq!(world.kinds(), [Install, Upgrade]);
+    assert_eq!(world.kinds(), [Install, Install]);
     world.settle();
-    assert_eq!(world.kinds(), [Install, Upgrade]);
+    assert_eq!(world.kinds(), [Install, Install]);
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn w31_a_failed_install_can_be_uninstalled() {
     let mut world = World::new(json!({ "install": { "retries": 1, "remediation": "uninstall" } }));
     world.failures = vec![FailureClass::Other; 2];
     world.settle();
-    assert_eq!(world.kinds(), [Install, Upgrade, Uninstall]);
+    assert_eq!(world.kinds(), [Install, Install, Uninstall]);
     assert_eq!(world.condition(ConditionType::Remediated), (ConditionStatus::True, Reason::UninstallSucceeded));
     world.settle();
     assert_eq!(world.operations.len(), 3);
@@ -321,13 +321,13 @@ fn w27_whatever_an_operator_left_behind_ends_deployed() {
 fn somebody_elses_lock_is_left_alone_for_half_a_minute() {
     let mut world = World::new(json!({}));
     let at = world.now;
-    world.storage().push(stored(1, StoredStatus::PendingUpgrade, at));
+    world.storage().push(stored(1, StoredStatus::PendingInstall, at));
     let plan = world.rest();
     assert_eq!(plan.blocked.unwrap().reason, Reason::Locked);
     assert_eq!(plan.next_look, Some(Duration::from_secs(30)));
     world.now += Duration::from_secs(30);
     world.settle();
-    assert_eq!(world.kinds(), [Upgrade]);
+    assert_eq!(world.kinds(), [Install]);
     assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
 }
 
@@ -367,7 +367,7 @@ fn interruptions_are_tried_again_after_growing_pauses_and_end() {
         world.now += pause;
     }
     assert_eq!(pauses, [2, 4, 8, 16, 32]);
-    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::UpgradeFailed));
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::InstallFailed));
 }
 
 #[test]
@@ -676,9 +676,43 @@ fn w21_what_cannot_run_is_refused_and_says_what_to_do() {
     ];
     for (spec, reason, remedy) in cases {
         let mut world = World::new(spec);
+        world.observed.chart = Chart::Fetching;
         let blocked = world.rest().blocked.unwrap();
+        assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, reason));
         assert_eq!(blocked.reason, reason);
         assert!(blocked.message.contains(remedy), "{}", blocked.message);
         assert!(world.operations.is_empty());
     }
+}
+
+#[test]
+fn w34_a_chart_that_cannot_be_had_is_quietly_looked_for_again() {
+    let mut world = World::new(json!({}));
+    world.observed.chart = Chart::Fetching;
+    world.settle();
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::Unknown, Reason::Fetching));
+    world.observed.chart = not_found();
+    world.settle();
+    let said = world.object.status.clone();
+    world.observed.chart = Chart::Fetching;
+    world.settle();
+    assert_eq!(world.object.status, said);
+    world.object.metadata.generation = Some(2);
+    world.settle();
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::Unknown, Reason::Fetching));
+}
+
+#[test]
+fn w31_what_was_never_deployed_is_installed_however_often() {
+    let mut world = World::new(json!({ "install": { "retries": 1 } }));
+    world.failures = vec![FailureClass::Other; 2];
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Install]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::InstallFailed));
+    let mut again = World::new(json!({ "upgrade": { "remediation": "rollback" } }));
+    let at = again.now;
+    *again.storage() = vec![stored(1, StoredStatus::Superseded, at), stored(2, StoredStatus::Uninstalled, at)];
+    again.failures = vec![FailureClass::Other];
+    again.settle();
+    assert_eq!(again.kinds(), [Install]);
 }

@@ -10,5 +10,7 @@ mod source;
 
 mod capture;
 mod change;
+mod failure;
+mod origin;
 mod space;
 mod world;
