@@ -5,9 +5,7 @@
 //! else starts either until it does; so a large request is never overtaken for ever, and since no request is larger
 //! than the budget, it starts at the latest when everything that runs now has ended.
 //!
-//! A part of the budget is a reserve for namespaces of which nothing runs: operations that wait for minutes, all of one
-//! namespace, delay no other. Only a request too large for the rest may use it beside them, and closes it while its
-//! turn has come.
+//! One namespace alone does not get all of the budget: operations that wait for minutes would keep all others waiting.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -16,22 +14,14 @@ use std::{
 
 use runtime::Key;
 
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    bytes: u64,
-    is_in_reserve: bool,
-}
-
 /// `T` is what the caller wants back when it is a request's turn.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     total: u64,
-    /// The part of the total that is a reserve.
-    reserve: u64,
-    /// Without what uses the reserve.
+    /// What one namespace may use with more than one request.
+    share: u64,
     in_use: u64,
-    reserve_in_use: u64,
-    running: HashMap<Key, Run>,
+    running: HashMap<Key, u64>,
     namespaces: BTreeMap<Arc<str>, Turns<T>>,
     turn: u64,
     /// Its turn has come and it does not fit yet.
@@ -54,17 +44,8 @@ struct Waiting<T> {
 }
 
 impl<T> Queue<T> {
-    pub fn new(total: u64, reserve: u64) -> Self {
-        Self {
-            total,
-            reserve,
-            in_use: 0,
-            reserve_in_use: 0,
-            running: HashMap::new(),
-            namespaces: BTreeMap::new(),
-            turn: 0,
-            held: None,
-        }
+    pub fn new(total: u64, share: u64) -> Self {
+        Self { total, share, in_use: 0, running: HashMap::new(), namespaces: BTreeMap::new(), turn: 0, held: None }
     }
 
     /// Puts a request in its line, in the place of a waiting one of the same key, which is returned.
@@ -87,34 +68,22 @@ impl<T> Queue<T> {
 
     /// Takes the request that starts now, if any; call until there is none.
     pub fn start_next(&mut self) -> Option<(Key, u64, T)> {
-        let (namespace, at, is_in_reserve) = self.fitting()?;
+        let (namespace, at) = self.held().or_else(|| self.candidate())?;
+        let free = self.total - self.in_use;
         let turns = self.namespaces.get_mut(&namespace)?;
+        let next = &turns.waiting[at];
+        if next.bytes > free {
+            self.held = Some(next.key.clone());
+            return None;
+        }
         let Waiting { key, bytes, request } = turns.waiting.remove(at)?;
-        self.held.take_if(|held| *held == key);
+        self.held = None;
         self.turn += 1;
         turns.last = self.turn;
         turns.in_use += bytes;
-        *(if is_in_reserve { &mut self.reserve_in_use } else { &mut self.in_use }) += bytes;
-        self.running.insert(key.clone(), Run { bytes, is_in_reserve });
+        self.in_use += bytes;
+        self.running.insert(key.clone(), bytes);
         Some((key, bytes, request))
-    }
-
-    /// Whose turn it is if that fits, else who may use the reserve.
-    fn fitting(&mut self) -> Option<(Arc<str>, usize, bool)> {
-        let (namespace, at) = self.held().or_else(|| self.candidate(|_, _| true))?;
-        let next = &self.namespaces.get(&namespace)?.waiting[at];
-        let (common, free) = (self.total - self.reserve, self.total - self.in_use());
-        let is_large = next.bytes > common;
-        if next.bytes <= if is_large { free } else { common.saturating_sub(self.in_use) } {
-            return Some((namespace, at, false));
-        }
-        self.held = Some(next.key.clone());
-        if is_large {
-            return None;
-        }
-        let free = free.min(self.reserve - self.reserve_in_use);
-        let (namespace, at) = self.candidate(|turns, waiting| turns.in_use == 0 && waiting.bytes <= free)?;
-        Some((namespace, at, true))
     }
 
     /// The request that did not fit last time, if it still waits.
@@ -124,20 +93,21 @@ impl<T> Queue<T> {
         Some((key.namespace.clone(), waiting.iter().position(|waiting| waiting.key == *key)?))
     }
 
-    /// Whose turn it is, of those that may.
-    fn candidate(&self, may: impl Fn(&Turns<T>, &Waiting<T>) -> bool) -> Option<(Arc<str>, usize)> {
+    /// Whose turn it is, fitting or not.
+    fn candidate(&self) -> Option<(Arc<str>, usize)> {
         let candidates = self.namespaces.iter().filter_map(|(namespace, turns)| {
             // A key that runs already waits for its own end and holds up nobody else.
             let at = turns.waiting.iter().position(|waiting| !self.running.contains_key(&waiting.key))?;
-            may(turns, &turns.waiting[at]).then_some(((turns.in_use, turns.last), namespace, at))
+            let is_within = turns.in_use == 0 || turns.in_use + turns.waiting[at].bytes <= self.share;
+            is_within.then_some(((turns.in_use, turns.last), namespace, at))
         });
         candidates.min_by_key(|(order, ..)| *order).map(|(_, namespace, at)| (namespace.clone(), at))
     }
 
     /// What ran has ended.
     pub fn finish(&mut self, key: &Key) {
-        let Some(Run { bytes, is_in_reserve }) = self.running.remove(key) else { return };
-        *(if is_in_reserve { &mut self.reserve_in_use } else { &mut self.in_use }) -= bytes;
+        let Some(bytes) = self.running.remove(key) else { return };
+        self.in_use -= bytes;
         if let Some(turns) = self.namespaces.get_mut(&key.namespace) {
             turns.in_use -= bytes;
         }
@@ -168,7 +138,7 @@ impl<T> Queue<T> {
     }
 
     pub fn in_use(&self) -> u64 {
-        self.in_use + self.reserve_in_use
+        self.in_use
     }
 
     pub fn total(&self) -> u64 {
@@ -194,7 +164,7 @@ mod tests {
 
     #[test]
     fn the_newest_request_of_a_key_keeps_the_place() {
-        let mut queue = Queue::new(1, 0);
+        let mut queue = Queue::new(1, 1);
         queue.push(Key::new("a", "x"), 1, "install");
         queue.push(Key::new("a", "y"), 1, "install");
         assert_eq!(queue.push(Key::new("a", "x"), 1, "uninstall"), Some("install"));
@@ -207,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_running_key_holds_up_nobody_else() {
-        let mut queue = Queue::new(3, 0);
+        let mut queue = Queue::new(3, 3);
         queue.push(Key::new("a", "x"), 1, "1");
         assert_eq!(started(&mut queue), ["a/x=1"]);
         queue.push(Key::new("a", "x"), 1, "2");
@@ -217,7 +187,7 @@ mod tests {
 
     #[test]
     fn namespaces_take_turns_even_on_one_slot() {
-        let mut queue = Queue::new(1, 0);
+        let mut queue = Queue::new(1, 1);
         for name in ["1", "2", "3"] {
             queue.push(Key::new("many", name), 1, "");
         }
@@ -234,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_large_request_is_not_overtaken() {
-        let mut queue = Queue::new(4, 0);
+        let mut queue = Queue::new(4, 4);
         for name in ["1", "2", "3"] {
             queue.push(Key::new("small", name), 1, "");
         }
@@ -249,27 +219,22 @@ mod tests {
     }
 
     #[test]
-    fn w22_the_reserve_is_for_namespaces_of_which_nothing_runs() {
-        let mut queue = Queue::new(4, 1);
+    fn w22_one_namespace_leaves_room_for_another() {
+        let mut queue = Queue::new(4, 3);
         for name in ["1", "2", "3", "4"] {
             queue.push(Key::new("slow", name), 1, "");
         }
         assert_eq!(started(&mut queue), ["slow/1=", "slow/2=", "slow/3="]);
         queue.push(Key::new("quick", "1"), 1, "");
-        queue.push(Key::new("quick", "2"), 1, "");
         assert_eq!(started(&mut queue), ["quick/1="]);
-        queue.finish(&Key::new("quick", "1"));
-        assert_eq!(started(&mut queue), ["quick/2="]);
-        queue.push(Key::new("large", "1"), 4, "");
-        queue.finish(&Key::new("quick", "2"));
         queue.finish(&Key::new("slow", "1"));
-        assert_eq!(started(&mut queue), ["slow/4="], "its turn had come before");
-        queue.push(Key::new("late", "1"), 1, "");
+        assert_eq!(started(&mut queue), ["slow/4="]);
         for name in ["2", "3", "4"] {
-            assert_eq!(started(&mut queue), [""; 0], "a large request closes the reserve");
             queue.finish(&Key::new("slow", name));
         }
-        assert_eq!(started(&mut queue), ["large/1="]);
+        queue.finish(&Key::new("quick", "1"));
+        queue.push(Key::new("slow", "large"), 4, "");
+        assert_eq!(started(&mut queue), ["slow/large="], "alone it may have all");
     }
 
     #[derive(Clone, Debug)]
@@ -295,8 +260,8 @@ mod tests {
         /// Whatever happens: the budget holds, a key runs once, and everything that waits starts in the end, no
         /// later than after as many endings as there were others.
         #[test]
-        fn never_too_much_and_never_forgotten(reserve in 0..=4u64, steps in proptest::collection::vec(step(), 1..80)) {
-            let mut queue = Queue::new(8, reserve);
+        fn never_too_much_and_never_forgotten(share in 4..=8u64, steps in proptest::collection::vec(step(), 1..80)) {
+            let mut queue = Queue::new(8, share);
             let mut running: Vec<(Key, u64)> = vec![];
             for step in steps {
                 match step {

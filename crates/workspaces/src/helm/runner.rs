@@ -187,10 +187,10 @@ impl Runner {
     pub fn start(config: Config) -> io::Result<Self> {
         let private = PrivateDirectory::open(&config.private)?;
         private_directories().create(command::index_directory(&config.cache))?;
-        // One usual operation, where that leaves room for another.
-        let reserve = Some(config.operation_memory).filter(|bytes| bytes * 2 <= config.total_memory).unwrap_or(0);
+        // Room for one usual operation is left to others.
+        let share = config.total_memory.saturating_sub(config.operation_memory);
         let shared = Shared {
-            queue: Queue::new(config.total_memory, reserve),
+            queue: Queue::new(config.total_memory, share),
             running: HashMap::new(),
             finished: HashMap::new(),
             tallies: BTreeMap::new(),
