@@ -38,6 +38,27 @@ pub fn files(spec: &HelmReleaseSpec, documents: Vec<Document>) -> Vec<Private> {
     documents.into_iter().filter_map(|document| document.content).chain(inline).collect()
 }
 
+/// What must not be seen in a message: every text and number of a Secret's document.
+pub fn secrets(documents: &[Document]) -> Vec<Private> {
+    let of_secret = |document: &&Document| document.source.kind == ValuesKind::Secret;
+    let mut found = Vec::new();
+    for content in documents.iter().filter(of_secret).filter_map(|document| document.content.as_ref()) {
+        let text = String::from_utf8_lossy(content.expose());
+        leaves(&serde_saphyr::from_str(&text).unwrap_or(Value::Null), &mut found);
+    }
+    found
+}
+
+fn leaves(value: &Value, found: &mut Vec<Private>) {
+    match value {
+        Value::Object(fields) => fields.values().for_each(|field| leaves(field, found)),
+        Value::Array(elements) => elements.iter().for_each(|element| leaves(element, found)),
+        Value::String(text) => found.push(Private::new(text)),
+        Value::Number(number) => found.push(Private::new(number.to_string())),
+        Value::Null | Value::Bool(_) => {}
+    }
+}
+
 /// Reads one source from its object's data.
 pub fn read(source: &ValuesSource, object: Option<(String, BTreeMap<String, Vec<u8>>)>) -> Result<Document, Values> {
     let what = format!("{} {}", kind_name(source.kind), source.name);
@@ -153,6 +174,19 @@ mod tests {
         .unwrap();
         let Values::Invalid(why) = values(&spec, vec![]) else { panic!("it was taken") };
         assert!(why.contains(r#"spec.values["a.b"].c"#), "{why}");
+    }
+
+    #[test]
+    fn w24_texts_and_numbers_of_a_secret_are_secret() {
+        let document = |kind, text: &str| {
+            let source = ValuesSource { kind, ..source(false) };
+            read(&source, object(text)).unwrap()
+        };
+        let text = "a: {b: [hunter2, 123456]}\nc: true\nd: |\n  two\n  lines\n";
+        let documents = [document(ValuesKind::Secret, text), document(ValuesKind::ConfigMap, "e: open")];
+        let found = secrets(&documents);
+        let found: Vec<_> = found.iter().map(|secret| String::from_utf8_lossy(secret.expose())).collect();
+        assert_eq!(found, ["hunter2", "123456", "two\nlines\n"]);
     }
 
     #[test]

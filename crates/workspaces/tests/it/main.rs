@@ -8,9 +8,15 @@ mod lifetime;
 mod release;
 mod source;
 
+mod canary;
 mod capture;
 mod change;
+mod depend;
+mod drift;
 mod failure;
+mod identity;
 mod origin;
+mod removal;
+mod restart;
 mod space;
 mod world;
