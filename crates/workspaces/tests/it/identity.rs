@@ -26,8 +26,8 @@ async fn w38_without_the_helm_role_a_release_acts_as_its_account_and_nothing_els
     let is_work = |entry: &Entry| entry.is_write() && entry.namespace == space.namespace && entry.code < 300;
     let written: Vec<_> = world.control_plane.audit().entries_after(mark)?.into_iter().filter(is_work).collect();
     for resource in ["deployments", "services", "ingresses", "secrets"] {
-        let by: Vec<_> = written.iter().filter(|entry| entry.resource == resource).collect();
-        assert!(!by.is_empty() && by.iter().all(|entry| entry.user == account), "{resource}: {by:?}");
+        let is_made = |entry: &Entry| entry.resource == resource && entry.code == 201 && entry.user == account;
+        assert!(written.iter().any(is_made), "{resource}: {written:?}");
     }
     let ours = written.iter().filter(|entry| entry.user == OPERATOR_USER);
     let allowed = ["helmreleases", "events", "serviceaccounts"];

@@ -18,5 +18,6 @@ mod identity;
 mod origin;
 mod removal;
 mod restart;
+mod schema;
 mod space;
 mod world;

@@ -43,7 +43,7 @@ async fn w29_the_release_goes_before_the_finalizer_and_gone_already_is_gone() ->
     space.check_history("kept", "1 uninstalled").await?;
     // What was kept is no obstacle for the next of that name.
     space.install("kept", space.four(json!({}))).await?;
-    space.check_history("kept", "1 uninstalled, 2 deployed").await
+    space.check_history("kept", "1 superseded, 2 deployed").await
 }
 
 #[tokio::test]

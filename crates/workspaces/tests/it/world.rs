@@ -7,7 +7,7 @@ use kube::{
     Config as ClientConfig,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use runtime::{Addresses, Clock, Fatal, LeaseConfig, Metrics, Operator, Settings};
+use runtime::{Clock, Fatal, LeaseConfig, Metrics, Operator, Settings};
 use tempfile::TempDir;
 use testbed::{
     ControlPlane, Options,
@@ -26,7 +26,6 @@ use crate::{
 pub struct Running {
     stop: CancellationToken,
     task: tokio::task::JoinHandle<Result<(), Fatal>>,
-    pub addresses: Addresses,
     pub metrics: Arc<Metrics>,
 }
 
@@ -51,7 +50,8 @@ impl Running {
         let task = tokio::spawn(operator.run(|addresses| {
             let _ = bound.send(addresses);
         }));
-        Ok(Self { stop, task, addresses: addresses.await?, metrics })
+        addresses.await?;
+        Ok(Self { stop, task, metrics })
     }
 
     /// An orderly end, as by SIGTERM.
