@@ -8,7 +8,7 @@ mod view;
 use std::{collections::HashMap, sync::Mutex, time::Duration};
 
 use plan::performers::Policy;
-use runtime::{Kind, Operator};
+use runtime::{Kind, Operator, heard_by};
 
 /// Field manager of everything this layer writes.
 const MANAGER: &str = "strata-performers";
@@ -36,9 +36,9 @@ pub fn install(operator: &mut Operator, config: Config) {
     let pods = Kind::new("pods", writer.clone(), view::PodView::keep);
     let services = Kind::new("services", writer, view::ServiceView::keep);
     let queue = operator.queue(config.resync);
-    operator.watch(&performers, &queue, |key| Some(key.clone()));
-    operator.watch(&pods, &queue, view::performer_of);
-    operator.watch(&services, &queue, view::performer_of);
+    operator.watch(&performers, heard_by(&queue, |key| Some(key.clone())));
+    operator.watch(&pods, heard_by(&queue, view::performer_of));
+    operator.watch(&services, heard_by(&queue, view::performer_of));
     operator.metrics.collect(Box::new(metrics::PerformerMetrics(performers.clone())));
     let layer = layer::PerformerLayer {
         performers,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use api::condition::Reason;
 
+pub mod object;
 pub mod performers;
 
 /// What one round intends.

@@ -2,56 +2,22 @@
 
 use std::{
     collections::HashSet,
-    fmt::Debug,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{
-    Client, Resource,
-    api::{DeleteParams, GetParams, Patch, PatchParams, PostParams, Preconditions, Request},
-    core::NamespaceResourceScope,
-};
-use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
-
-use http_body_util::BodyExt;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Request};
+use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     error::Error,
     key::Key,
-    lease::Leadership,
-    store::{Store, Versioned},
-    watch::undecodable,
+    queue::Queue,
+    store::{Changed, Store, Versioned},
+    view::View,
+    writer::Writer,
 };
-
-/// What is decoded from the API server for a kind: as little of the object as the layer needs.
-pub trait View:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug + Send + Sync + 'static
-{
-}
-
-impl<W> View for W where
-    W: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + DeserializeOwned
-        + Clone
-        + Debug
-        + Send
-        + Sync
-        + 'static
-{
-}
-
-/// Who writes, under whose authority and within which time.
-#[derive(Clone)]
-pub struct Writer {
-    pub client: Client,
-    pub leadership: Leadership,
-    /// Field manager of the layer.
-    pub manager: &'static str,
-    /// A request without answer is given up after this; what it may have done is found out by the next round.
-    pub timeout: Duration,
-}
 
 /// What is left after a delete was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,9 +27,55 @@ pub enum Deleted {
     Terminating,
 }
 
-pub struct Kind<W, T> {
+/// What became of one object in the cache of its kind.
+#[derive(Debug)]
+pub struct Change<'a, T> {
+    pub key: &'a Key,
+    pub before: Option<&'a T>,
+    pub after: Option<&'a T>,
+    /// Told by the watch. Otherwise it was learnt from the answer to a request of ours: the round that sent it knows,
+    /// rounds of other objects may have to look.
+    pub is_heard: bool,
+}
+
+/// Tells `queue` what the watch says: `concerns` gives the key to look at when the object of a key changes.
+pub fn heard_by<T>(
+    queue: &Arc<Queue>,
+    concerns: impl Fn(&Key) -> Option<Key> + Send + Sync + 'static,
+) -> impl Fn(&Change<'_, T>) + Send + Sync + 'static {
+    let queue = queue.clone();
+    move |change| {
+        if let (true, Some(key)) = (change.is_heard, concerns(change.key)) {
+            queue.changed(&key);
+        }
+    }
+}
+
+/// Held from a change until it is told, so that changes of one object are told in their order: indexes may be built on
+/// it.
+pub(crate) struct Telling<'a, T>(MutexGuard<'a, Option<Tell<T>>>);
+
+impl<T> Telling<'_, T> {
+    pub(crate) fn tell(&self, key: &Key, is_heard: bool, changed: &Changed<T>) {
+        if let Some(tell) = &*self.0 {
+            let before = changed.before.as_deref().map(|version| &version.value);
+            let after = changed.after.as_deref().map(|version| &version.value);
+            tell(&Change { key, before, after, is_heard });
+        }
+    }
+}
+
+type Tell<T> = Box<dyn Fn(&Change<'_, T>) + Send + Sync>;
+
+/// No object has this version: the store of an API server begins with it, empty.
+const VERSION_OF_NOTHING: &str = "1";
+
+pub struct Kind<W: View, T> {
     pub(crate) store: Store<T>,
     pub(crate) keep: fn(W) -> Option<T>,
+    /// Whom to tell of changes.
+    tell: Mutex<Option<Tell<T>>>,
+    pub(crate) types: W::DynamicType,
     writer: Writer,
     pub(crate) resource: &'static str,
     /// Why the watch does not run, if it does not.
@@ -74,10 +86,25 @@ pub struct Kind<W, T> {
 
 impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     /// `keep` reduces a decoded object to what stays in memory; `None` for objects that are none of our business.
-    pub fn new(resource: &'static str, writer: Writer, keep: fn(W) -> Option<T>) -> Arc<Self> {
+    pub fn new(resource: &'static str, writer: Writer, keep: fn(W) -> Option<T>) -> Arc<Self>
+    where
+        W::DynamicType: Default,
+    {
+        Self::of(W::DynamicType::default(), resource, writer, keep)
+    }
+
+    /// A kind that is known only when the process runs.
+    pub(crate) fn of(
+        types: W::DynamicType,
+        resource: &'static str,
+        writer: Writer,
+        keep: fn(W) -> Option<T>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             store: Store::default(),
             keep,
+            tell: Mutex::default(),
+            types,
             writer,
             resource,
             trouble: Mutex::default(),
@@ -107,6 +134,23 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         self.doubtful().insert(key);
     }
 
+    pub(crate) fn tell(&self, tell: Tell<T>) {
+        *self.tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(tell);
+    }
+
+    /// To be held from a change of the store until it is told.
+    pub(crate) fn telling(&self) -> Telling<'_, T> {
+        Telling(self.tell.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Changes the store and tells of it.
+    pub(crate) fn change(&self, key: &Key, is_heard: bool, change: impl FnOnce(&Store<T>) -> Option<Changed<T>>) {
+        let telling = self.telling();
+        if let Some(changed) = change(&self.store) {
+            telling.tell(key, is_heard, &changed);
+        }
+    }
+
     fn doubtful(&self) -> MutexGuard<'_, HashSet<Key>> {
         self.doubtful.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -129,7 +173,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         let body = serde_json::to_vec(body).expect("our own objects serialise");
         let request = self.at(key).create(&params, body).expect("the path is made of valid names");
         let held = self.store.version(key);
-        let result = self.send("create", request).await;
+        let result = self.writer.send(self.resource, "create", request).await;
         self.absorb(key, held, result).await
     }
 
@@ -143,7 +187,24 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             None => self.at(key).patch(&key.name, &params, &patch),
         };
         let held = self.store.version(key);
-        let result = self.send("patch", request.expect("our own patches serialise")).await;
+        let result = self.writer.send(self.resource, "patch", request.expect("our own patches serialise")).await;
+        self.absorb(key, held, result).await
+    }
+
+    /// A server-side apply: the object shall have these fields, and those of an earlier apply that are missing now
+    /// shall go. Others' fields stay; where two want the same, ours wins.
+    ///
+    /// With `metadata.uid` and `metadata.resourceVersion` in the body it changes exactly the object that was looked at.
+    /// Without them it creates, and is answered by a conflict if there is an object of that name, whoever's it is.
+    pub async fn apply(&self, key: &Key, body: &impl Serialize) -> Result<u64, Error> {
+        let mut body = serde_json::to_value(body).expect("our own objects serialise");
+        if body["metadata"]["resourceVersion"].is_null() {
+            body["metadata"]["resourceVersion"] = json!(VERSION_OF_NOTHING);
+        }
+        let params = PatchParams::apply(self.writer.manager).force();
+        let request = self.at(key).patch(&key.name, &params, &Patch::Apply(body)).expect("our own objects serialise");
+        let held = self.store.version(key);
+        let result = self.writer.send(self.resource, "apply", request).await;
         self.absorb(key, held, result).await
     }
 
@@ -153,29 +214,29 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         let held = self.store.version(key);
         let request = self.at(key).delete(&key.name, &params).expect("our own parameters serialise");
-        match self.send::<serde_json::Value>("delete", request).await {
+        match self.writer.send::<serde_json::Value>(self.resource, "delete", request).await {
             Ok(answer) => Ok(self.remains(key, held, answer)),
             Err(error) if error.is_not_found() => {
-                self.store.deleted(key, held);
+                self.change(key, false, |store| store.deleted(key, held));
                 Ok(Deleted::Gone)
             }
             Err(error) => Err(self.look_after(key, error).await),
         }
     }
 
+    /// The object as the server has it now, past the cache. `None`: there is none.
+    pub async fn read(&self, key: &Key) -> Result<Option<W>, Error> {
+        self.writer.read_of(&self.types, self.resource, key).await
+    }
+
     /// Reads the object from the server into the cache.
     pub async fn refresh(&self, key: &Key) -> Result<(), Error> {
-        let request = self.at(key).get(&key.name, &GetParams::default()).expect("the path is made of valid names");
         let held = self.store.version(key);
-        let found = match self.bounded::<W>("get", self.writer.timeout, request).await {
-            Ok(object) => {
-                let version = identity(object.meta()).map_or(0, |(_, version)| version);
-                (self.keep)(object).map(|value| (version, value))
-            }
-            Err(error) if error.is_not_found() => None,
-            Err(error) => return Err(error),
-        };
-        self.store.correct(key, held, found);
+        let found = self.read(key).await?.and_then(|object| {
+            let version = identity(object.meta()).map_or(0, |(_, version)| version);
+            (self.keep)(object).map(|value| (version, value))
+        });
+        self.change(key, false, |store| store.correct(key, held, found));
         Ok(())
     }
 
@@ -183,19 +244,24 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     fn remains(&self, key: &Key, held: Option<u64>, answer: serde_json::Value) -> Deleted {
         match serde_json::from_value::<W>(answer) {
             Ok(object) if is_terminating(object.meta()) => {
-                self.take_in(object);
+                self.take_in(object, false);
                 Deleted::Terminating
             }
             _ => {
-                self.store.deleted(key, held);
+                self.change(key, false, |store| store.deleted(key, held));
                 Deleted::Gone
             }
         }
     }
 
-    pub(crate) fn take_in(&self, object: W) -> bool {
-        let Some((key, version)) = identity(object.meta()) else { return false };
-        (self.keep)(object).is_some_and(|value| self.store.observe(key, version, value))
+    /// An object that is none of our business any more is forgotten.
+    pub(crate) fn take_in(&self, object: W, is_heard: bool) {
+        let Some((key, version)) = identity(object.meta()) else { return };
+        let value = (self.keep)(object);
+        self.change(&key, is_heard, |store| match value {
+            Some(value) => store.observe(key.clone(), version, value),
+            None => store.forget(&key, version),
+        });
     }
 
     /// The answer to a write enters the cache; its version is what the next write of this round builds on. A write that
@@ -205,9 +271,9 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             Ok(object) => {
                 let version = identity(object.meta()).map_or(0, |(_, version)| version);
                 if object.meta().deletion_timestamp.is_some() && !is_terminating(object.meta()) {
-                    self.store.deleted(key, held);
+                    self.change(key, false, |store| store.deleted(key, held));
                 } else {
-                    self.take_in(object);
+                    self.take_in(object, false);
                 }
                 Ok(version)
             }
@@ -229,47 +295,14 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         error
     }
 
-    async fn send<R: DeserializeOwned>(&self, verb: &'static str, request: http::Request<Vec<u8>>) -> Result<R, Error> {
-        let Some(left) = self.writer.leadership.time_left() else {
-            return Err(Error::NotLeader { verb, resource: self.resource });
-        };
-        self.bounded(verb, left.min(self.writer.timeout), request).await
-    }
-
-    async fn bounded<R: DeserializeOwned>(
-        &self,
-        verb: &'static str,
-        limit: Duration,
-        request: http::Request<Vec<u8>>,
-    ) -> Result<R, Error> {
-        match tokio::time::timeout(limit, self.exchange(verb, request)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(Error::TimedOut { verb, resource: self.resource, limit }),
-        }
-    }
-
-    /// One request and its answer. Not by kube's own `request`: that loses the header Retry-After, which is all that an
-    /// overloaded API server says, and logs an answer that it cannot decode, environment values and all.
-    async fn exchange<R: DeserializeOwned>(
-        &self,
-        verb: &'static str,
-        request: http::Request<Vec<u8>>,
-    ) -> Result<R, Error> {
-        let resource = self.resource;
-        let lost = |source| Error::Client { verb, resource, source: Box::new(source) };
-        let answer = self.writer.client.send(request.map(Into::into)).await.map_err(lost)?;
-        let (head, body) = answer.into_parts();
-        let body = body.collect().await.map_err(|error| lost(kube::Error::Service(error.into())))?.to_bytes();
-        if head.status.is_client_error() || head.status.is_server_error() {
-            return Err(Error::refused(verb, resource, &head, &body));
-        }
-        serde_json::from_slice(&body).map_err(|error| Error::Undecodable { verb, resource, place: undecodable(&error) })
-    }
-
-    #[allow(clippy::unused_self, reason = "reads as a place: self.at(key)")]
     fn at(&self, key: &Key) -> Request {
-        Request::new(W::url_path(&(), Some(&key.namespace)))
+        place::<W>(&self.types, key)
     }
+}
+
+/// Where the objects of a kind are, in the namespace of a key; kinds without namespaces have none in their keys.
+pub(crate) fn place<W: View>(types: &W::DynamicType, key: &Key) -> Request {
+    Request::new(W::url_path(types, Some(&*key.namespace).filter(|namespace| !namespace.is_empty())))
 }
 
 fn is_terminating(meta: &ObjectMeta) -> bool {
@@ -284,52 +317,12 @@ pub(crate) fn identity(meta: &ObjectMeta) -> Option<(Key, u64)> {
     Some((Key::new(meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref()?), version))
 }
 
-/// The part of metadata that any controller needs. managedFields, the bulk of most objects, is skipped while decoding.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct LeanMetadata {
-    name: Option<String>,
-    namespace: Option<String>,
-    uid: Option<String>,
-    resource_version: Option<String>,
-    generation: Option<i64>,
-    creation_timestamp: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>,
-    deletion_timestamp: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>,
-    deletion_grace_period_seconds: Option<i64>,
-    finalizers: Option<Vec<String>>,
-    owner_references: Option<Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference>>,
-    labels: Option<std::collections::BTreeMap<String, String>>,
-    annotations: Option<std::collections::BTreeMap<String, String>>,
-}
-
-impl From<LeanMetadata> for ObjectMeta {
-    fn from(lean: LeanMetadata) -> Self {
-        Self {
-            name: lean.name,
-            namespace: lean.namespace,
-            uid: lean.uid,
-            resource_version: lean.resource_version,
-            generation: lean.generation,
-            creation_timestamp: lean.creation_timestamp,
-            deletion_timestamp: lean.deletion_timestamp,
-            deletion_grace_period_seconds: lean.deletion_grace_period_seconds,
-            finalizers: lean.finalizers,
-            owner_references: lean.owner_references,
-            labels: lean.labels,
-            annotations: lean.annotations,
-            ..Self::default()
-        }
-    }
-}
-
-/// For `#[serde(deserialize_with)]` on the metadata of a [`View`].
-pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
-    LeanMetadata::deserialize(deserializer).map(Into::into)
-}
-
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+
     use super::*;
+    use crate::view::lean_metadata;
 
     #[derive(Deserialize)]
     struct Object {

@@ -13,12 +13,13 @@ use crate::{
     driver::{Driver, Layer},
     event::{Publisher, Recorder},
     health::{Health, Pulse},
-    key::Key,
-    kind::{Kind, View, Writer},
+    kind::{Change, Kind},
     lease::{Elector, Leadership, LeaseConfig},
     metrics::Metrics,
     queue::Queue,
-    watch::{Chain, ListMode, watch},
+    view::View,
+    watch::{Chain, ListMode, Selection, watch},
+    writer::Writer,
 };
 
 /// Everything about a process that is not about one layer.
@@ -122,19 +123,29 @@ impl Operator {
         Arc::new(Queue::new(self.clock.clone(), resync))
     }
 
-    /// Keeps `kind` filled and puts the keys that its changes concern into `queue`.
+    /// Keeps `kind` filled and tells of its changes: `tell` puts what has to look into queues. Once per kind.
     pub fn watch<W: View, T: Send + Sync + 'static>(
         &mut self,
         kind: &Arc<Kind<W, T>>,
-        queue: &Arc<Queue>,
-        concerns: fn(&Key) -> Option<Key>,
+        tell: impl Fn(&Change<'_, T>) + Send + Sync + 'static,
     ) {
+        self.watch_selected(kind, Selection::default(), tell);
+    }
+
+    /// As `watch`, for a part of the kind's objects.
+    pub fn watch_selected<W: View, T: Send + Sync + 'static>(
+        &mut self,
+        kind: &Arc<Kind<W, T>>,
+        selection: Selection,
+        tell: impl Fn(&Change<'_, T>) + Send + Sync + 'static,
+    ) {
+        kind.tell(Box::new(tell));
         let name = format!("watch {}", kind.resource);
         let (watched, checked, counted) = (kind.clone(), kind.clone(), kind.clone());
         self.health.require(format!("cache {}", kind.resource), move || checked.readiness());
         self.synced.push(Box::new(move || counted.store().is_synced()));
-        let (client, queue, metrics) = (self.client.clone(), queue.clone(), self.metrics.clone());
-        let job = move |mode, pulse| watch(watched, client, mode, concerns, queue, metrics, pulse).boxed();
+        let (client, metrics) = (self.client.clone(), self.metrics.clone());
+        let job = move |mode, pulse| watch(watched, client, selection, mode, metrics, pulse).boxed();
         self.watches.push((name, Box::new(job)));
     }
 
@@ -347,7 +358,7 @@ mod tests {
         let mut operator = Operator::new(crate::connect(config).unwrap(), settings, Clock::default(), stop.clone());
         let kind = Kind::new("configmaps", operator.writer("test"), |_: ConfigMap| Some(()));
         let queue = operator.queue(Duration::from_mins(2));
-        operator.watch(&kind, &queue, |key| Some(key.clone()));
+        operator.watch(&kind, crate::heard_by(&queue, |key| Some(key.clone())));
         // As a layer does.
         let (health, _events) = (operator.health.clone(), operator.events.clone());
         let running = tokio::spawn(operator.run(|_| {}));

@@ -20,6 +20,13 @@ pub struct Versioned<T> {
     pub value: T,
 }
 
+/// What became of one object in the store.
+#[derive(Debug)]
+pub struct Changed<T> {
+    pub before: Option<Arc<Versioned<T>>>,
+    pub after: Option<Arc<Versioned<T>>>,
+}
+
 #[derive(Debug)]
 pub struct Store<T> {
     inner: RwLock<Inner<T>>,
@@ -78,48 +85,45 @@ impl<T> Store<T> {
         }
     }
 
-    /// Takes in one version of an object, from the watch or from the answer to a write. True if it was news.
-    pub fn observe(&self, key: Key, version: u64, value: T) -> bool {
+    /// Takes in one version of an object, from the watch or from the answer to a write; `None` if it was no news.
+    pub fn observe(&self, key: Key, version: u64, value: T) -> Option<Changed<T>> {
         self.write().observe(key, version, value)
     }
 
     /// Forgets an object that is gone since we held it at `version`, and will hear of again when the watch has caught
     /// up. A namesake that arrived meanwhile stays.
-    pub fn deleted(&self, key: &Key, version: Option<u64>) {
+    pub fn deleted(&self, key: &Key, version: Option<u64>) -> Option<Changed<T>> {
         let mut inner = self.write();
         let held = inner.objects.get(key).map(|known| known.version);
-        if let (Some(version), true) = (version, held == version) {
-            inner.objects.remove(key);
-            inner.deleted.insert(key.clone(), version);
-        }
+        let (Some(version), true) = (version, held == version) else { return None };
+        inner.deleted.insert(key.clone(), version);
+        inner.remove(key)
     }
 
     /// Takes in what a read of the server found; `before` is the version held when the read was sent. Nothing heard
     /// meanwhile: the read is right, whatever the versions say. Otherwise the newer of the two is.
-    pub fn correct(&self, key: &Key, before: Option<u64>, found: Option<(u64, T)>) {
+    pub fn correct(&self, key: &Key, before: Option<u64>, found: Option<(u64, T)>) -> Option<Changed<T>> {
         let mut inner = self.write();
         let held = inner.objects.get(key).map(|known| known.version);
         match found {
-            Some((version, value)) if held == before => {
-                inner.deleted.remove(key);
-                inner.objects.insert(key.clone(), Arc::new(Versioned { version, value }));
-            }
-            Some((version, value)) => {
-                inner.observe(key.clone(), version, value);
-            }
+            Some((version, _)) if held == Some(version) => None,
+            Some((version, value)) if held == before => Some(inner.insert(key.clone(), version, value)),
+            Some((version, value)) => inner.observe(key.clone(), version, value),
             None => {
                 drop(inner);
-                self.deleted(key, before);
+                self.deleted(key, before)
             }
         }
     }
 
     /// Forgets an object that is known to be absent at `version` or later.
-    pub fn forget(&self, key: &Key, version: u64) -> bool {
+    pub fn forget(&self, key: &Key, version: u64) -> Option<Changed<T>> {
         let mut inner = self.write();
-        inner.deleted.remove(key);
+        if inner.deleted.get(key).is_some_and(|deleted| *deleted <= version) {
+            inner.deleted.remove(key);
+        }
         let is_older = inner.objects.get(key).is_some_and(|known| known.version <= version);
-        is_older && inner.objects.remove(key).is_some()
+        if is_older { inner.remove(key) } else { None }
     }
 
     /// Whether a watch event of `version` is news to this watch; counts it as delivered.
@@ -137,7 +141,7 @@ impl<T> Store<T> {
         inner.listing = Some(HashSet::new());
     }
 
-    pub(crate) fn list_item(&self, key: Key, version: u64, value: Option<T>) -> Listed {
+    pub(crate) fn list_item(&self, key: Key, version: u64, value: Option<T>) -> Listed<T> {
         let mut inner = self.write();
         inner.delivered = inner.delivered.max(version);
         let Some(value) = value else { return Listed::Known };
@@ -148,24 +152,25 @@ impl<T> Store<T> {
             Some(held) if held > version => Listed::Doubtful,
             Some(held) if held == version && inner.objects.contains_key(&key) => Listed::Known,
             Some(held) if held == version => Listed::Doubtful,
-            _ => {
-                inner.observe(key, version, value);
-                Listed::News
-            }
+            _ => Listed::News(inner.insert(key, version, value)),
         }
     }
 
     /// Ends a list: what it did not hold is gone, except what is newer than anything in it; that is doubtful.
-    pub(crate) fn end_list(&self) -> Missing {
+    pub(crate) fn end_list(&self) -> Missing<T> {
         let mut inner = self.write();
         inner.is_synced = true;
         let mut missing = Missing::default();
         let Some(seen) = inner.listing.take() else { return missing };
         let delivered = inner.delivered;
         for (key, known) in inner.objects.iter().filter(|(key, _)| !seen.contains(*key)) {
-            if known.version > delivered { &mut missing.doubtful } else { &mut missing.gone }.push(key.clone());
+            if known.version > delivered {
+                missing.doubtful.push(key.clone());
+            } else {
+                missing.gone.push((key.clone(), Changed { before: Some(known.clone()), after: None }));
+            }
         }
-        for key in &missing.gone {
+        for (key, _) in &missing.gone {
             inner.objects.remove(key);
         }
         // The first list sizes the table for its peak; most of that is never needed again.
@@ -183,30 +188,41 @@ impl<T> Store<T> {
 }
 
 /// What a list says about one object, beside the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Listed {
-    News,
+#[derive(Debug)]
+pub(crate) enum Listed<T> {
+    News(Changed<T>),
     Known,
     /// Older than what we hold or deleted.
     Doubtful,
 }
 
 /// What a whole list did not hold.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Missing {
-    pub gone: Vec<Key>,
+#[derive(Debug)]
+pub(crate) struct Missing<T> {
+    pub gone: Vec<(Key, Changed<T>)>,
     pub doubtful: Vec<Key>,
 }
 
+impl<T> Default for Missing<T> {
+    fn default() -> Self {
+        Self { gone: Vec::new(), doubtful: Vec::new() }
+    }
+}
+
 impl<T> Inner<T> {
-    fn observe(&mut self, key: Key, version: u64, value: T) -> bool {
+    fn observe(&mut self, key: Key, version: u64, value: T) -> Option<Changed<T>> {
         let held = self.objects.get(&key).map(|known| known.version).max(self.deleted.get(&key).copied());
-        if held.is_some_and(|held| held >= version) {
-            return false;
-        }
+        if held.is_some_and(|held| held >= version) { None } else { Some(self.insert(key, version, value)) }
+    }
+
+    fn insert(&mut self, key: Key, version: u64, value: T) -> Changed<T> {
         self.deleted.remove(&key);
-        self.objects.insert(key, Arc::new(Versioned { version, value }));
-        true
+        let after = Arc::new(Versioned { version, value });
+        Changed { before: self.objects.insert(key, after.clone()), after: Some(after) }
+    }
+
+    fn remove(&mut self, key: &Key) -> Option<Changed<T>> {
+        self.objects.remove(key).map(|before| Changed { before: Some(before), after: None })
     }
 }
 
@@ -218,12 +234,33 @@ mod tests {
         Key::new("ns", name)
     }
 
+    /// What a list did not hold: gone and doubtful.
+    fn missing<T>(store: &Store<T>) -> (Vec<Key>, Vec<Key>) {
+        let missing = store.end_list();
+        (missing.gone.into_iter().map(|(key, _)| key).collect(), missing.doubtful)
+    }
+
+    #[test]
+    fn a_change_tells_what_was_and_what_is() {
+        let store = Store::default();
+        let values = |changed: Option<Changed<i32>>| {
+            let value = |version: Option<Arc<Versioned<i32>>>| version.map(|version| version.value);
+            changed.map(|changed| (value(changed.before), value(changed.after)))
+        };
+        assert_eq!(values(store.observe(key("a"), 1, 10)), Some((None, Some(10))));
+        assert_eq!(values(store.observe(key("a"), 2, 20)), Some((Some(10), Some(20))));
+        assert_eq!(values(store.correct(&key("a"), Some(2), Some((2, 20)))), None);
+        assert_eq!(values(store.correct(&key("a"), Some(2), Some((3, 30)))), Some((Some(20), Some(30))));
+        assert_eq!(values(store.deleted(&key("a"), Some(3))), Some((Some(30), None)));
+        assert_eq!(values(store.forget(&key("a"), 4)), None);
+    }
+
     #[test]
     fn an_older_version_never_replaces_a_newer_one() {
         let store = Store::default();
-        assert!(store.observe(key("a"), 7, "new"));
-        assert!(!store.observe(key("a"), 7, "same"));
-        assert!(!store.observe(key("a"), 5, "old"));
+        assert!(store.observe(key("a"), 7, "new").is_some());
+        assert!(store.observe(key("a"), 7, "same").is_none());
+        assert!(store.observe(key("a"), 5, "old").is_none());
         assert_eq!(store.get(&key("a")).unwrap().value, "new");
     }
 
@@ -245,7 +282,7 @@ mod tests {
         store.list_item(key("stays"), 4, Some(2));
         store.list_item(key("new"), 9, Some(3));
         assert!(!store.is_synced());
-        assert_eq!(store.end_list(), Missing { gone: vec![key("gone")], doubtful: vec![] });
+        assert_eq!(missing(&store), (vec![key("gone")], vec![]));
         assert!(store.is_synced());
         assert!(store.get(&key("new")).is_some());
     }
@@ -255,9 +292,9 @@ mod tests {
         let store = Store::default();
         store.observe(key("a"), 7, "ours");
         store.deleted(&key("a"), Some(7));
-        assert!(!store.observe(key("a"), 6, "created"));
-        assert!(!store.observe(key("a"), 7, "changed"));
-        assert!(store.observe(key("a"), 9, "a namesake"));
+        assert!(store.observe(key("a"), 6, "created").is_none());
+        assert!(store.observe(key("a"), 7, "changed").is_none());
+        assert!(store.observe(key("a"), 9, "a namesake").is_some());
         store.deleted(&key("a"), Some(9));
         store.forget(&key("a"), 10);
         assert!(store.read().deleted.is_empty());
@@ -267,8 +304,8 @@ mod tests {
     fn forgetting_spares_a_younger_namesake() {
         let store = Store::default();
         store.observe(key("a"), 20, ());
-        assert!(!store.forget(&key("a"), 15));
-        assert!(store.forget(&key("a"), 20));
+        assert!(store.forget(&key("a"), 15).is_none());
+        assert!(store.forget(&key("a"), 20).is_some());
     }
 
     #[test]
@@ -280,10 +317,10 @@ mod tests {
         store.observe(key("removed"), 10, 0);
         store.deleted(&key("removed"), Some(10));
         store.begin_list();
-        assert_eq!(store.list_item(key("listed"), 3, Some(0)), Listed::Known);
-        assert_eq!(store.list_item(key("changed"), 4, Some(0)), Listed::Doubtful);
-        assert_eq!(store.list_item(key("removed"), 9, Some(0)), Listed::Doubtful);
-        assert_eq!(store.end_list(), Missing { gone: vec![], doubtful: vec![key("new")] });
+        assert!(matches!(store.list_item(key("listed"), 3, Some(0)), Listed::Known));
+        assert!(matches!(store.list_item(key("changed"), 4, Some(0)), Listed::Doubtful));
+        assert!(matches!(store.list_item(key("removed"), 9, Some(0)), Listed::Doubtful));
+        assert_eq!(missing(&store), (vec![], vec![key("new")]));
         assert_eq!(store.version(&key("changed")), Some(11));
         assert_eq!(store.version(&key("removed")), None);
     }
@@ -293,11 +330,11 @@ mod tests {
         let store = Store::default();
         store.observe(key("a"), 100, "before");
         store.begin_list();
-        assert_eq!(store.list_item(key("a"), 5, Some("restored")), Listed::Doubtful);
+        assert!(matches!(store.list_item(key("a"), 5, Some("restored")), Listed::Doubtful));
         store.end_list();
         store.correct(&key("a"), Some(100), Some((5, "restored")));
         assert_eq!(store.get(&key("a")).unwrap().value, "restored");
-        assert!(store.deliver(6) && store.observe(key("a"), 6, "goes on"));
+        assert!(store.deliver(6) && store.observe(key("a"), 6, "goes on").is_some());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Feeds a kind's store from the API server and tells the queue which keys to look at.
+//! Feeds a kind's store from the API server.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -15,10 +15,10 @@ use kube::{
 use crate::{
     health::Pulse,
     key::Key,
-    kind::{Kind, View, identity},
+    kind::{Kind, identity},
     metrics::Metrics,
-    queue::Queue,
-    store::Listed,
+    store::{Changed, Listed},
+    view::View,
 };
 
 /// Whether the first list comes as a stream. Kubernetes 1.34 and newer can; older servers answer 422.
@@ -57,27 +57,34 @@ impl Backoff for Reconnect {
     }
 }
 
-/// Watches a kind in all namespaces, for ever. `concerns` gives the key to look at when an object changes.
+/// Which objects of a kind are watched. What a layer keeps must not depend on more than this and the object itself:
+/// an object that is read after a conflict is not asked for its selectors.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    pub labels: Option<String>,
+    pub fields: Option<String>,
+}
+
+/// Watches a kind in all namespaces, for ever.
 pub(crate) async fn watch<W: View, T: Send + Sync + 'static>(
     kind: Arc<Kind<W, T>>,
     client: kube::Client,
+    selection: Selection,
     mode: ListMode,
-    concerns: fn(&Key) -> Option<Key>,
-    queue: Arc<Queue>,
     metrics: Arc<Metrics>,
     pulse: Pulse,
 ) {
     let config = match mode {
         ListMode::Streaming => watcher::Config::default().streaming_lists(),
         ListMode::Paged => watcher::Config::default(),
-    }
-    .timeout(WATCH_SECONDS);
-    let mut events = pin!(watcher::watcher(Api::<W>::all(client), config).backoff(Reconnect::default()));
-    let look = |key: &Key| {
-        if let Some(key) = concerns(key) {
-            queue.changed(&key);
-        }
     };
+    let config = watcher::Config {
+        label_selector: selection.labels,
+        field_selector: selection.fields,
+        ..config.timeout(WATCH_SECONDS)
+    };
+    let api = Api::<W>::all_with(client, &kind.types);
+    let mut events = pin!(watcher::watcher(api, config).backoff(Reconnect::default()));
     loop {
         let event = tokio::select! {
             event = events.next() => event.expect("a watcher never ends"),
@@ -87,7 +94,7 @@ pub(crate) async fn watch<W: View, T: Send + Sync + 'static>(
         match event {
             Ok(event) => {
                 kind.watch_interrupted(None);
-                kind.take_event(event, look);
+                kind.take_event(event);
             }
             Err(error) => {
                 metrics.watch_failed(kind.resource);
@@ -100,41 +107,47 @@ pub(crate) async fn watch<W: View, T: Send + Sync + 'static>(
 }
 
 impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
-    fn take_event(&self, event: Event<W>, mut look: impl FnMut(&Key)) {
+    fn take_event(&self, event: Event<W>) {
         match event {
             Event::Init => self.store.begin_list(),
             Event::InitApply(object) => {
                 let Some((key, version)) = identity(object.meta()) else { return };
-                match self.store.list_item(key.clone(), version, (self.keep)(object)) {
-                    Listed::News => look(&key),
-                    Listed::Known => {}
-                    Listed::Doubtful => {
-                        self.doubt(key.clone());
-                        look(&key);
-                    }
-                }
+                let value = (self.keep)(object);
+                self.change(&key, true, |store| match store.list_item(key.clone(), version, value) {
+                    Listed::News(changed) => Some(changed),
+                    Listed::Known => None,
+                    Listed::Doubtful => Some(self.doubted(&key)),
+                });
             }
             Event::InitDone => {
+                let telling = self.telling();
                 let missing = self.store.end_list();
-                missing.gone.iter().for_each(&mut look);
+                for (key, changed) in missing.gone {
+                    telling.tell(&key, true, &changed);
+                }
                 for key in missing.doubtful {
-                    self.doubt(key.clone());
-                    look(&key);
+                    telling.tell(&key, true, &self.doubted(&key));
                 }
             }
             Event::Apply(object) => {
-                let Some((key, version)) = identity(object.meta()) else { return };
-                if self.store.deliver(version) && self.take_in(object) {
-                    look(&key);
+                let Some((_, version)) = identity(object.meta()) else { return };
+                if self.store.deliver(version) {
+                    self.take_in(object, true);
                 }
             }
             Event::Delete(object) => {
                 let Some((key, version)) = identity(object.meta()) else { return };
-                if self.store.deliver(version) && self.store.forget(&key, version) {
-                    look(&key);
+                if self.store.deliver(version) {
+                    self.change(&key, true, |store| store.forget(&key, version));
                 }
             }
         }
+    }
+
+    /// Nothing is believed before it is read; whom it concerns has to look.
+    fn doubted(&self, key: &Key) -> Changed<T> {
+        self.doubt(key.clone());
+        Changed { before: self.get(key), after: self.get(key) }
     }
 }
 

@@ -6,6 +6,7 @@
 mod build;
 mod decide;
 mod event;
+mod object;
 mod property;
 mod status;
 mod trouble;

@@ -1,4 +1,11 @@
-//! The runtime on a real API server, with a kind that every cluster has.
+//! The runtime on a real API server, with kinds that every cluster has.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should end")]
+#![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
+
+mod apply;
+mod watch;
+mod world;
 
 use std::time::Duration;
 
@@ -8,24 +15,10 @@ use kube::{
     Api,
     api::{ObjectMeta, PostParams},
 };
-use runtime::{Clock, Fatal, Kind, Operator, Settings};
-use testbed::ControlPlane;
-use tokio_util::sync::CancellationToken;
-
-fn settings() -> Settings {
-    Settings {
-        lease: None,
-        health_address: None,
-        metrics_address: None,
-        grace: Duration::from_secs(1),
-        request_timeout: Duration::from_secs(10),
-        list_mode: None,
-        instance: "test".into(),
-    }
-}
+use runtime::{Fatal, Kind};
+use world::{World, run};
 
 /// A layer's mistake in the one place where no round is around it to catch the panic.
-#[allow(clippy::needless_pass_by_value, reason = "the form that every kind's filter has")]
 fn keep(map: ConfigMap) -> Option<()> {
     assert!(map.metadata.name.as_deref() != Some("poison"), "poisoned");
     None
@@ -33,28 +26,16 @@ fn keep(map: ConfigMap) -> Option<()> {
 
 #[tokio::test]
 async fn a_dead_task_ends_the_operator() -> Result<()> {
-    let control_plane = ControlPlane::shared().await?;
-    let namespace = control_plane.namespace("runtime").await?;
-    let client = control_plane.client().await?;
-    let mut operator = Operator::new(client.clone(), settings(), Clock::default(), CancellationToken::new());
+    let world = World::new("runtime").await?;
+    let mut operator = world.operator();
     let kind = Kind::new("configmaps", operator.writer("test"), keep);
-    let queue = operator.queue(Duration::from_mins(2));
-    operator.watch(&kind, &queue, |_| None);
-    // Layers hold one for as long as they run.
-    let _recorder = operator.events.clone();
-    let health = operator.health.clone();
-    let running = tokio::spawn(operator.run(|_| {}));
-    let synced = async {
-        while health.readiness().values().any(Result::is_err) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(30), synced).await.context("it works at first")?;
+    operator.watch(&kind, |_| {});
+    let (_, running) = run(operator).await?;
     assert!(!running.is_finished());
 
     let metadata = ObjectMeta { name: Some("poison".into()), ..ObjectMeta::default() };
     let poison = ConfigMap { metadata, ..ConfigMap::default() };
-    Api::namespaced(client, &namespace).create(&PostParams::default(), &poison).await?;
+    Api::namespaced(world.client, &world.namespace).create(&PostParams::default(), &poison).await?;
     let ended = tokio::time::timeout(Duration::from_secs(10), running).await.context("it ends within seconds")?;
     assert!(matches!(ended?, Err(Fatal::TaskEnded(_))));
     Ok(())

@@ -1,0 +1,91 @@
+//! Requests of one layer: bounded in time, and writes only while leading.
+
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use kube::{Client, api::GetParams};
+use serde::de::DeserializeOwned;
+
+use crate::{error::Error, key::Key, kind::place, lease::Leadership, view::View, watch::undecodable};
+
+/// Who writes, under whose authority and within which time.
+#[derive(Clone)]
+pub struct Writer {
+    pub client: Client,
+    pub leadership: Leadership,
+    /// Field manager of the layer.
+    pub manager: &'static str,
+    /// A request without answer is given up after this; what it may have done is found out by the next round.
+    pub timeout: Duration,
+}
+
+impl Writer {
+    /// Reads one object that no cache holds, as much of it as the view decodes. `None`: there is none.
+    pub async fn read<W: View>(&self, resource: &'static str, key: &Key) -> Result<Option<W>, Error>
+    where
+        W::DynamicType: Default,
+    {
+        self.read_of(&W::DynamicType::default(), resource, key).await
+    }
+
+    pub(crate) async fn read_of<W: View>(
+        &self,
+        types: &W::DynamicType,
+        resource: &'static str,
+        key: &Key,
+    ) -> Result<Option<W>, Error> {
+        let (place, params) = (place::<W>(types, key), GetParams::default());
+        let request =
+            if W::metadata_api() { place.get_metadata(&key.name, &params) } else { place.get(&key.name, &params) };
+        let request = request.expect("the path is made of valid names");
+        match self.bounded(resource, "get", self.timeout, request).await {
+            Ok(object) => Ok(Some(object)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A write.
+    pub(crate) async fn send<R: DeserializeOwned>(
+        &self,
+        resource: &'static str,
+        verb: &'static str,
+        request: http::Request<Vec<u8>>,
+    ) -> Result<R, Error> {
+        let Some(left) = self.leadership.time_left() else {
+            return Err(Error::NotLeader { verb, resource });
+        };
+        self.bounded(resource, verb, left.min(self.timeout), request).await
+    }
+
+    async fn bounded<R: DeserializeOwned>(
+        &self,
+        resource: &'static str,
+        verb: &'static str,
+        limit: Duration,
+        request: http::Request<Vec<u8>>,
+    ) -> Result<R, Error> {
+        match tokio::time::timeout(limit, self.exchange(resource, verb, request)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Error::TimedOut { verb, resource, limit }),
+        }
+    }
+
+    /// One request and its answer. Not by kube's own `request`: that loses the header Retry-After, which is all that an
+    /// overloaded API server says, and logs an answer that it cannot decode, environment values and all.
+    async fn exchange<R: DeserializeOwned>(
+        &self,
+        resource: &'static str,
+        verb: &'static str,
+        request: http::Request<Vec<u8>>,
+    ) -> Result<R, Error> {
+        let lost = |source| Error::Client { verb, resource, source: Box::new(source) };
+        let answer = self.client.send(request.map(Into::into)).await.map_err(lost)?;
+        let (head, body) = answer.into_parts();
+        let body = body.collect().await.map_err(|error| lost(kube::Error::Service(error.into())))?.to_bytes();
+        if head.status.is_client_error() || head.status.is_server_error() {
+            return Err(Error::refused(verb, resource, &head, &body));
+        }
+        serde_json::from_slice(&body).map_err(|error| Error::Undecodable { verb, resource, place: undecodable(&error) })
+    }
+}
