@@ -7,6 +7,7 @@ use api::condition::Reason;
 
 pub mod object;
 pub mod performers;
+pub mod workspaces;
 
 /// What one round intends.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,4 +45,20 @@ impl<A> Plan<A> {
 pub struct Why {
     pub reason: Reason,
     pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    Normal,
+    Warning,
+}
+
+/// One Kubernetes Event about an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub kind: EventKind,
+    pub reason: &'static str,
+    /// What was done or tried, one word (`events.k8s.io` wants it).
+    pub action: &'static str,
+    pub note: String,
 }

@@ -33,6 +33,9 @@ pub struct HelmReleaseStatus {
     /// Failed attempts at what was last tried.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "is_zero")]
     pub failures: u32,
+    /// Whether the deployed manifest holds PersistentVolumeClaims.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holds_data: Option<bool>,
     /// Revisions that Helm keeps, newest first.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<ReleaseRevision>,

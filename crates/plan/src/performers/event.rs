@@ -4,23 +4,7 @@ use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::performer::PerformerStatus;
 
 use super::{Action, Cause, Outcome};
-use crate::Plan;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventKind {
-    Normal,
-    Warning,
-}
-
-/// One Kubernetes Event about a Performer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    pub kind: EventKind,
-    pub reason: &'static str,
-    /// What was done or tried, one word (`events.k8s.io` wants it).
-    pub action: &'static str,
-    pub note: String,
-}
+use crate::{Event, EventKind, Plan};
 
 /// Events of one round: `before` and `after` are the stored and the new status. A round that does
 /// nothing and changes nothing has none. A Performer's start is told twice, pod created and ready: its Service is named

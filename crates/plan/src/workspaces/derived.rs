@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
+use api::condition::Reason;
 use api::workspace::{API_VERSION, DIGEST_ANNOTATION, InventoryEntry, LABEL_MANAGED_BY, MANAGED_BY};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value, json};
@@ -254,8 +255,31 @@ impl Owner {
 /// What stands in the way of one object, or of all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Trouble {
-    pub kind: Option<ObjectKind>,
+    pub id: Option<ObjectId>,
     pub why: Why,
+}
+
+impl Trouble {
+    pub(super) fn whole(why: Why) -> Self {
+        Self { id: None, why }
+    }
+
+    pub(super) fn of(id: &ObjectId, reason: Reason, message: impl Into<String>) -> Self {
+        Self { id: Some(id.clone()), why: Why { reason, message: message.into() } }
+    }
+}
+
+/// Wanted objects that strangers hold the names of, and those of which it is not known what they shall be.
+pub(super) fn troubles(owner_uid: &str, wanted: &[Derived], objects: &Objects) -> Vec<Trouble> {
+    let trouble = |Derived { id, wish }: &Derived| match (wish, objects.get(id)) {
+        (Wish::Hold(why), _) => Some(Trouble { id: Some(id.clone()), why: why.clone() }),
+        (Wish::Apply(_), Some(found)) if !found.is_of(owner_uid) => {
+            let message = format!("{id} exists and belongs to someone else; rename or delete it");
+            Some(Trouble::of(id, Reason::ObjectTaken, message))
+        }
+        _ => None,
+    };
+    wanted.iter().filter_map(trouble).collect()
 }
 
 /// Applies what is wanted and not so; names what strangers hold.
@@ -278,16 +302,6 @@ pub(super) fn converge(plan: &mut Plan<Action>, owner_uid: &str, wanted: &[Deriv
             Some(_) => {}
         }
     }
-}
-
-/// Wanted names that strangers hold.
-pub(super) fn taken<'a>(
-    owner_uid: &'a str,
-    wanted: &'a [Derived],
-    objects: &'a Objects,
-) -> impl Iterator<Item = &'a ObjectId> {
-    let is_taken = move |id: &&ObjectId| objects.get(*id).is_some_and(|found| !found.is_of(owner_uid));
-    wanted.iter().map(|derived| &derived.id).filter(is_taken)
 }
 
 /// Ours, and not wanted any more.
@@ -332,10 +346,9 @@ pub(super) fn inventory(
     let mut present: BTreeSet<_> =
         objects.iter().filter(|(_, found)| found.is_of(owner_uid)).map(|(id, _)| id.clone()).collect();
     for (action, outcome) in plan.actions.iter().zip(outcomes) {
-        match action {
-            Action::Apply { id, .. } if *outcome == Outcome::Done => drop(present.insert(id.clone())),
-            Action::Delete { id, .. } if *outcome == Outcome::Done => drop(present.remove(id)),
-            _ => {}
+        // What was deleted may take its time to go; the next round sees.
+        if let (Action::Apply { id, .. }, Outcome::Done) = (action, outcome) {
+            present.insert(id.clone());
         }
     }
     present.into_iter().map(entry).collect()
