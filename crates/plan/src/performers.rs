@@ -20,11 +20,11 @@ mod policy;
 mod report;
 mod trouble;
 
+pub use crate::{Event, EventKind};
 pub use action::{Action, Cause, Outcome};
 pub use build::{pod, service};
 pub use decide::plan;
 pub use desired::{Desired, Identity, Invalid, avs_label, validate};
-pub use crate::{Event, EventKind};
 pub use event::events;
 pub use facts::{
     Deletion, Exit, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, TargetPort, Waiting,

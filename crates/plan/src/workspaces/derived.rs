@@ -197,7 +197,9 @@ pub enum Action {
 pub enum Outcome {
     Done,
     /// The API server refuses the object as it is: quota, admission, validation, a missing right.
-    Rejected { message: String },
+    Rejected {
+        message: String,
+    },
     /// The namespace is going away; nothing can be created there.
     NamespaceTerminating,
     /// Anything that may pass: conflict, time-out, server error. The round is tried again.

@@ -6,8 +6,8 @@ mod derive;
 mod network;
 mod report;
 
-pub use decide::{Observed, plan, rival};
 pub(super) use config::hash_name;
+pub use decide::{Observed, plan, rival};
 pub use derive::{Surroundings, derive};
 pub use network::Endpoint;
 pub use report::status;

@@ -10,4 +10,5 @@ mod object;
 mod property;
 mod status;
 mod trouble;
+mod workspaces;
 mod world;

@@ -133,13 +133,7 @@ fn is_referred_to(name: &str, observed: &Observed) -> bool {
 
 /// Users and releases go first, and the Workspace when they are gone; the rest goes with it. As long as data would be
 /// lost nothing goes at all. In a namespace that is deleted there is nothing left to hold.
-fn clean_up(
-    plan: &mut Plan<Action>,
-    found: &mut Vec<Trouble>,
-    workspace: &Workspace,
-    uid: &str,
-    observed: &Observed,
-) {
+fn clean_up(plan: &mut Plan<Action>, found: &mut Vec<Trouble>, workspace: &Workspace, uid: &str, observed: &Observed) {
     if !observed.is_namespace_terminating {
         let is_waited_for = |kind| matches!(kind, ObjectKind::User | ObjectKind::HelmRelease);
         let ours = || observed.objects.iter().filter(|(id, object)| object.is_of(uid) && is_waited_for(id.kind));

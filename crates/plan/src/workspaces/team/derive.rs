@@ -93,7 +93,9 @@ fn check_hosts(workspace: &str, spec: &WorkspaceSpec) -> Result<(), Why> {
             return Err(invalid(format!("{who} is exposed to authenticated users only; {remedy}")));
         }
         if let Some(other) = known.insert(host, who) {
-            return Err(invalid(format!("{other} and {who} would both be at {host}; give one another hostPrefix or slug")));
+            return Err(invalid(format!(
+                "{other} and {who} would both be at {host}; give one another hostPrefix or slug"
+            )));
         }
     }
     Ok(())
@@ -116,16 +118,9 @@ fn release(owner: &Owner, spec: &WorkspaceSpec, name: &str, service: &Service, c
         stopped: Some(spec.stopped == Some(true)),
         ..HelmReleaseSpec::default()
     };
-    let annotations = if service.delete_data == Some(true) {
-        json!({ DELETE_DATA_ANNOTATION: "true" })
-    } else {
-        json!({})
-    };
-    owner.derive(
-        ObjectKind::HelmRelease,
-        name,
-        json!({ "metadata": { "annotations": annotations }, "spec": release }),
-    )
+    let annotations =
+        if service.delete_data == Some(true) { json!({ DELETE_DATA_ANNOTATION: "true" }) } else { json!({}) };
+    owner.derive(ObjectKind::HelmRelease, name, json!({ "metadata": { "annotations": annotations }, "spec": release }))
 }
 
 fn exposure(owner: &Owner, spec: &WorkspaceSpec, name: &str, service: &Service) -> Option<Derived> {

@@ -98,7 +98,11 @@ fn summaries<T: Clone>(former: &[T]) -> Summaries<T> {
 /// How one service or user is doing.
 enum State {
     Ready,
-    Unready { reason: String, message: Option<String>, has_failed: bool },
+    Unready {
+        reason: String,
+        message: Option<String>,
+        has_failed: bool,
+    },
     /// There is nothing that could be ready, for this reason.
     Uncounted(String),
 }
@@ -139,7 +143,8 @@ impl View<'_> {
                 let ready = status.condition(ConditionType::Ready).cloned();
                 (ready, status.observed_generation, status.last_applied_revision)
             });
-            let host = service_host(self.round.object.metadata.name.as_deref().unwrap_or_default(), spec, name, service);
+            let host =
+                service_host(self.round.object.metadata.name.as_deref().unwrap_or_default(), spec, name, service);
             let url = host.map(|host| url(&host, spec.ingress.as_ref()));
             summaries.add_service(name, state, version, url);
         }
@@ -275,7 +280,10 @@ impl View<'_> {
         if summaries.unready.len() > NAMES_TOLD {
             names.push_str(", …");
         }
-        (ConditionStatus::False, Why { reason, message: format!("{ready} of {counted} {noun} are ready; not so: {names}") })
+        (
+            ConditionStatus::False,
+            Why { reason, message: format!("{ready} of {counted} {noun} are ready; not so: {names}") },
+        )
     }
 
     fn network(&self) -> (ConditionStatus, Why) {

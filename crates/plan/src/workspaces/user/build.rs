@@ -130,9 +130,7 @@ fn password_secret(owner: &Owner, name: &str, password: String) -> Derived {
 
 /// A person may look at the pod that is theirs, and at no other.
 fn role(owner: &Owner, name: &str, slug: &str) -> Derived {
-    let own_pod = |resource: &str| {
-        json!({ "apiGroups": [""], "resources": [resource], "resourceNames": [pod_name(slug)], "verbs": ["get"] })
-    };
+    let own_pod = |resource: &str| json!({ "apiGroups": [""], "resources": [resource], "resourceNames": [pod_name(slug)], "verbs": ["get"] });
     owner.derive(ObjectKind::Role, name, json!({ "rules": [own_pod("pods"), own_pod("pods/log")] }))
 }
 
@@ -145,7 +143,8 @@ fn role_binding(owner: &Owner, name: &str) -> Derived {
 }
 
 fn service(owner: &Owner, name: &str, slug: &str, settings: &CodeServer) -> Derived {
-    let port = |(name, port): (String, i32)| json!({ "name": name, "port": port, "targetPort": port, "protocol": "TCP" });
+    let port =
+        |(name, port): (String, i32)| json!({ "name": name, "port": port, "targetPort": port, "protocol": "TCP" });
     let ports = ports(settings).into_iter().map(port).collect::<Vec<_>>();
     let spec = json!({ "type": "ClusterIP", "selector": selector(slug), "ports": ports });
     owner.derive(ObjectKind::Service, name, json!({ "spec": spec }))
@@ -237,7 +236,8 @@ fn claim(owner: &Owner, settings: &CodeServer, live: Option<&Found>) -> Value {
         }
         json!({ "metadata": { "name": "home", "labels": owner.labels() }, "spec": spec })
     };
-    let wanted = claim(&json!(storage.size.as_deref().unwrap_or(DEFAULT_SIZE)), storage.class.map(|c| json!(c)).as_ref());
+    let wanted =
+        claim(&json!(storage.size.as_deref().unwrap_or(DEFAULT_SIZE)), storage.class.map(|c| json!(c)).as_ref());
     let made = live.map(|live| &live.content.0["spec"]["volumeClaimTemplates"][0]["spec"]);
     match made.filter(|made| differs(&wanted["spec"], made).is_some()) {
         Some(made) => claim(&made["resources"]["requests"]["storage"], made.get("storageClassName")),

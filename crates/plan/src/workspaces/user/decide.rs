@@ -85,7 +85,9 @@ fn is_volume_to_go(spec: Option<&UserSpec>) -> bool {
 /// Everything goes with the User by itself, but for the volume, which goes only where the spec says so: after the
 /// StatefulSet, which would make another one.
 fn clean_up(plan: &mut Plan<Action>, user: &User, uid: &str, observed: &Observed) {
-    if let Some(spec) = user.spec.as_ref().filter(|spec| is_volume_to_go(Some(spec)) && !observed.is_namespace_terminating) {
+    if let Some(spec) =
+        user.spec.as_ref().filter(|spec| is_volume_to_go(Some(spec)) && !observed.is_namespace_terminating)
+    {
         let set = ObjectId::new(ObjectKind::StatefulSet, object_name(&spec.slug));
         if let Some(found) = observed.objects.get(&set).filter(|found| found.is_of(uid)) {
             plan.actions.extend((!found.is_going).then(|| delete(&set, found)));

@@ -31,7 +31,9 @@ impl PodFacts {
     pub(super) fn trouble(&self) -> Option<Why> {
         if let Some((word, message)) = &self.waiting {
             let reason = match &**word {
-                "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => Reason::ImagePullFailed,
+                "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
+                    Reason::ImagePullFailed
+                }
                 "CreateContainerConfigError" | "CreateContainerError" => Reason::ContainerConfigError,
                 "CrashLoopBackOff" => Reason::CrashLoop,
                 _ => return None,

@@ -29,9 +29,7 @@ pub fn status(round: &Round<'_, User, Observed>, now: Timestamp) -> UserStatus {
         phase: Some(phase),
         conditions: vec![conditions.make(ConditionType::Ready, is_true, why)],
         url: match &user.spec {
-            Some(spec) if spec.has_code_server() => {
-                spec.host.as_ref().map(|host| url(host, spec.ingress.as_ref()))
-            }
+            Some(spec) if spec.has_code_server() => spec.host.as_ref().map(|host| url(host, spec.ingress.as_ref())),
             _ => None,
         },
         inventory: inventory(uid, &round.observed.objects, round.plan, round.outcomes),
