@@ -12,7 +12,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 pub use duration::Span;
 pub use name::{
     DELETE_DATA_ANNOTATION, DIGEST_ANNOTATION, FINALIZER, FORCE_ANNOTATION, LABEL_MANAGED_BY, LABEL_USER,
-    LABEL_WORKSPACE, MANAGED_BY, MAX_RELEASE_NAME, RECONCILE_ANNOTATION,
+    LABEL_WORKSPACE, MANAGED_BY, MAX_RELEASE_NAME, RECONCILE_ANNOTATION, ROLLBACK_ANNOTATION,
 };
 pub use release::{
     ChartReference, CrdPolicy, DriftDetection, DriftIgnore, DriftTarget, HelmRelease, HelmReleaseSpec,
@@ -20,7 +20,8 @@ pub use release::{
     UninstallStrategy, UpgradeRemediation, UpgradeStrategy, ValuesKind, ValuesSource,
 };
 pub use release_status::{
-    HelmReleaseStatus, OperationKind, ReadValues, ReleaseOperation, ReleaseRevision, StoppedWorkload, TestResult,
+    HelmReleaseStatus, OperationKind, ReadValues, ReleaseOperation, ReleaseRevision, Remedy, ResolvedChart,
+    StoppedWorkload, TestResult,
 };
 pub use team::{
     Access, Config, ConfigKind, Egress, Exposure, IngressSettings, InventoryEntry, Network, Retention, Service,

@@ -14,9 +14,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use plan::{
     Plan,
-    performers::{
-        self as performer, Action, Capabilities, EventKind, Outcome, PodFacts, Policy, Round, ServiceFacts, Slot,
-    },
+    event::{Event, EventKind},
+    performers::{self as performer, Action, Capabilities, Outcome, PodFacts, Policy, Round, ServiceFacts, Slot},
 };
 use runtime::{Clock, Error, Executed, Key, Kind, Layer, Occurrence, Recorder, Versioned, View};
 use serde_json::{Value, json};
@@ -219,7 +218,7 @@ impl PerformerLayer {
         Ok(())
     }
 
-    fn tell(&self, key: &Key, observed: &Observed, events: Vec<performer::Event>) {
+    fn tell(&self, key: &Key, observed: &Observed, events: Vec<Event>) {
         let pod = self.pods.get(&owned_key(key)).map(|pod| pod.value.uid.clone()).unwrap_or_default();
         for event in events {
             self.events.record(Occurrence {

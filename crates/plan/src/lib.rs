@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use api::condition::Reason;
 
+pub mod event;
 pub mod object;
 pub mod performers;
+pub mod releases;
 pub mod workspaces;
 
 /// What one round intends.
@@ -45,20 +47,4 @@ impl<A> Plan<A> {
 pub struct Why {
     pub reason: Reason,
     pub message: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventKind {
-    Normal,
-    Warning,
-}
-
-/// One Kubernetes Event about an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    pub kind: EventKind,
-    pub reason: &'static str,
-    /// What was done or tried, one word (`events.k8s.io` wants it).
-    pub action: &'static str,
-    pub note: String,
 }

@@ -20,7 +20,6 @@ mod policy;
 mod report;
 mod trouble;
 
-pub use crate::{Event, EventKind};
 pub use action::{Action, Cause, Outcome};
 pub use build::{pod, service};
 pub use decide::plan;

@@ -11,13 +11,12 @@ use tracing::Instrument;
 
 use crate::{
     clock::Clock,
-    error::{Class, Error},
+    error::{Chain, Class, Error},
     health::Pulse,
     key::Key,
     lease::Leadership,
     metrics::{Metrics, RoundResult},
     queue::{Next, Queue, Turn},
-    watch::Chain,
 };
 
 /// What executing one action gave: the facts for the report, and the error if the later actions must not follow.

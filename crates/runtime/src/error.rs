@@ -109,6 +109,43 @@ impl Error {
     }
 }
 
+/// Where an answer could not be decoded, without what stands there.
+pub(crate) fn undecodable(error: &serde_json::Error) -> String {
+    format!("the answer is not of the expected form (line {}, column {})", error.line(), error.column())
+}
+
+/// An error with its sources on one line, each told once: many errors quote their source themselves.
+pub(crate) struct Chain<'a>(pub &'a dyn std::error::Error);
+
+impl std::fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut told = self.0.to_string();
+        let mut source = self.0.source();
+        while let Some(error) = source {
+            let text = error.to_string();
+            if !told.contains(&text) {
+                told = format!("{told}: {text}");
+            }
+            source = error.source();
+        }
+        f.write_str(&told)
+    }
+}
+
+/// An error of kube in few words: of a refusal what the server said, without the whole Status; of an answer that could
+/// not be decoded where, without what stands there, which may be anybody's secret.
+pub(crate) struct Brief<'a>(pub &'a kube::Error);
+
+impl std::fmt::Display for Brief<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            kube::Error::Api(status) => write!(f, "{} ({})", status.message, status.code),
+            kube::Error::SerdeError(error) => f.write_str(&undecodable(error)),
+            other => Chain(other).fmt(f),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,7 +16,7 @@ use kube::{
 };
 use tokio::sync::mpsc;
 
-use crate::{clock::Clock, health::Pulse, lease::Leadership, metrics::Metrics};
+use crate::{clock::Clock, error::Brief, health::Pulse, lease::Leadership, metrics::Metrics};
 
 /// Enough for a burst of every object of a large cluster; beyond it events are dropped and counted, because a slow
 /// API server must not make the operator's memory grow.
@@ -98,7 +98,7 @@ impl Publisher {
         match tokio::time::timeout(PUBLISH_TIMEOUT, api.create(&PostParams::default(), &event)).await {
             Ok(Ok(_)) => return true,
             Ok(Err(kube::Error::Api(status))) if status.is_already_exists() => return true,
-            Ok(Err(error)) => tracing::debug!(%error, reason = event.reason, "event not stored"),
+            Ok(Err(error)) => tracing::debug!(error = %Brief(&error), reason = event.reason, "event not stored"),
             Err(_) => tracing::debug!(reason = event.reason, "event not stored: no answer"),
         }
         false

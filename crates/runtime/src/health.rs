@@ -16,6 +16,9 @@ const BEAT: Duration = Duration::from_secs(1);
 /// A task without a beat for this long is stuck: ten missed beats are no scheduling hiccup.
 const STALLED: Duration = Duration::from_secs(10);
 
+/// Not a time: no process runs for half a billion years.
+const RETIRED: u64 = u64::MAX;
+
 /// The heartbeat of one long-running task.
 #[derive(Clone, Debug)]
 pub struct Pulse {
@@ -47,8 +50,17 @@ impl Pulse {
         }
     }
 
+    /// The task ended as it should: no more beats are expected.
+    pub(crate) fn retire(&self) {
+        self.last_millis.store(RETIRED, Ordering::Relaxed);
+    }
+
     fn is_stalled(&self) -> bool {
-        let last = Duration::from_millis(self.last_millis.load(Ordering::Relaxed));
+        let last = self.last_millis.load(Ordering::Relaxed);
+        if last == RETIRED {
+            return false;
+        }
+        let last = Duration::from_millis(last);
         self.clock.instant().saturating_duration_since(self.started + last) > STALLED
     }
 }
@@ -152,6 +164,9 @@ mod tests {
         assert!(health.readiness()["task watch pods"].is_err());
         pulse.tick().await;
         assert!(health.readiness()["task watch pods"].is_ok());
+        pulse.retire();
+        tokio::time::advance(STALLED * 2).await;
+        assert_eq!(health.stalled(), [""; 0]);
     }
 
     #[test]

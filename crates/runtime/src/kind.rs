@@ -11,10 +11,11 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::{
-    error::Error,
+    error::{Chain, Error},
     key::Key,
     queue::Queue,
     store::{Changed, Store, Versioned},
+    trouble::Trouble,
     view::View,
     writer::Writer,
 };
@@ -79,7 +80,7 @@ pub struct Kind<W: View, T> {
     writer: Writer,
     pub(crate) resource: &'static str,
     /// Why the watch does not run, if it does not.
-    trouble: Mutex<Option<String>>,
+    pub(crate) trouble: Trouble,
     /// Keys to be read before they are planned for: a write had no answer, or a list spoke against the store.
     doubtful: Mutex<HashSet<Key>>,
 }
@@ -90,7 +91,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     where
         W::DynamicType: Default,
     {
-        Self::of(W::DynamicType::default(), resource, writer, keep)
+        Self::of(W::DynamicType::default(), resource, writer, keep, Trouble::default())
     }
 
     /// A kind that is known only when the process runs.
@@ -99,6 +100,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         resource: &'static str,
         writer: Writer,
         keep: fn(W) -> Option<T>,
+        trouble: Trouble,
     ) -> Arc<Self> {
         Arc::new(Self {
             store: Store::default(),
@@ -107,7 +109,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             types,
             writer,
             resource,
-            trouble: Mutex::default(),
+            trouble,
             doubtful: Mutex::default(),
         })
     }
@@ -127,6 +129,16 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             self.doubtful().remove(key);
         }
         Ok(())
+    }
+
+    /// Settles every doubt; what cannot be read stays doubtful.
+    pub(crate) async fn settle_all(&self) {
+        let keys: Vec<Key> = self.doubtful().iter().cloned().collect();
+        for key in keys {
+            if let Err(error) = self.settle(&key).await {
+                tracing::debug!(error = %Chain(&error), %key, resource = self.resource, "could not be read");
+            }
+        }
     }
 
     /// The next round of this key begins with a read.
@@ -160,12 +172,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         if self.store.is_synced() {
             return Ok(());
         }
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        Err(trouble.clone().unwrap_or_else(|| "not filled yet".to_owned()))
-    }
-
-    pub(crate) fn watch_interrupted(&self, trouble: Option<String>) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        Err(self.trouble.get().unwrap_or_else(|| "not filled yet".to_owned()))
     }
 
     pub async fn create(&self, key: &Key, body: &impl Serialize) -> Result<u64, Error> {
@@ -290,7 +297,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         if error.status().is_some_and(|status| matches!(status.code, 404 | 409))
             && let Err(read) = self.refresh(key).await
         {
-            tracing::debug!(error = %read, %key, "could not refresh after a conflict");
+            tracing::debug!(error = %Chain(&read), %key, "could not refresh after a conflict");
         }
         error
     }

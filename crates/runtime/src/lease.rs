@@ -27,7 +27,7 @@ use kube::{
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::{clock::Clock, health::Pulse};
+use crate::{clock::Clock, error::Brief, health::Pulse, trouble::Trouble, watch::describe};
 
 #[derive(Clone, Debug)]
 pub struct LeaseConfig {
@@ -104,6 +104,30 @@ impl Leadership {
     }
 }
 
+impl Leadership {
+    /// Waits until our right to write ends within `margin` and no renewal came in time, or has ended: what must be over
+    /// before another replica acts is to be ended now. A replica that does not lead has lost already.
+    ///
+    /// A healthy leader has never less than four ninths of the lease left, and after the end of its right another third
+    /// passes before anyone else may act; a margin beyond one ninth would ring at the first slow renewal.
+    pub async fn lost(&self, margin: Duration) {
+        let mut term = self.term.clone();
+        loop {
+            let known = *term.borrow_and_update();
+            let end = match known {
+                Term::Standby => return,
+                Term::Always => return std::future::pending().await,
+                Term::LeadingUntil(end) => end,
+            };
+            let left = end.saturating_duration_since(self.clock.instant()).saturating_sub(margin);
+            tokio::select! {
+                () = tokio::time::sleep(left) => return,
+                changed = term.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+}
+
 /// What we last saw of the Lease, and when on our clock.
 #[derive(Debug, Default)]
 struct Seen {
@@ -148,25 +172,8 @@ pub struct Elector {
     clock: Clock,
     term: watch::Sender<Term>,
     seen: Arc<Mutex<Seen>>,
+    /// Why the Lease can be neither taken nor renewed: a missing right, namespace or permission to use its name.
     trouble: Trouble,
-}
-
-/// Why the Lease can be neither taken nor renewed: a missing right, namespace or permission to use its name.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Trouble(Arc<Mutex<Option<String>>>);
-
-impl Trouble {
-    /// Notes it; true if it is news.
-    fn set(&self, trouble: Option<String>) -> bool {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_news = *known != trouble;
-        *known = trouble;
-        is_news
-    }
-
-    pub(crate) fn get(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
 }
 
 impl Elector {
@@ -223,7 +230,7 @@ impl Elector {
                 Ok(Event::Apply(lease) | Event::InitApply(lease)) => self.saw(Some(lease)),
                 Ok(Event::Delete(_)) => self.saw(None),
                 Ok(Event::Init | Event::InitDone) => {}
-                Err(error) => tracing::debug!(%error, "watch of the lease interrupted"),
+                Err(error) => tracing::debug!(error = describe(&error), "watch of the lease interrupted"),
             }
             changes.notify_one();
         }
@@ -303,7 +310,7 @@ impl Elector {
                     tracing::warn!("{trouble}; nothing is reconciled until that is mended");
                 }
             }
-            other => tracing::debug!(error = %other, "could not take or renew the lease"),
+            other => tracing::debug!(error = %Brief(other), "could not take or renew the lease"),
         }
     }
 
@@ -367,7 +374,7 @@ impl Elector {
         let write = self.api.replace(&self.config.name, &params, &lease);
         match tokio::time::timeout(self.config.renew_interval(), write).await {
             Ok(Ok(_)) => tracing::info!(lease = self.config.name, "released the lease"),
-            Ok(Err(error)) => tracing::warn!(%error, "could not release the lease; it will expire"),
+            Ok(Err(error)) => tracing::warn!(error = %Brief(&error), "could not release the lease; it will expire"),
             Err(_) => tracing::warn!("no answer while releasing the lease; it will expire"),
         }
     }
@@ -443,6 +450,25 @@ mod tests {
         assert_eq!(leadership.time_left(), None);
         term.send_replace(Term::LeadingUntil(clock.instant() + Duration::from_secs(1)));
         leadership.acquired().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_loss_of_the_lead_is_told_in_time_and_a_renewal_postpones_it() {
+        let clock = Clock::default();
+        let (started, second) = (clock.instant(), Duration::from_secs(1));
+        let (term, receiver) = watch::channel(Term::LeadingUntil(started + 4 * second));
+        let leadership = Leadership { term: receiver, clock: clock.clone() };
+        let waiting = tokio::spawn({
+            let leadership = leadership.clone();
+            async move { leadership.lost(second).await }
+        });
+        tokio::time::sleep(2 * second).await;
+        term.send_replace(Term::LeadingUntil(started + 6 * second));
+        waiting.await.unwrap();
+        assert_eq!(clock.instant() - started, 5 * second);
+        assert!(leadership.is_leading(), "there is still time to end what must end");
+        term.send_replace(Term::Standby);
+        leadership.lost(Duration::ZERO).await;
     }
 
     fn lease(holder: &str, version: u64) -> Lease {

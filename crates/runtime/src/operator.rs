@@ -3,7 +3,7 @@
 use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
-use kube::Client;
+use kube::{Client, api::GroupVersionKind};
 use tokio::{sync::watch as signal, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -11,14 +11,17 @@ use crate::{
     admin,
     clock::Clock,
     driver::{Driver, Layer},
+    dynamic::{DynamicWatches, Trace},
+    error::Brief,
     event::{Publisher, Recorder},
     health::{Health, Pulse},
     kind::{Change, Kind},
     lease::{Elector, Leadership, LeaseConfig},
     metrics::Metrics,
+    part::{Part, Parts},
     queue::Queue,
     view::View,
-    watch::{Chain, ListMode, Selection, watch},
+    watch::{ListMode, Reconnect, SLOWEST_RECONNECT, Selection, watch},
     writer::Writer,
 };
 
@@ -64,6 +67,7 @@ pub struct Operator {
     publisher: Publisher,
     watches: Vec<(String, Job)>,
     drivers: Vec<Driver>,
+    parts: Vec<Part>,
     synced: Vec<Box<dyn Fn() -> bool + Send + Sync>>,
     stop: CancellationToken,
 }
@@ -104,6 +108,7 @@ impl Operator {
             publisher,
             watches: Vec::new(),
             drivers: Vec::new(),
+            parts: Vec::new(),
             synced: Vec::new(),
             stop,
         }
@@ -145,8 +150,41 @@ impl Operator {
         self.health.require(format!("cache {}", kind.resource), move || checked.readiness());
         self.synced.push(Box::new(move || counted.store().is_synced()));
         let (client, metrics) = (self.client.clone(), self.metrics.clone());
-        let job = move |mode, pulse| watch(watched, client, selection, mode, metrics, pulse).boxed();
+        let job = move |mode, pulse: Pulse| {
+            let reconnect = Reconnect::at_least_every(SLOWEST_RECONNECT);
+            let watch = watch(watched, client, selection, mode, reconnect, metrics);
+            async move { pulse.while_waiting(watch).await }.boxed()
+        };
         self.watches.push((name, Box::new(job)));
+    }
+
+    /// Watches of kinds that turn out to be needed while the operator runs; `tell` hears of all of them.
+    pub fn dynamic_watches(
+        &mut self,
+        tell: impl Fn(&GroupVersionKind, &Change<'_, Trace>) + Send + Sync + 'static,
+    ) -> DynamicWatches {
+        let watches = DynamicWatches::default();
+        // Nothing is written by it.
+        let (run, writer, metrics) = (watches.clone(), self.writer("strata"), self.metrics.clone());
+        let job = move |mode, pulse| run.run(writer, mode, Arc::new(tell), metrics, pulse).boxed();
+        self.watches.push((format!("dynamic watches {}", self.watches.len()), Box::new(job)));
+        watches
+    }
+
+    /// Adds a part of a layer that lives as long as the process, leading or not. It is asked to stop when all rounds have
+    /// ended, and the lease is released when it has; `limit` is how long it may take. It must show its pulse.
+    pub fn part<F: Future<Output = ()> + Send + 'static>(
+        &mut self,
+        name: impl Into<String>,
+        limit: Duration,
+        part: impl FnOnce(CancellationToken, Pulse) -> F + Send + 'static,
+    ) {
+        self.parts.push(Part { name: name.into(), limit, start: Box::new(|stop, pulse| part(stop, pulse).boxed()) });
+    }
+
+    /// The right to write, for parts that act in other ways than by requests of a [`Writer`].
+    pub fn leadership(&self) -> Leadership {
+        self.leadership.clone()
     }
 
     pub fn drive<L: Layer>(&mut self, layer: L, queue: Arc<Queue>, concurrency: usize) {
@@ -176,6 +214,7 @@ impl Operator {
             publisher,
             watches,
             drivers,
+            parts,
             synced,
             stop,
             metrics,
@@ -201,9 +240,11 @@ impl Operator {
             tasks.spawn(name, job(mode, pulse));
         }
         tasks.spawn("readiness", announce(synced, may_lead, leadership, metrics));
+        let mut parts = Parts::start(parts, &health);
         let mut draining = JoinSet::new();
         for (index, driver) in drivers.into_iter().enumerate() {
             let pulse = health.pulse(format!("driver {index}"));
+            let retired = pulse.clone();
             let (stop, grace, mut caches) = (stop.clone(), settings.grace, caches.clone());
             draining.spawn(async move {
                 let filled = async { caches.wait_for(|filled| *filled).await.is_ok() };
@@ -213,6 +254,7 @@ impl Operator {
                 } else {
                     stop.cancelled().await;
                 }
+                retired.retire();
             });
         }
         let result = tokio::select! {
@@ -220,13 +262,17 @@ impl Operator {
             biased;
             () = stop.cancelled() => Ok(()),
             name = tasks.any_ended() => Err(Fatal::TaskEnded(name)),
+            name = parts.any_ended() => Err(Fatal::TaskEnded(name)),
             _ = &mut publishing => Err(Fatal::TaskEnded("events".into())),
             Some(_) = draining.join_next(), if !stop.is_cancelled() => Err(Fatal::TaskEnded("driver".into())),
         };
         stop.cancel();
         while draining.join_next().await.is_some() {}
-        // With the drivers all recorders are gone, and the publisher ends when it has told the rest.
-        let _ = tokio::time::timeout(LAST_EVENTS, publishing).await;
+        parts.drain().await;
+        // With the drivers and parts all recorders are gone, and the publisher ends when it has told the rest.
+        if !publishing.is_finished() {
+            let _ = tokio::time::timeout(LAST_EVENTS, publishing).await;
+        }
         // Only now may another replica take over: nothing of ours writes any more.
         drained.cancel();
         if let Some(elector) = elector_done {
@@ -328,7 +374,7 @@ async fn list_mode(client: &Client, wanted: Option<ListMode>) -> ListMode {
                 return if can_stream { ListMode::Streaming } else { ListMode::Paged };
             }
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "API server not reachable; asking again");
+                tracing::warn!(error = %Brief(&error), "API server not reachable; asking again");
                 tokio::time::sleep(ASK_AGAIN).await;
             }
         }

@@ -17,13 +17,19 @@ pub fn init(format: LogFormat, filter: &str) -> Result<(), String> {
             "log level {filter:?} is unknown: use error, warn, info, debug or trace, or a filter like info,performers=debug"
         ));
     }
-    let filter = EnvFilter::try_new(filter).map_err(|error| format!("log filter {filter:?}: {error}"))?;
+    let filter = EnvFilter::try_new(quiet(filter)).map_err(|error| format!("log filter {filter:?}: {error}"))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Unfailing);
     let started = match format {
         LogFormat::Json => builder.json().flatten_event(true).with_current_span(true).with_span_list(false).try_init(),
         LogFormat::Pretty => builder.compact().try_init(),
     };
     started.map_err(|error| error.to_string())
+}
+
+/// kube's client reports every failed request as an error of its own, several times a second while a server is down. What
+/// fails is told by the one who asked, so it is silent unless the filter names it.
+fn quiet(filter: &str) -> String {
+    if filter.contains("kube_client") { filter.to_owned() } else { format!("{filter},kube_client=off") }
 }
 
 /// Standard error, whose loss must cost the log and nothing else: a failed write would be reported on standard error
@@ -38,5 +44,41 @@ impl std::io::Write for Unfailing {
 
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// What is logged under a filter when kube's client and we report an error.
+    fn logged(filter: &str) -> String {
+        #[derive(Clone, Default)]
+        struct Lines(Arc<Mutex<Vec<u8>>>);
+        impl std::io::Write for Lines {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                self.0.lock().unwrap().write(bytes)
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let builder = tracing_subscriber::fmt().with_env_filter(quiet(filter)).with_writer(move || writer.clone());
+        tracing::subscriber::with_default(builder.finish(), || {
+            tracing::error!(target: "kube_client::client::builder", "failed with error");
+            tracing::warn!(target: "runtime::watch", "watch interrupted");
+        });
+        String::from_utf8(lines.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn a_failed_request_is_told_once_unless_more_is_asked_for() {
+        let usual = logged("info");
+        assert!(usual.contains("watch interrupted") && !usual.contains("failed with error"), "{usual}");
+        assert!(logged("info,kube_client=warn").contains("failed with error"));
     }
 }

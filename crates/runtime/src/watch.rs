@@ -13,7 +13,7 @@ use kube::{
 };
 
 use crate::{
-    health::Pulse,
+    error::Brief,
     key::Key,
     kind::{Kind, identity},
     metrics::Metrics,
@@ -30,24 +30,31 @@ pub enum ListMode {
 
 /// Delay between attempts to reach the server. It stays short, because every second of it is a second in which the
 /// operator is blind after an API server came back.
-#[derive(Debug, Default)]
-struct Reconnect {
+#[derive(Debug)]
+pub(crate) struct Reconnect {
     failures: u32,
+    slowest: Duration,
+}
+
+impl Reconnect {
+    pub(crate) fn at_least_every(slowest: Duration) -> Self {
+        Self { failures: 0, slowest }
+    }
 }
 
 /// The server ends a watch after this long, and a connection that is silent for a little longer is given up. A network
 /// that swallows packets thus blinds us for a minute at most, at the price of one request per kind and minute.
 const WATCH_SECONDS: u32 = 60;
 const FIRST_RECONNECT: Duration = Duration::from_millis(100);
-const SLOWEST_RECONNECT: Duration = Duration::from_secs(5);
+pub(crate) const SLOWEST_RECONNECT: Duration = Duration::from_secs(5);
 
 impl Iterator for Reconnect {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
         let delay = FIRST_RECONNECT * (1 << self.failures.min(10));
-        self.failures += 1;
-        Some(delay.min(SLOWEST_RECONNECT))
+        self.failures = self.failures.saturating_add(1);
+        Some(delay.min(self.slowest))
     }
 }
 
@@ -71,8 +78,8 @@ pub(crate) async fn watch<W: View, T: Send + Sync + 'static>(
     client: kube::Client,
     selection: Selection,
     mode: ListMode,
+    reconnect: Reconnect,
     metrics: Arc<Metrics>,
-    pulse: Pulse,
 ) {
     let config = match mode {
         ListMode::Streaming => watcher::Config::default().streaming_lists(),
@@ -84,23 +91,21 @@ pub(crate) async fn watch<W: View, T: Send + Sync + 'static>(
         ..config.timeout(WATCH_SECONDS)
     };
     let api = Api::<W>::all_with(client, &kind.types);
-    let mut events = pin!(watcher::watcher(api, config).backoff(Reconnect::default()));
+    let mut events = pin!(watcher::watcher(api, config).backoff(reconnect));
     loop {
-        let event = tokio::select! {
-            event = events.next() => event.expect("a watcher never ends"),
-            () = pulse.tick() => continue,
-        };
-        pulse.beat();
-        match event {
+        match events.next().await.expect("a watcher never ends") {
             Ok(event) => {
-                kind.watch_interrupted(None);
+                kind.trouble.set(None);
                 kind.take_event(event);
             }
             Err(error) => {
                 metrics.watch_failed(kind.resource);
-                let error = describe(&error);
-                tracing::warn!(resource = kind.resource, error, "watch interrupted; reconnecting");
-                kind.watch_interrupted(Some(error));
+                let (resource, error) = (kind.resource, describe(&error));
+                if kind.trouble.set(Some(error.clone())) {
+                    tracing::warn!(resource, error, "watch interrupted; reconnecting");
+                } else {
+                    tracing::debug!(resource, error, "watch still interrupted");
+                }
             }
         }
     }
@@ -151,33 +156,38 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     }
 }
 
-/// What interrupted a watch. A decoding error quotes the value it stumbled over, which may be anybody's secret.
-fn describe(error: &watcher::Error) -> String {
-    use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
+/// What interrupted a watch.
+pub(crate) fn describe(error: &watcher::Error) -> String {
+    use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
     match error {
-        InitialListFailed(kube::Error::SerdeError(error))
-        | WatchStartFailed(kube::Error::SerdeError(error))
-        | WatchFailed(kube::Error::SerdeError(error)) => undecodable(error),
-        other => Chain(other).to_string(),
+        InitialListFailed(error) => format!("list: {}", Brief(error)),
+        WatchStartFailed(error) | WatchFailed(error) => format!("watch: {}", Brief(error)),
+        WatchError(status) => format!("watch: {} ({})", status.message, status.code),
+        NoResourceVersion => error.to_string(),
     }
 }
 
-/// Where an answer could not be decoded, without what stands there.
-pub(crate) fn undecodable(error: &serde_json::Error) -> String {
-    format!("the answer is not of the expected form (line {}, column {})", error.line(), error.column())
-}
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
 
-/// An error with its sources on one line.
-pub(crate) struct Chain<'a>(pub &'a dyn std::error::Error);
+    use super::*;
 
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut source = self.0.source();
-        while let Some(error) = source {
-            write!(f, ": {error}")?;
-            source = error.source();
-        }
-        Ok(())
+    #[test]
+    fn an_interruption_is_told_in_one_sentence_and_once() {
+        let status = Status::failure("pods is forbidden", "Forbidden").with_code(403).boxed();
+        let error = watcher::Error::InitialListFailed(kube::Error::Api(status));
+        assert_eq!(describe(&error), "list: pods is forbidden (403)");
+
+        let refused = std::io::Error::other("connection refused");
+        let error = watcher::Error::WatchFailed(kube::Error::ReadEvents(refused));
+        assert_eq!(describe(&error).matches("connection refused").count(), 1, "{}", describe(&error));
+    }
+
+    #[test]
+    fn an_unreadable_answer_is_not_quoted() {
+        let error = serde_json::from_str::<u8>(r#""hunter2""#).unwrap_err();
+        let error = watcher::Error::WatchFailed(kube::Error::SerdeError(error));
+        assert!(!describe(&error).contains("hunter2"), "{}", describe(&error));
     }
 }

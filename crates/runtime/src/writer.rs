@@ -6,7 +6,13 @@ use http_body_util::BodyExt;
 use kube::{Client, api::GetParams};
 use serde::de::DeserializeOwned;
 
-use crate::{error::Error, key::Key, kind::place, lease::Leadership, view::View, watch::undecodable};
+use crate::{
+    error::{Error, undecodable},
+    key::Key,
+    kind::place,
+    lease::Leadership,
+    view::View,
+};
 
 /// Who writes, under whose authority and within which time.
 #[derive(Clone)]

@@ -1,5 +1,6 @@
 //! `strata dev`: the whole thing on this machine.
 
+mod charts;
 mod cluster;
 mod credentials;
 mod detach;
@@ -37,12 +38,12 @@ pub struct Flags {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Start a control plane, simulated nodes, the operator and the examples
+    /// Start a control plane, simulated nodes, sample charts, the operator and the examples
     ///
     /// Builds what is missing (once, with the machine's Go, into ~/.cache/strata), starts etcd, kube-apiserver,
-    /// controller-manager, scheduler and simulated nodes on loopback, then the operator under its own ServiceAccount
-    /// and generated rights, and applies the examples. Runs until Ctrl-C, which ends everything; data stay for the next
-    /// start unless --fresh.
+    /// controller-manager, scheduler, simulated nodes, a chart repository and an OCI registry on loopback, then the
+    /// operator under its own ServiceAccount and generated rights, and applies the examples. Runs until Ctrl-C, which
+    /// ends everything; data stay for the next start unless --fresh.
     #[command(after_help = UP_EXAMPLES)]
     Up(UpFlags),
     /// End what `dev up` started; does nothing where nothing runs
@@ -52,7 +53,7 @@ enum Command {
     Down,
     /// Show what runs, with process ids and logs
     Status {
-        /// json prints {"kubeconfig", "auditLog", "programs": [{"name", "pid", "log"}]}
+        /// json prints {"kubeconfig", "auditLog", "charts": {"repository", "registry"}, "programs": [{"name", "pid", "log"}]}
         #[arg(long, short, value_enum, default_value_t)]
         output: status::Output,
     },
@@ -146,6 +147,12 @@ impl From<testbed::tools::Error> for Failure {
 
 impl From<testbed::process::Error> for Failure {
     fn from(error: testbed::process::Error) -> Self {
+        Self::new(explained(&error))
+    }
+}
+
+impl From<testbed::charts::Error> for Failure {
+    fn from(error: testbed::charts::Error) -> Self {
         Self::new(explained(&error))
     }
 }

@@ -21,6 +21,7 @@ use kube::{
     Api, Client,
     api::{ObjectMeta, PostParams},
 };
+pub(crate) use port::PORT_ATTEMPTS;
 pub use port::free_port;
 use rustix::fs::{FlockOperation, flock};
 pub use workloads::{CLIENT_LIMITS, Workloads};

@@ -1,8 +1,10 @@
 //! Real parts for tests and for `strata dev`: pinned programs, a control plane, simulated nodes, storage.
 
 pub mod audit;
+pub mod charts;
 pub mod control_plane;
 pub mod fault;
+pub mod helm;
 mod install;
 pub mod kwok;
 pub mod node;

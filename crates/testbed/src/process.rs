@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process_group};
 use tokio::sync::watch;
 
 /// `$@` is the program. It writes to the guard's stderr, which is the log file. When the pipe closes the
@@ -223,10 +223,25 @@ impl Running {
             let mut status = String::new();
             let _ = reports.read_to_string(&mut status);
             let _ = guard.wait();
+            wait_for_group(guard.id());
             // No report: the guard was killed together with its group.
             sender.send_replace(Some(status.trim().parse().unwrap_or(KILLED)));
         });
         Ok(Self { pid, pipe, exit, reaper: Some(reaper) })
+    }
+}
+
+/// The guard ends its group and itself in one stroke, and its children may be seen a little longer than it. Bounded,
+/// since what is dead may stay in the process table where nobody collects it.
+fn wait_for_group(guard: u32) {
+    const LOOKS: u32 = 500;
+    const PAUSE: Duration = Duration::from_millis(1);
+    let group = i32::try_from(guard).ok().and_then(Pid::from_raw).expect("the kernel gave this process id");
+    for _ in 0..LOOKS {
+        if test_kill_process_group(group).is_err() {
+            break;
+        }
+        std::thread::sleep(PAUSE);
     }
 }
 

@@ -10,9 +10,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("plan", &["api"]),
     ("runtime", &["api", "plan"]),
     ("performers", &["api", "plan", "runtime"]),
+    ("workspaces", &["api", "plan", "runtime"]),
     ("testbed", &["api"]),
-    ("strata", &["api", "plan", "runtime", "performers", "testbed"]),
-    ("xtask", &["api", "plan", "runtime", "performers", "testbed"]),
+    ("strata", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
+    ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
 ];
 
 /// Packages that would let a pure crate reach the outside.

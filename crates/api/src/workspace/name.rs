@@ -21,5 +21,8 @@ pub const DIGEST_ANNOTATION: &str = "workspaces.strata.dev/digest";
 pub const RECONCILE_ANNOTATION: &str = "workspaces.strata.dev/reconcile";
 /// Any new value asks for one more operation even if nothing changed or retries are used up.
 pub const FORCE_ANNOTATION: &str = "workspaces.strata.dev/force";
+/// A revision and anything that makes the value new, `3@2026-01-01T00:00:00Z`: asks for a rollback to that revision,
+/// which stays until the spec or its values change.
+pub const ROLLBACK_ANNOTATION: &str = "workspaces.strata.dev/rollback";
 /// On a HelmRelease, `"true"` allows that its uninstall removes PersistentVolumeClaims of its manifest.
 pub const DELETE_DATA_ANNOTATION: &str = "workspaces.strata.dev/delete-data";

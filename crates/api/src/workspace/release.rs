@@ -76,7 +76,7 @@ pub struct HelmReleaseSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100))]
     pub max_history: Option<u32>,
-    /// Nothing is touched while true, not even to report drift; deleting the object still uninstalls.
+    /// Nothing is touched while true. An object that is deleted meanwhile leaves its release as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
     /// Scales the release's Deployments and StatefulSets to zero while true, and back to their former replicas after.
@@ -139,6 +139,16 @@ impl ChartReference {
             "file" => Some(Repository::File),
             _ => None,
         }
+    }
+
+    /// The version, if it is one and not a range of them. Helm takes 1.2 for a range.
+    pub fn exact_version(&self) -> Option<&str> {
+        let version = self.version.as_deref()?;
+        let numbers = version.strip_prefix('v').unwrap_or(version);
+        let numbers = numbers.split(['-', '+']).next().unwrap_or_default();
+        let parts: Vec<_> = numbers.split('.').collect();
+        let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        (parts.len() == 3 && parts.iter().all(is_number) && !version.contains(' ')).then_some(version)
     }
 }
 

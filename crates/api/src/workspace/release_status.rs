@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ValuesKind;
-use crate::condition::{Condition, ConditionType, known_conditions};
+use crate::condition::{Condition, ConditionType, Reason, known_conditions};
 use crate::decode::{date_time, or_default, readable_time};
 
 /// How the release is doing.
@@ -33,6 +33,23 @@ pub struct HelmReleaseStatus {
     /// Failed attempts at what was last tried.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "is_zero")]
     pub failures: u32,
+    /// Why the last attempt failed, in a word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub last_failure: Option<Reason>,
+    /// Attempts at what was last tried that something else ended: a killed process, an API server that was away.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "is_zero")]
+    pub interruptions: u32,
+    /// When the last attempt ended.
+    #[serde(default, deserialize_with = "readable_time", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "date_time")]
+    pub last_attempted_at: Option<Timestamp>,
+    /// What was done because what was last tried failed, or because somebody asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<Remedy>,
+    /// The chart version that spec.chart led to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolved: Option<ResolvedChart>,
     /// Whether the deployed manifest holds PersistentVolumeClaims.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holds_data: Option<bool>,
@@ -54,6 +71,9 @@ pub struct HelmReleaseStatus {
     /// The value of the force annotation that was last acted on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_handled_force: Option<String>,
+    /// The value of the rollback annotation that was last acted on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_handled_rollback: Option<String>,
     /// Workloads that are scaled to zero, with their former replicas.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub stopped: Vec<StoppedWorkload>,
@@ -146,10 +166,42 @@ pub struct ReleaseOperation {
     pub chart_version: Option<String>,
     /// Helm's newest revision before it began; 0 for none.
     pub revision: u32,
+    /// The revision that a rollback goes back to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to_revision: Option<u32>,
     /// When it began.
     #[serde(default, deserialize_with = "readable_time", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "date_time")]
     pub started_at: Option<Timestamp>,
+}
+
+/// A rollback or uninstall that put an end to a failure, or was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Remedy {
+    /// rollback or uninstall.
+    pub kind: OperationKind,
+    /// Digest of what it stands against; something else is tried as usual.
+    pub digest: String,
+    /// Whether somebody asked for it.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "std::ops::Not::not")]
+    pub requested: bool,
+    /// Whether it was done; helm's last lines are in lastOutput if not.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "std::ops::Not::not")]
+    pub succeeded: bool,
+}
+
+/// A chart version that was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedChart {
+    /// Digest of the reference that led to it.
+    pub reference: String,
+    /// The version.
+    pub version: String,
+    /// sha256 digest of the archive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
 }
 
 /// A values document as it was read.

@@ -4,7 +4,8 @@ use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::performer::PerformerStatus;
 
 use super::{Action, Cause, Outcome};
-use crate::{Event, EventKind, Plan};
+use crate::Plan;
+use crate::event::{Event, EventKind};
 
 /// Events of one round: `before` and `after` are the stored and the new status. A round that does
 /// nothing and changes nothing has none. A Performer's start is told twice, pod created and ready: its Service is named

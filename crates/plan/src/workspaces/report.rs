@@ -6,7 +6,8 @@ use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use jiff::Timestamp;
 
 use super::derived::{Action, ObjectId, ObjectKind, Outcome, Trouble};
-use crate::{Event, EventKind, Plan, Why};
+use crate::event::{Event, EventKind};
+use crate::{Plan, Why};
 
 /// One round after its actions: everything that a status is computed from.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use plan::performers::{EventKind, PodPhase, Waiting};
+use plan::event::EventKind;
+use plan::performers::{PodPhase, Waiting};
 use serde_json::json;
 
 use crate::world::{World, basic};

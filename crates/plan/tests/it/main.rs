@@ -8,6 +8,7 @@ mod decide;
 mod event;
 mod object;
 mod property;
+mod release;
 mod status;
 mod trouble;
 mod workspaces;

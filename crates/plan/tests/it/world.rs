@@ -12,8 +12,9 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use plan::Plan;
+use plan::event::Event;
 use plan::performers::{
-    Action, Capabilities, Deletion, Event, Observed, Outcome, PodFacts, PodPhase, Policy, PortFacts, Round, Scheduled,
+    Action, Capabilities, Deletion, Observed, Outcome, PodFacts, PodPhase, Policy, PortFacts, Round, Scheduled,
     ServiceFacts, ServiceType, Slot, TargetPort, events, status,
 };
 use serde_json::{Value, json};

@@ -4,6 +4,9 @@
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
 mod apply;
+mod dynamic;
+mod lease;
+mod log;
 mod watch;
 mod world;
 

@@ -111,6 +111,25 @@ async fn our_own_writes_are_told_once_and_as_our_own() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_object_that_is_no_longer_ours_to_keep_is_forgotten() -> Result<()> {
+    let world = World::new("relabelled").await?;
+    let mut operator = world.operator();
+    let kind = Kind::new("configmaps", operator.writer("test"), |map: Metadata<ConfigMap>| {
+        map.metadata.labels.and_then(|mut labels| labels.remove("ours"))
+    });
+    operator.watch(&kind, |_| {});
+    run(operator).await?;
+    let key = Key::new(world.namespace.clone(), "map");
+    let api = Api::<ConfigMap>::namespaced(world.client.clone(), &world.namespace);
+    let body = serde_json::from_value(json!({"metadata": {"name": "map", "labels": {"ours": "yes"}}}))?;
+    api.create(&PostParams::default(), &body).await?;
+    until("it is kept", || kind.get(&key).is_some()).await?;
+    let relabel = Patch::Merge(json!({"metadata": {"labels": {"ours": null}}}));
+    api.patch("map", &PatchParams::default(), &relabel).await?;
+    until("it is forgotten", || kind.get(&key).is_none()).await
+}
+
+#[tokio::test]
 async fn a_kind_without_namespaces_is_watched_and_read() -> Result<()> {
     let world = World::new("cluster-scoped").await?;
     let mut operator = world.operator();

@@ -13,7 +13,7 @@ use kube::{
 use serde_json::json;
 use testbed::{ControlPlane, Options, kwok, node::RealNode, process::Child, tools};
 
-use super::{UpFlags, event::Report, place::Place, session::Program};
+use super::{UpFlags, charts, event::Report, place::Place, session::Program};
 use crate::Failure;
 
 /// Only what asks for the real node runs there; its registry is empty.
@@ -33,6 +33,7 @@ pub struct Own {
 pub async fn build(flags: &UpFlags, report: &Report) -> Result<PathBuf, Failure> {
     let mut names = vec!["kubectl"];
     names.extend(Options::default().programs());
+    names.extend(charts::TOOLS);
     if flags.real_node {
         RealNode::prerequisites().map_err(|missing| Failure::new(missing.to_string()))?;
         names.extend(["kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "healthserver"]);

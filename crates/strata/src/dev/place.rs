@@ -13,7 +13,10 @@ use rustix::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::session::{Guest, Session};
+use super::{
+    charts::Ports,
+    session::{Guest, Session},
+};
 use crate::Failure;
 
 pub const OPERATOR_LOG: &str = "strata-operator.log";
@@ -52,6 +55,11 @@ impl Place {
     /// Data, certificates and logs of our own control plane.
     pub fn control_plane(&self) -> PathBuf {
         self.directory.join("control-plane")
+    }
+
+    /// What the registry of sample charts keeps, and its log.
+    pub fn charts(&self) -> PathBuf {
+        self.directory.join("charts")
     }
 
     pub fn file(&self, name: &str) -> PathBuf {
@@ -104,6 +112,15 @@ impl Place {
         let _ = fs::remove_file(self.file("guest.json"));
     }
 
+    /// Where charts were served last time.
+    pub fn chart_ports(&self) -> Option<Ports> {
+        self.read("chart-ports.json")
+    }
+
+    pub fn write_chart_ports(&self, ports: Ports) -> Result<(), Failure> {
+        self.write("chart-ports.json", &json(&ports))
+    }
+
     /// Empties the logs of the last run; their writers append.
     pub fn empty_logs(&self) {
         for name in [OPERATOR_LOG, SUPERVISOR_LOG] {
@@ -112,12 +129,15 @@ impl Place {
         }
     }
 
-    /// Removes data, certificates and logs of earlier runs.
+    /// Removes data, certificates, charts and logs of earlier runs.
     pub fn wipe(&self) -> Result<(), Failure> {
-        match fs::remove_dir_all(self.control_plane()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.unusable(&error)),
-            _ => Ok(()),
+        for directory in [self.control_plane(), self.charts()] {
+            match fs::remove_dir_all(directory) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(self.unusable(&error)),
+                _ => {}
+            }
         }
+        Ok(())
     }
 
     /// Replaces a file at once, so that a reader sees the old or the new text; only the owner may read it.

@@ -1,13 +1,15 @@
-//! Control plane, operator and examples, from start to end.
+//! Control plane, charts, operator and examples, from start to end.
 
 use std::{path::Path, time::Duration};
 
 use futures::future::select_all;
+use testbed::tools;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     UpFlags,
+    charts::{self, Charts},
     cluster::Cluster,
     credentials::{self, Credentials},
     event::Report,
@@ -33,6 +35,7 @@ pub struct Running {
     operator: Operator,
     _renewal: AbortOnDropHandle<()>,
     credentials: Credentials,
+    charts: Charts,
     own: Option<Own>,
     session: Session,
 }
@@ -40,8 +43,9 @@ pub struct Running {
 impl Running {
     /// Starts everything and waits until the examples are ready.
     pub async fn start(place: &Place, flags: &UpFlags, report: &Report) -> Result<Self, Failure> {
-        let (mut own, kubeconfig, began) = if let Some(file) = &flags.kubeconfig {
-            (None, file.clone(), Instant::now())
+        let (mut own, charts, kubeconfig, began) = if let Some(file) = &flags.kubeconfig {
+            tools::ensure(&charts::TOOLS, report).await?;
+            (None, Charts::start(place, report).await?, file.clone(), Instant::now())
         } else {
             not_a_guest_elsewhere(place, None)?;
             if flags.fresh {
@@ -49,9 +53,9 @@ impl Running {
             }
             let kubectl = own::build(flags, report).await?;
             let began = Instant::now();
-            let own = Own::start(place, kubectl, report).await?;
+            let (own, charts) = tokio::try_join!(Own::start(place, kubectl, report), Charts::start(place, report))?;
             let kubeconfig = own.kubeconfig();
-            (Some(own), kubeconfig, began)
+            (Some(own), charts, kubeconfig, began)
         };
         let cluster = Cluster::connect(&kubeconfig).await?;
         if own.is_none() {
@@ -70,20 +74,23 @@ impl Running {
             status: Status {
                 kubeconfig,
                 audit_log: own.as_ref().map(|own| own.audit_log().to_owned()),
+                charts: charts.addresses(),
                 programs: Vec::new(),
             },
             metrics: String::new(),
             kubectl: own.as_ref().map(|own| own.kubectl.clone()),
             ready_after_millis: u64::try_from(ready_after.as_millis()).unwrap_or(u64::MAX),
         };
-        let running = Self { operator, _renewal: renewal, credentials, own, session };
+        let running = Self { operator, _renewal: renewal, credentials, charts, own, session };
         running.apply_examples(&cluster, flags, report).await?;
         Ok(running)
     }
 
     async fn apply_examples(&self, cluster: &Cluster, flags: &UpFlags, report: &Report) -> Result<(), Failure> {
         let real = flags.real_node.then(example::real);
-        let performers = example::apply(cluster, example::objects().into_iter().chain(real), report).await?;
+        let addresses = self.charts.addresses();
+        let objects = example::objects().into_iter().chain(real).map(|object| addresses.fill(&object));
+        let performers = example::apply(cluster, objects, report).await?;
         let default = if self.own.is_some() { SETTLE_PATIENCE } else { GUEST_SETTLE_PATIENCE };
         let patience = flags.wait.unwrap_or(default);
         let unsettled = tokio::select! {
@@ -111,7 +118,7 @@ impl Running {
         let mut session = self.session.clone();
         session.metrics.clone_from(&self.operator.metrics);
         session.status.programs = self.own.iter().flat_map(Own::programs).collect();
-        session.status.programs.push(own::program(&self.operator.child));
+        session.status.programs.extend([self.charts.child(), &self.operator.child].map(own::program));
         session
     }
 
@@ -119,7 +126,7 @@ impl Running {
     pub async fn keep(&mut self, place: &Place, report: &Report) -> Result<(), Failure> {
         let mut delay = RESTART_DELAYS.0;
         loop {
-            let children = self.own.iter().flat_map(Own::children).chain([&self.operator.child]);
+            let children = self.own.iter().flat_map(Own::children).chain([self.charts.child(), &self.operator.child]);
             let ends = children.map(|child| Box::pin(async move { (child, child.exited().await) }));
             let waiting_since = Instant::now();
             let ((child, status), ..) = select_all(ends).await;

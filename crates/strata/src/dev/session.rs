@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::charts::Addresses;
+
 /// Written when everything is up, removed at the end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -23,6 +25,8 @@ pub struct Status {
     pub kubeconfig: PathBuf,
     /// Only our own control plane's log is at hand.
     pub audit_log: Option<PathBuf>,
+    /// Where the sample charts are.
+    pub charts: Addresses,
     pub programs: Vec<Program>,
 }
 

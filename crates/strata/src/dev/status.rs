@@ -61,6 +61,8 @@ fn print_table(session: &Session) {
     if let Some(log) = &session.status.audit_log {
         anstream::println!("audit log   {}", log.display());
     }
+    anstream::println!("charts      {}", session.status.charts.repository);
+    anstream::println!("            {}", session.status.charts.registry);
     anstream::println!("metrics     {}", session.metrics);
 }
 

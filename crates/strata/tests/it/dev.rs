@@ -21,12 +21,12 @@ use kube::{
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use testbed::{ControlPlane, Options, tools};
+use testbed::{ControlPlane, Options, helm::Helm, tools};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 const OPERATOR: &str = "system:serviceaccount:strata-system:strata";
-const PROGRAMS: [&str; 6] =
-    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "strata-operator"];
+const PROGRAMS: [&str; 7] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "registry", "strata-operator"];
 
 #[tokio::test]
 async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Result<()> {
@@ -35,7 +35,7 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
 
     let status = dev.status().await?;
     let keys: Vec<_> = status.as_object().context("not an object")?.keys().collect();
-    assert_eq!(keys, ["auditLog", "kubeconfig", "programs"]);
+    assert_eq!(keys, ["auditLog", "charts", "kubeconfig", "programs"]);
     assert_eq!(names(&status), PROGRAMS);
     for program in status["programs"].as_array().context("no programs")? {
         assert!(Path::new(&format!("/proc/{}", program["pid"])).exists(), "{program}");
@@ -46,6 +46,9 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
     assert_stock_kubectl_sees_ready_examples(&kubeconfig).await?;
     assert_deleted_pod_comes_back(dev.client().await?).await?;
     assert_operator_uses_its_own_account(status["auditLog"].as_str().context("no audit log")?)?;
+
+    let helm = Helm::current().await?;
+    pull_from_both(&helm, &status["charts"]).await?;
 
     let again = dev.dev(&["up", "--detach"]).await?;
     assert!(again.contains("strata is up"), "{again}");
@@ -63,6 +66,8 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
 
     dev.dev(&["up", "--detach"]).await?;
     assert!(has_namespace(&dev.client().await?, "mine").await?, "the state was lost");
+    assert_eq!(dev.status().await?["charts"], status["charts"], "releases would not find their charts any more");
+    pull_from_both(&helm, &status["charts"]).await?;
     dev.dev(&["up", "--detach", "--fresh"]).await?;
     assert!(!has_namespace(&dev.client().await?, "mine").await?, "the state was kept");
     Ok(())
@@ -76,10 +81,16 @@ async fn dev_survives_rivals_and_the_sigkill_of_its_supervisor() -> Result<()> {
     other?;
     assert_eq!(dev.supervisors()?.len(), 1);
 
-    let pid = operator_pid(&dev.status().await?)?;
-    environment::signal(pid, Signal::KILL)?;
-    let restarted = async || Ok(operator_pid(&dev.status().await?)? != pid);
-    eventually("the operator to come back", restarted).await?;
+    let before = dev.status().await?;
+    for program in ["strata-operator", "registry"] {
+        let pid = pid_of(program, &before)?;
+        environment::signal(pid, Signal::KILL)?;
+        eventually("it to come back", async || Ok(pid_of(program, &dev.status().await?)? != pid)).await?;
+    }
+    // Listens again a moment after its process id is known.
+    let helm = Helm::current().await?;
+    let can_pull = async || Ok(pull_from_both(&helm, &before["charts"]).await.is_ok());
+    eventually("the registry to serve again", can_pull).await?;
 
     let supervisor = dev.supervisors()?[0];
     environment::signal(supervisor, Signal::KILL)?;
@@ -142,7 +153,7 @@ async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> 
     let mark = cluster.audit().mark()?;
     dev.dev(&up).await?;
     let status = dev.status().await?;
-    assert_eq!((&status["auditLog"], names(&status)), (&Value::Null, vec!["strata-operator"]));
+    assert_eq!((&status["auditLog"], names(&status)), (&Value::Null, vec!["registry", "strata-operator"]));
     let performers: Api<Performer> = Api::namespaced(client.clone(), "performers-demo");
     await_condition(performers, "basic", is_ready).await?;
     let pod = cluster.audit().wait_for(mark, |entry| entry.user == OPERATOR && entry.verb == "create").await?;
@@ -222,10 +233,18 @@ fn names(status: &Value) -> Vec<&str> {
     programs.iter().filter_map(|program| program["name"].as_str()).collect()
 }
 
-fn operator_pid(status: &Value) -> Result<u32> {
+fn pid_of(name: &str, status: &Value) -> Result<u32> {
     let programs = status["programs"].as_array().context("no programs")?;
-    let operator = programs.iter().find(|program| program["name"] == "strata-operator").context("no operator")?;
-    Ok(u32::try_from(operator["pid"].as_u64().context("no pid")?)?)
+    let program = programs.iter().find(|program| program["name"] == name).with_context(|| format!("no {name}"))?;
+    Ok(u32::try_from(program["pid"].as_u64().context("no pid")?)?)
+}
+
+async fn pull_from_both(helm: &Helm, charts: &Value) -> Result<()> {
+    let address = |name: &str| charts[name].as_str().context("no address");
+    helm.run(["pull", "four", "--repo", address("repository")?, "--version", "1.0.0"]).await?;
+    let chart = format!("{}/four", address("registry")?);
+    helm.run(["pull", &chart, "--version", "1.0.0", "--plain-http"]).await?;
+    Ok(())
 }
 
 fn is_ready(performer: Option<&Performer>) -> bool {

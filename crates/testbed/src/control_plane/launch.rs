@@ -8,16 +8,13 @@ use std::{
 
 use kube::Client;
 
-use super::{Error, Options, READY_PATIENCE, READY_POLL, free_port};
+use super::{Error, Options, PORT_ATTEMPTS, READY_PATIENCE, READY_POLL, free_port};
 use crate::{
     audit::POLICY,
     pki::{Authority, IdentityFiles, write_private},
     process::{Child, Program},
     users::{self, Proof, User},
 };
-
-/// Ports are drawn from twenty thousand; being beaten to one five times in a row is not bad luck.
-const PORT_ATTEMPTS: u32 = 5;
 
 pub(super) struct Launched {
     pub etcd: Child,

@@ -10,6 +10,9 @@ use std::{
 const FIRST: u16 = 12_000;
 const LAST: u16 = 32_000;
 
+/// Ports are drawn from twenty thousand; being beaten to one five times in a row is not bad luck.
+pub(crate) const PORT_ATTEMPTS: u32 = 5;
+
 /// A port that nobody listens on at this moment. Another process may take it before it is used: callers
 /// try again with another when that happens.
 pub fn free_port() -> u16 {

@@ -30,6 +30,9 @@ static ETCD: Module = module!("etcd", "go.etcd.io/etcd/server/v3");
 static KUBERNETES: Module = module!("kubernetes", "k8s.io/kubernetes");
 static KWOK: Module = module!("kwok", "sigs.k8s.io/kwok");
 static HELM: Module = module!("helm", "helm.sh/helm/v4");
+/// Its releases are still in many clusters; tests hand them over.
+static HELM3: Module = module!("helm3", "helm.sh/helm/v3");
+static REGISTRY: Module = module!("registry", "github.com/distribution/distribution/v3");
 static CONTAINERD: Module = module!("containerd", "github.com/containerd/containerd/v2");
 static HEALTHSERVER: Module = Module {
     main_go: Some(include_str!("../../../../tools/healthserver/main.go")),
@@ -66,7 +69,7 @@ impl Tool {
 }
 
 /// In the order in which building them repeats the least work and the quickest come first.
-pub static CATALOG: [Tool; 13] = [
+pub static CATALOG: [Tool; 15] = [
     tool("etcd", &ETCD, "").kubebuilder_asset(),
     tool("kube-apiserver", &KUBERNETES, "/cmd/kube-apiserver").kubebuilder_asset(),
     tool("kubectl", &KUBERNETES, "/cmd/kubectl").kubebuilder_asset(),
@@ -76,6 +79,8 @@ pub static CATALOG: [Tool; 13] = [
     tool("kubelet", &KUBERNETES, "/cmd/kubelet"),
     tool("kube-proxy", &KUBERNETES, "/cmd/kube-proxy"),
     tool("helm", &HELM, "/cmd/helm"),
+    tool("helm3", &HELM3, "/cmd/helm"),
+    tool("registry", &REGISTRY, "/cmd/registry"),
     tool("containerd", &CONTAINERD, "/cmd/containerd").without_btrfs_and_zfs(),
     tool("containerd-shim-runc-v2", &CONTAINERD, "/cmd/containerd-shim-runc-v2").without_btrfs_and_zfs(),
     tool("ctr", &CONTAINERD, "/cmd/ctr").without_btrfs_and_zfs(),

@@ -1,6 +1,7 @@
 //! The testbed's own tests, on the real programs.
 #![expect(clippy::unwrap_used, reason = "all of this is tests; clippy takes only the marked functions for such")]
 
+mod charts;
 mod control_plane;
 mod fault_proxy;
 mod lifetime;

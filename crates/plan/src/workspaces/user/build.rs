@@ -195,7 +195,9 @@ fn stateful_set(owner: &Owner, spec: &UserSpec, settings: &CodeServer, secret: &
 }
 
 fn container(settings: &CodeServer, secret: &str) -> Value {
-    let named = |source: &ValuesSource| json!({ "name": source.name, "optional": source.optional });
+    // Stated either way: to an apply, null would be a value.
+    let is_optional = |source: &ValuesSource| source.optional == Some(true);
+    let named = |source: &ValuesSource| json!({ "name": source.name, "optional": is_optional(source) });
     let whole = settings.env_from.iter().filter(|source| source.key.is_none()).map(|source| match source.kind {
         ValuesKind::Secret => json!({ "secretRef": named(source) }),
         ValuesKind::ConfigMap => json!({ "configMapRef": named(source) }),
@@ -203,7 +205,7 @@ fn container(settings: &CodeServer, secret: &str) -> Value {
     // A source with a key gives the variable of that name.
     let single = settings.env_from.iter().filter_map(|source| {
         let key = source.key.as_ref()?;
-        let reference = json!({ "name": source.name, "key": key, "optional": source.optional });
+        let reference = json!({ "name": source.name, "key": key, "optional": is_optional(source) });
         let from = if source.kind == ValuesKind::Secret { "secretKeyRef" } else { "configMapKeyRef" };
         Some(json!({ "name": key, "valueFrom": { from: reference } }))
     });

@@ -2,7 +2,7 @@
 
 use api::workspace::WorkspacePhase;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use plan::EventKind;
+use plan::event::EventKind;
 use plan::workspaces::{ObjectId, ObjectKind, Outcome, team};
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -7,7 +7,8 @@ use jiff::Timestamp;
 use plan::workspaces::{
     Action, Body, Derived, Found, ObjectId, ObjectKind, Objects, Outcome, Round, events, team, user,
 };
-use plan::{Event, Plan};
+use plan::Plan;
+use plan::event::Event;
 use serde_json::{Value, json};
 
 pub fn at(seconds: i64) -> Timestamp {

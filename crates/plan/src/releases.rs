@@ -1,0 +1,27 @@
+//! HelmReleases: which helm operation is next, and what to say of the release.
+//!
+//! The state of a release is derived each time from Helm's own storage and from digests that status remembers; one
+//! operation at a time is started, and its end is an observation like any other.
+
+mod action;
+mod decide;
+mod dependency;
+mod desired;
+mod event;
+mod memory;
+mod observed;
+mod report;
+mod state;
+
+pub use action::{Action, Operation, Outcome};
+pub use decide::plan;
+pub use dependency::cycle;
+pub use desired::{Attempt, Desired, Policy, config_digest, reference_digest, validate};
+pub use event::events;
+pub use memory::Memory;
+pub use observed::{
+    Chart, Dependency, Difference, Drift, Ended, Failure, FailureClass, Identity, Job, Known, Observed, Replicas,
+    Stored, StoredStatus, Values,
+};
+pub use report::{Round, status};
+pub use state::{OutOfSync, State, state};

@@ -1,0 +1,70 @@
+//! The effects that a plan may ask for.
+
+use std::time::Duration;
+
+use api::workspace::{OperationKind, StoppedWorkload};
+
+/// A helm operation with all that was decided about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operation {
+    pub kind: OperationKind,
+    /// Digest of what is tried.
+    pub digest: String,
+    pub chart_version: Option<String>,
+    /// Helm's newest revision before it began; 0 for none.
+    pub revision: u32,
+    /// Of a rollback.
+    pub to_revision: Option<u32>,
+    pub timeout: Duration,
+    pub wait: bool,
+}
+
+/// One effect, safe to repeat.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    AddFinalizer {
+        finalizers: Vec<String>,
+    },
+    /// Stores in status that the operation begins, then hands it to the runner.
+    Start(Operation),
+    /// Ends what the runner does for the release.
+    Cancel,
+    /// Marks an unfinished revision whose owner is gone as failed.
+    Unlock {
+        revision: u32,
+        uid: String,
+        resource_version: String,
+    },
+    /// Compares live objects with the release.
+    LookForDrift,
+    /// Sets drifted objects back.
+    CorrectDrift,
+    /// Reads how many replicas the workloads have.
+    LookAtReplicas,
+    /// Scales workloads.
+    Scale(Vec<StoppedWorkload>),
+    ReleaseFinalizer {
+        finalizers: Vec<String>,
+    },
+}
+
+impl Action {
+    /// Whether it is done in the release's name rather than the operator's.
+    pub fn needs_identity(&self) -> bool {
+        match self {
+            Self::Start(_) | Self::LookForDrift | Self::CorrectDrift | Self::LookAtReplicas | Self::Scale(_) => true,
+            Self::AddFinalizer { .. } | Self::Cancel | Self::Unlock { .. } | Self::ReleaseFinalizer { .. } => false,
+        }
+    }
+}
+
+/// What became of an action.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    Failed,
+    /// Refused by the API server; helps nobody to try at once.
+    Rejected {
+        message: String,
+    },
+}

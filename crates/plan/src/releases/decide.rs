@@ -1,0 +1,428 @@
+//! The next action for a release.
+
+use std::time::Duration;
+
+use api::condition::Reason;
+use api::workspace::{
+    DELETE_DATA_ANNOTATION, DriftDetection, FINALIZER, HelmRelease, LABEL_WORKSPACE, OperationKind, StoppedWorkload,
+    UpgradeRemediation,
+};
+use jiff::Timestamp;
+
+use super::{
+    Action, Chart, Desired, Drift, FailureClass, Identity, Job, Known, Memory, Observed, Operation, Policy, Replicas,
+    State, Stored, StoredStatus, Values, config_digest, state, validate,
+};
+use crate::{Plan, Why};
+
+/// A read that failed is tried again soon; what it waits for is usually an API server that comes back.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+pub fn plan(object: &HelmRelease, observed: &Observed, now: Timestamp, policy: &Policy) -> Plan<Action> {
+    let round = Deciding { object, observed, now, policy, memory: Memory::recall(object, observed, now) };
+    let mut plan = Plan::default();
+    if object.metadata.deletion_timestamp.is_some() {
+        round.remove(&mut plan);
+    } else {
+        round.keep(&mut plan);
+    }
+    plan
+}
+
+struct Deciding<'a> {
+    object: &'a HelmRelease,
+    observed: &'a Observed,
+    now: Timestamp,
+    policy: &'a Policy,
+    memory: Memory,
+}
+
+impl Deciding<'_> {
+    fn finalizers(&self) -> &[String] {
+        self.object.metadata.finalizers.as_deref().unwrap_or_default()
+    }
+
+    fn is_held(&self) -> bool {
+        self.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
+    }
+
+    fn keep(&self, plan: &mut Plan<Action>) {
+        let desired = match validate(self.object, self.policy) {
+            Ok(desired) => desired,
+            Err(Why { reason, message }) => return plan.block(reason, message),
+        };
+        if let Some(rival) = &self.observed.rival {
+            let message = format!(
+                "the Helm release {} of namespace {} is kept by HelmRelease {rival}; choose another spec.releaseName",
+                desired.release, desired.namespace
+            );
+            return plan.block(Reason::ObjectTaken, message);
+        }
+        if self.is_busy(plan) {
+            return;
+        }
+        if desired.suspend {
+            return plan.block(Reason::Suspended, "spec.suspend is true: nothing is touched");
+        }
+        if !self.is_held() {
+            let finalizers = self.finalizers().iter().cloned().chain([FINALIZER.to_owned()]).collect();
+            plan.actions.push(Action::AddFinalizer { finalizers });
+        }
+        let stored = match &self.observed.storage {
+            Known::Yes(stored) => stored,
+            Known::No(why) => return unknown(plan, why),
+        };
+        let Some((version, values)) = self.sources(&desired, plan) else { return };
+        let digest = config_digest(&desired.chart, &version, &values);
+        if self.rolls_back_by_request(&desired, stored, &digest, plan) {
+            return;
+        }
+        match state(&desired, self.observed, stored, &self.memory, &digest) {
+            // Our own remedy, cut off in the middle: it goes on where it was.
+            State::Locked { stored: newest, .. }
+                if newest.status == StoredStatus::Uninstalling && self.is_uninstall_due(&digest) =>
+            {
+                let operation = operation(OperationKind::Uninstall, &desired, stored, &digest, "");
+                plan.actions.push(Action::Start(operation));
+            }
+            State::Locked { stored, is_ours } => self.unlock(stored, is_ours, plan),
+            State::Absent | State::OutOfSync(_) | State::Failed => {
+                self.attempt(&desired, stored, &digest, &version, plan);
+            }
+            State::Untested => {
+                plan.actions.push(Action::Start(operation(OperationKind::Test, &desired, stored, &digest, &version)));
+            }
+            State::Drifted if desired.drift == DriftDetection::Enabled => plan.actions.push(Action::CorrectDrift),
+            State::Drifted | State::InSync => self.settle(&desired, plan),
+        }
+    }
+
+    fn is_uninstall_due(&self, digest: &str) -> bool {
+        let remedy = self.memory.status.remedy.as_ref();
+        remedy.is_some_and(|r| r.kind == OperationKind::Uninstall && r.digest == digest && !r.succeeded)
+    }
+
+    /// While helm is at work there is nothing to decide; when it ended, the report comes first.
+    fn is_busy(&self, plan: &mut Plan<Action>) -> bool {
+        match self.observed.job {
+            Job::Idle => return false,
+            Job::Waiting(_) | Job::Running(_) => {}
+            Job::Finished(_) => plan.look_within(Duration::ZERO),
+        }
+        true
+    }
+
+    /// Version and values digest, once both are known.
+    fn sources(&self, desired: &Desired, plan: &mut Plan<Action>) -> Option<(String, String)> {
+        let values = match &self.observed.values {
+            Values::Read { digest, .. } => digest.clone(),
+            Values::Missing(what) => {
+                let message = format!("{what}; create it, or mark the entry optional");
+                plan.block(Reason::ValuesMissing, message);
+                return None;
+            }
+            Values::Invalid(what) => {
+                plan.block(Reason::ValuesInvalid, what.clone());
+                return None;
+            }
+            Values::Unknown(why) => {
+                unknown(plan, why);
+                return None;
+            }
+        };
+        match &self.observed.chart {
+            Chart::Resolved { version, .. } => Some((version.clone(), values)),
+            Chart::Fetching => None,
+            Chart::Failed(failure) => {
+                let is_permanent = matches!(failure.class, FailureClass::NotFound | FailureClass::Unauthorised);
+                let (reason, pause) = if is_permanent {
+                    (Reason::ChartNotFound, desired.interval)
+                } else {
+                    (Reason::ChartUnavailable, self.policy.fetch_retry.min(desired.interval))
+                };
+                plan.look_within(pause);
+                plan.block(reason, failure.message.clone());
+                None
+            }
+        }
+    }
+
+    /// Installs or upgrades, unless that was tried often enough.
+    fn attempt(&self, desired: &Desired, stored: &[Stored], digest: &str, version: &str, plan: &mut Plan<Action>) {
+        if self.is_hindered(desired, plan) {
+            return;
+        }
+        let is_installed = last_good(stored).is_some();
+        let strategy = if is_installed { desired.upgrade } else { desired.install };
+        let interruptions = self.memory.interruptions(digest);
+        let is_exhausted =
+            self.memory.failures(digest) > strategy.retries || interruptions > self.policy.max_interruptions;
+        let remedy = self.memory.status.remedy.as_ref().filter(|remedy| remedy.digest == digest);
+        if is_exhausted || (remedy.is_some() && self.memory.force.is_none()) {
+            if remedy.is_none()
+                && let Some(remedy) = remediation(strategy.remediation, desired, stored, digest)
+            {
+                return plan.actions.push(Action::Start(remedy));
+            }
+            let status = &self.memory.status;
+            let reason = status.last_failure.unwrap_or(Reason::UpgradeFailed);
+            return plan.block(reason, status.last_output.clone().unwrap_or_else(|| "helm failed".to_owned()));
+        }
+        // Growing delays, so that what keeps interrupting is not kept busy by us.
+        let pause = Duration::from_secs(1 << interruptions.min(8));
+        if interruptions > 0
+            && let Some(left) = self.left(self.memory.status.last_attempted_at, pause)
+        {
+            return plan.look_within(left);
+        }
+        let kind = if stored.is_empty() { OperationKind::Install } else { OperationKind::Upgrade };
+        plan.actions.push(Action::Start(operation(kind, desired, stored, digest, version)));
+    }
+
+    /// What must hold before anything is installed or changed.
+    fn is_hindered(&self, desired: &Desired, plan: &mut Plan<Action>) -> bool {
+        if let Some(cycle) = &self.observed.cycle {
+            plan.block(Reason::DependencyCycle, format!("cycle: {}", cycle.join(" → ")));
+        }
+        let missing = self.observed.missing_dependencies();
+        if !missing.is_empty() {
+            let absent = self.observed.dependencies.iter().filter(|d| !d.is_there).map(|d| d.name.as_str());
+            let absent: Vec<_> = absent.collect();
+            let names = missing.into_iter().collect::<Vec<_>>().join(", ");
+            let hint = if absent.is_empty() { String::new() } else { format!("; not there: {}", absent.join(", ")) };
+            plan.block(Reason::DependencyNotReady, format!("waits for {names}{hint}"));
+        }
+        if let Some((reason, message)) = self.missing_identity(desired) {
+            plan.block(reason, message);
+            plan.look_within(desired.interval);
+        }
+        plan.blocked.is_some()
+    }
+
+    fn missing_identity(&self, desired: &Desired) -> Option<(Reason, String)> {
+        match &self.observed.identity {
+            Identity::Usable => None,
+            Identity::AccountRequired => Some((
+                Reason::ServiceAccountRequired,
+                "helm may act only as a ServiceAccount; set spec.serviceAccountName, or bind the ClusterRole strata-helm to the operator".to_owned(),
+            )),
+            Identity::AccountMissing(name) => Some((
+                Reason::ServiceAccountMissing,
+                format!("ServiceAccount {name} is not there; create it in namespace {}", desired.namespace),
+            )),
+            Identity::Forbidden(what) => Some((Reason::Forbidden, what.clone())),
+            Identity::Unknown(why) => Some((Reason::StateUnknown, why.clone())),
+        }
+    }
+
+    /// Time left until `pause` after `since` is over.
+    fn left(&self, since: Option<Timestamp>, pause: Duration) -> Option<Duration> {
+        let passed = self.now.duration_since(since?);
+        let passed = Duration::try_from(passed).unwrap_or_default();
+        pause.checked_sub(passed).filter(|left| !left.is_zero())
+    }
+
+    fn unlock(&self, stored: &Stored, is_ours: bool, plan: &mut Plan<Action>) {
+        let patience = if is_ours { Duration::ZERO } else { self.policy.lock_patience };
+        match self.left(stored.modified_at, patience) {
+            Some(left) => {
+                let message = format!(
+                    "revision {} is {} by a helm process that is not ours; taken over if it does not move",
+                    stored.revision,
+                    stored.status.as_str()
+                );
+                plan.block(Reason::Locked, message);
+                plan.look_within(left);
+            }
+            None => plan.actions.push(Action::Unlock {
+                revision: stored.revision,
+                uid: stored.uid.clone(),
+                resource_version: stored.resource_version.clone(),
+            }),
+        }
+    }
+
+    fn rolls_back_by_request(
+        &self,
+        desired: &Desired,
+        stored: &[Stored],
+        digest: &str,
+        plan: &mut Plan<Action>,
+    ) -> bool {
+        let Some(request) = &self.memory.rollback else { return false };
+        let revision = request.split('@').next().unwrap_or_default().parse::<u32>().ok();
+        let is_free = stored.last().is_some_and(|newest| !newest.status.is_pending());
+        match stored.iter().find(|s| Some(s.revision) == revision) {
+            Some(_) if !is_free => return false,
+            Some(target) => {
+                let rollback = rollback(desired, stored, digest, target.revision);
+                plan.actions.push(Action::Start(rollback));
+            }
+            None => {
+                let kept: Vec<_> = stored.iter().map(|s| s.revision.to_string()).collect();
+                let message = format!("a rollback to {request} was asked for; Helm keeps {}", kept.join(", "));
+                plan.block(Reason::InvalidSpec, message);
+            }
+        }
+        true
+    }
+
+    /// Drift, replicas and the next look of a release that is as it should be.
+    fn settle(&self, desired: &Desired, plan: &mut Plan<Action>) {
+        if desired.drift != DriftDetection::Disabled {
+            if self.observed.drift == Drift::NotLooked {
+                plan.actions.push(Action::LookForDrift);
+            }
+            plan.look_within(desired.interval);
+        }
+        self.scale(desired, plan);
+        if is_range(desired) {
+            plan.look_within(desired.interval);
+        }
+    }
+
+    fn scale(&self, desired: &Desired, plan: &mut Plan<Action>) {
+        let former = &self.memory.status.stopped;
+        if !desired.stopped && former.is_empty() {
+            return;
+        }
+        match &self.observed.workloads {
+            Replicas::NotLooked => plan.actions.push(Action::LookAtReplicas),
+            Replicas::Unknown(why) => unknown(plan, why),
+            Replicas::Live(live) => {
+                let wanted = |workload: &StoppedWorkload| {
+                    let known = former.iter().find(|f| f.kind == workload.kind && f.name == workload.name);
+                    let replicas = if desired.stopped { 0 } else { known.map_or(workload.replicas, |f| f.replicas) };
+                    StoppedWorkload { replicas, ..workload.clone() }
+                };
+                // Who scaled a stopped workload back up by hand, while starting, is left alone.
+                let is_due = |workload: &&StoppedWorkload| {
+                    wanted(workload).replicas != workload.replicas && (desired.stopped || workload.replicas == 0)
+                };
+                let scaled: Vec<_> = live.iter().filter(is_due).map(wanted).collect();
+                if !scaled.is_empty() {
+                    plan.actions.push(Action::Scale(scaled));
+                }
+            }
+        }
+    }
+
+    fn remove(&self, plan: &mut Plan<Action>) {
+        if !self.is_held() {
+            return;
+        }
+        match &self.observed.job {
+            Job::Waiting(kind) | Job::Running(kind) if *kind != OperationKind::Uninstall => {
+                return plan.actions.push(Action::Cancel);
+            }
+            _ if self.is_busy(plan) => return,
+            _ => {}
+        }
+        let finalizers = self.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER).cloned().collect();
+        let release = Action::ReleaseFinalizer { finalizers };
+        let is_suspended = self.object.spec.as_ref().and_then(|spec| spec.suspend).unwrap_or(false);
+        let desired = match validate(self.object, self.policy) {
+            // A release was never made of what cannot be read, and another's is not ours to remove.
+            Ok(desired) if self.observed.rival.is_none() && !is_suspended => desired,
+            _ => return plan.actions.push(release),
+        };
+        let stored = match &self.observed.storage {
+            Known::Yes(stored) => stored,
+            Known::No(why) => return unknown(plan, why),
+        };
+        let Some(newest) = stored.last().filter(|newest| newest.status != StoredStatus::Uninstalled) else {
+            return plan.actions.push(release);
+        };
+        if self.is_protected() {
+            let message = format!(
+                "the release holds PersistentVolumeClaims; nothing is removed until the service has deleteData: true, or this object the annotation {DELETE_DATA_ANNOTATION}: \"true\""
+            );
+            return plan.block(Reason::DataProtected, message);
+        }
+        if let Some((reason, message)) = self.missing_identity(&desired) {
+            // What the namespace holds goes with it, and the identity will not come back.
+            if self.observed.is_namespace_terminating {
+                return plan.actions.push(release);
+            }
+            plan.look_within(LOOK_AGAIN);
+            return plan.block(reason, message);
+        }
+        let is_ours = self.memory.status.operation.is_some();
+        let patience = if newest.status.is_pending() && !is_ours { self.policy.lock_patience } else { Duration::ZERO };
+        if let Some(left) = self.left(newest.modified_at, patience) {
+            plan.look_within(left);
+            return plan.block(Reason::Locked, "a helm process that is not ours is at work on the release");
+        }
+        let failures = self.memory.status.failures + self.memory.status.interruptions;
+        let is_retry = self.memory.status.last_failure == Some(Reason::UninstallFailed);
+        if is_retry && self.observed.is_namespace_terminating {
+            return plan.actions.push(release);
+        }
+        let pause = Duration::from_secs(1 << failures.min(8));
+        if is_retry && let Some(left) = self.left(self.memory.status.last_attempted_at, pause) {
+            plan.block(Reason::UninstallFailed, self.memory.status.last_output.clone().unwrap_or_default());
+            return plan.look_within(left);
+        }
+        let version = self.memory.newest().and_then(|newest| newest.chart_version.clone()).unwrap_or_default();
+        plan.actions.push(Action::Start(operation(OperationKind::Uninstall, &desired, stored, "", &version)));
+    }
+
+    /// Whether data of a workspace's service stands in the way of its removal.
+    fn is_protected(&self) -> bool {
+        let metadata = &self.object.metadata;
+        let is_service = metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(LABEL_WORKSPACE));
+        let is_allowed = metadata
+            .annotations
+            .as_ref()
+            .is_some_and(|all| all.get(DELETE_DATA_ANNOTATION).is_some_and(|value| value == "true"));
+        let holds_data = self.memory.status.holds_data.unwrap_or(false);
+        is_service && holds_data && !is_allowed && !self.observed.is_namespace_terminating
+    }
+}
+
+fn unknown(plan: &mut Plan<Action>, why: &str) {
+    plan.block(Reason::StateUnknown, why);
+    plan.look_within(LOOK_AGAIN);
+}
+
+/// Whether what a version leads to may change by itself.
+fn is_range(desired: &Desired) -> bool {
+    desired.chart.exact_version().is_none()
+}
+
+/// The revision to go back to.
+fn last_good(stored: &[Stored]) -> Option<&Stored> {
+    let of = |status| stored.iter().rev().find(move |stored| stored.status == status);
+    of(StoredStatus::Deployed).or_else(|| of(StoredStatus::Superseded))
+}
+
+fn remediation(wanted: UpgradeRemediation, desired: &Desired, stored: &[Stored], digest: &str) -> Option<Operation> {
+    match wanted {
+        UpgradeRemediation::None => None,
+        UpgradeRemediation::Rollback => Some(rollback(desired, stored, digest, last_good(stored)?.revision)),
+        UpgradeRemediation::Uninstall if stored.is_empty() => None,
+        UpgradeRemediation::Uninstall => Some(operation(OperationKind::Uninstall, desired, stored, digest, "")),
+    }
+}
+
+fn rollback(desired: &Desired, stored: &[Stored], digest: &str, to: u32) -> Operation {
+    Operation {
+        to_revision: Some(to),
+        timeout: desired.rollback_timeout,
+        wait: desired.rollback_wait && !desired.stopped,
+        ..operation(OperationKind::Rollback, desired, stored, digest, "")
+    }
+}
+
+fn operation(kind: OperationKind, desired: &Desired, stored: &[Stored], digest: &str, version: &str) -> Operation {
+    Operation {
+        kind,
+        digest: digest.to_owned(),
+        chart_version: (!version.is_empty()).then(|| version.to_owned()),
+        revision: stored.last().map_or(0, |newest| newest.revision),
+        to_revision: None,
+        timeout: desired.timeout,
+        // Workloads at zero never become ready.
+        wait: desired.wait && !desired.stopped,
+    }
+}

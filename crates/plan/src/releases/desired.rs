@@ -1,0 +1,191 @@
+//! A HelmRelease's spec, checked once.
+
+use std::time::Duration;
+
+use api::condition::Reason;
+use api::workspace::{
+    ChartReference, CrdPolicy, DriftDetection, DriftIgnore, HelmRelease, InstallRemediation, MAX_RELEASE_NAME,
+    UpgradeRemediation,
+};
+use serde_json::json;
+
+use crate::{Why, object::digest};
+
+/// What the operator as a whole allows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// All helm processes together, in bytes.
+    pub total_memory: u64,
+    /// Whether a release may go to another namespace than its object's.
+    pub other_namespaces: bool,
+    /// How long somebody else's unfinished operation is left alone after its last change.
+    pub lock_patience: Duration,
+    /// How often what ended an attempt from outside may do so before it counts as a failure.
+    pub max_interruptions: u32,
+    /// How soon a repository that cannot be reached is asked again.
+    pub fetch_retry: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            total_memory: 1 << 30,
+            other_namespaces: false,
+            // What the specification gives a helm process that is not ours to show a sign of life.
+            lock_patience: Duration::from_secs(30),
+            // A node that keeps killing helm is no accident any more.
+            max_interruptions: 5,
+            fetch_retry: Duration::from_secs(30),
+        }
+    }
+}
+
+/// How often an operation is tried, and what is done when that did not help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    pub retries: u32,
+    pub remediation: UpgradeRemediation,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a field of the spec that users know by its name")]
+pub struct Desired {
+    pub release: String,
+    pub namespace: String,
+    pub chart: ChartReference,
+    pub timeout: Duration,
+    pub wait: bool,
+    pub rollback_timeout: Duration,
+    pub rollback_wait: bool,
+    pub account: Option<String>,
+    pub install: Attempt,
+    pub upgrade: Attempt,
+    pub keep_history: bool,
+    pub depends_on: Vec<String>,
+    pub drift: DriftDetection,
+    pub drift_ignore: Vec<DriftIgnore>,
+    pub test: bool,
+    pub ignore_test_failures: bool,
+    pub max_history: u32,
+    pub crds: CrdPolicy,
+    pub memory: Option<u64>,
+    pub interval: Duration,
+    pub suspend: bool,
+    pub stopped: bool,
+}
+
+/// What an operation may take unless the spec says otherwise; Helm's own default.
+const TIMEOUT: Duration = Duration::from_mins(5);
+/// How often ranges are looked up and drift is looked for unasked: a compromise between news and load.
+const INTERVAL: Duration = Duration::from_mins(10);
+/// Shorter would ask repositories all the time.
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(5);
+/// Helm's own default.
+const MAX_HISTORY: u32 = 10;
+
+fn invalid(message: impl Into<String>) -> Why {
+    Why { reason: Reason::InvalidSpec, message: message.into() }
+}
+
+pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
+    let spec = object.spec.as_ref().ok_or_else(|| {
+        invalid("spec cannot be read; compare it with the reference or write it anew: kubectl explain helmrelease.spec")
+    })?;
+    let own_namespace = object.metadata.namespace.clone().unwrap_or_default();
+    let namespace = spec.target_namespace.clone().unwrap_or_else(|| own_namespace.clone());
+    if namespace != own_namespace && !policy.other_namespaces {
+        return Err(invalid(format!(
+            "spec.targetNamespace is {namespace}, but releases may only go to their own namespace; leave it out, or start the operator with --helm-other-namespaces"
+        )));
+    }
+    let release = spec.release_name.clone().or_else(|| object.metadata.name.clone()).unwrap_or_default();
+    if release.len() > MAX_RELEASE_NAME {
+        return Err(invalid(format!(
+            "the release name {release} has {} characters, Helm allows {MAX_RELEASE_NAME}; set spec.releaseName to a shorter one",
+            release.len()
+        )));
+    }
+    if spec.chart.repository().is_none() {
+        return Err(invalid("spec.chart.repo must begin with http://, https://, oci:// or file://"));
+    }
+    let memory = spec.memory.as_deref().map(bytes).transpose()?;
+    if let Some(memory) = memory.filter(|memory| *memory > policy.total_memory) {
+        return Err(Why {
+            reason: Reason::MemoryExceedsBudget,
+            message: format!(
+                "spec.memory asks for {memory} bytes, all helm processes together may use {}; lower it, or raise --helm-memory",
+                policy.total_memory
+            ),
+        });
+    }
+    let (install, upgrade) = (spec.install.clone().unwrap_or_default(), spec.upgrade.clone().unwrap_or_default());
+    let timeout = spec.timeout.map_or(TIMEOUT, |span| span.0);
+    if timeout.is_zero() {
+        return Err(invalid("spec.timeout must be more than zero"));
+    }
+    let (rollback, wait) = (spec.rollback.clone().unwrap_or_default(), spec.wait.unwrap_or(true));
+    Ok(Desired {
+        release,
+        namespace,
+        chart: spec.chart.clone(),
+        timeout,
+        wait,
+        rollback_timeout: rollback.timeout.map_or(timeout, |span| span.0),
+        rollback_wait: rollback.wait.unwrap_or(wait),
+        account: spec.service_account_name.clone(),
+        install: Attempt {
+            retries: install.retries.unwrap_or(0),
+            remediation: match install.remediation.unwrap_or_default() {
+                InstallRemediation::None => UpgradeRemediation::None,
+                InstallRemediation::Uninstall => UpgradeRemediation::Uninstall,
+            },
+        },
+        upgrade: Attempt {
+            retries: upgrade.retries.unwrap_or(0),
+            remediation: upgrade.remediation.unwrap_or_default(),
+        },
+        keep_history: spec.uninstall.as_ref().and_then(|uninstall| uninstall.keep_history).unwrap_or(false),
+        depends_on: spec.depends_on.clone(),
+        drift: spec.drift_detection.unwrap_or_default(),
+        drift_ignore: spec.drift_ignore.clone(),
+        test: spec.test.as_ref().and_then(|test| test.enable).unwrap_or(false),
+        ignore_test_failures: spec.test.as_ref().and_then(|test| test.ignore_failures).unwrap_or(false),
+        max_history: spec.max_history.unwrap_or(MAX_HISTORY).max(1),
+        crds: spec.crds.unwrap_or_default(),
+        memory,
+        interval: spec.interval.map_or(INTERVAL, |span| span.0).max(SHORTEST_INTERVAL),
+        suspend: spec.suspend.unwrap_or(false),
+        stopped: spec.stopped.unwrap_or(false),
+    })
+}
+
+/// A quantity of memory: `512Mi`, `1G`, `100000000`.
+fn bytes(text: &str) -> Result<u64, Why> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let factor: f64 = match &text[digits..] {
+        "" => 1.0,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "Ki" => 1024.0,
+        "Mi" => 1_048_576.0,
+        "Gi" => 1_073_741_824.0,
+        _ => f64::NAN,
+    };
+    let number = text[..digits].parse::<f64>().unwrap_or(f64::NAN) * factor;
+    if number.is_nan() || number < 1.0 {
+        return Err(invalid(format!("spec.memory {text:?} is not an amount of memory; write it like 512Mi")));
+    }
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, and `as` saturates")]
+    Ok(number as u64)
+}
+
+/// Stands for where a chart is to come from, so that a resolved version is known to answer this very question.
+pub fn reference_digest(chart: &ChartReference) -> String {
+    digest(&json!([chart.repo, chart.name, chart.version, chart.digest]))
+}
+
+/// Stands for what a release is made of: when it changes, the release is out of sync.
+pub fn config_digest(chart: &ChartReference, version: &str, values: &str) -> String {
+    digest(&json!([chart.repo, chart.name, version, values]))
+}

@@ -1,0 +1,81 @@
+//! What to tell the user, once, when something changes.
+
+use api::condition::{ConditionStatus, ConditionType, Reason};
+use api::workspace::HelmReleaseStatus;
+
+use super::{Action, Job, report::Round};
+use crate::event::{Event, EventKind};
+
+/// Events of one round: `before` and `after` are the stored and the new status.
+pub fn events(before: Option<&HelmReleaseStatus>, after: &HelmReleaseStatus, round: &Round<'_>) -> Vec<Event> {
+    let mut events: Vec<Event> = round.done().filter_map(|action| of_action(action, round)).collect();
+    if let Job::Finished(ended) = &round.observed.job {
+        events.push(of_end(ended));
+    }
+    for kind in [ConditionType::Ready, ConditionType::Drifted] {
+        events.extend(of_change(kind, before, after));
+    }
+    events
+}
+
+fn normal(reason: Reason, action: &'static str, note: String) -> Event {
+    Event { kind: EventKind::Normal, reason: reason.as_str(), action, note }
+}
+
+fn of_action(action: &Action, round: &Round<'_>) -> Option<Event> {
+    match action {
+        Action::Unlock { revision, .. } => {
+            Some(normal(Reason::Locked, "Unlock", format!("Revision {revision} was left unfinished; taken over")))
+        }
+        Action::CorrectDrift => match &round.observed.drift {
+            super::Drift::Found(found) => {
+                let note =
+                    format!("Set back {}", found.iter().map(|d| d.object.as_str()).collect::<Vec<_>>().join(", "));
+                Some(normal(Reason::DriftCorrected, "CorrectDrift", note))
+            }
+            _ => None,
+        },
+        Action::Scale(scaled) => {
+            let names: Vec<_> = scaled.iter().map(|w| format!("{} {} to {}", w.kind, w.name, w.replicas)).collect();
+            Some(normal(Reason::Stopped, "Scale", format!("Scaled {}", names.join(", "))))
+        }
+        _ => None,
+    }
+}
+
+fn of_end(ended: &super::Ended) -> Event {
+    use api::workspace::OperationKind as Kind;
+    let (good, bad, action) = match ended.operation.kind {
+        Kind::Install => (Reason::InstallSucceeded, Reason::InstallFailed, "Install"),
+        Kind::Upgrade | Kind::Fetch => (Reason::UpgradeSucceeded, Reason::UpgradeFailed, "Upgrade"),
+        Kind::Rollback => (Reason::RollbackSucceeded, Reason::RollbackFailed, "Rollback"),
+        Kind::Uninstall => (Reason::UninstallSucceeded, Reason::UninstallFailed, "Uninstall"),
+        Kind::Test => (Reason::TestSucceeded, Reason::TestFailed, "Test"),
+    };
+    match &ended.result {
+        Ok(()) => {
+            let version = ended.operation.chart_version.as_deref().unwrap_or_default();
+            let what = if version.is_empty() { String::new() } else { format!(" of chart version {version}") };
+            normal(good, action, format!("{action}{what} succeeded"))
+        }
+        Err(failure) => {
+            let reason = if failure.class == super::FailureClass::Timeout { Reason::TimedOut } else { bad };
+            Event { kind: EventKind::Warning, reason: reason.as_str(), action, note: failure.message.clone() }
+        }
+    }
+}
+
+/// Trouble that is new and is not the end of an operation, which was told already.
+fn of_change(kind: ConditionType, before: Option<&HelmReleaseStatus>, after: &HelmReleaseStatus) -> Option<Event> {
+    let condition = after.condition(kind)?;
+    let bad = if kind == ConditionType::Drifted { ConditionStatus::True } else { ConditionStatus::False };
+    let former = before.and_then(|before| before.condition(kind));
+    let is_told = after.last_failure == Some(condition.reason) || condition.reason == Reason::TestFailed;
+    let is_new = former.is_none_or(|former| former.reason != condition.reason || former.status != condition.status);
+    (condition.status == bad && is_new && !is_told).then(|| Event {
+        kind: EventKind::Warning,
+        reason: condition.reason.as_str(),
+        action: "Observe",
+        note: condition.message.clone(),
+    })
+}

@@ -1,0 +1,198 @@
+//! What status remembers of a release, brought up to date by what is observed.
+
+use api::condition::Reason;
+use api::workspace::{
+    FORCE_ANNOTATION, HelmRelease, HelmReleaseStatus, OperationKind, ROLLBACK_ANNOTATION, ReleaseRevision, TestResult,
+};
+use jiff::Timestamp;
+
+use super::{Ended, Failure, FailureClass, Job, Observed, Stored, StoredStatus};
+
+/// Long histories are Helm's business; status shows the newest.
+const SHOWN_REVISIONS: usize = 20;
+/// A failure's text in status; the whole of it is in the log.
+const MAX_OUTPUT: usize = 4096;
+
+/// The status that decisions are taken on: an ended operation is already part of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Memory {
+    pub status: HelmReleaseStatus,
+    /// A value of the force annotation that was not acted on.
+    pub force: Option<String>,
+    /// A value of the rollback annotation that was not acted on.
+    pub rollback: Option<String>,
+}
+
+impl Memory {
+    pub fn recall(object: &HelmRelease, observed: &Observed, now: Timestamp) -> Self {
+        let mut status = object.status.clone().unwrap_or_default();
+        let annotation = |name: &str| object.metadata.annotations.as_ref()?.get(name).cloned();
+        let force = annotation(FORCE_ANNOTATION).filter(|value| Some(value) != status.last_handled_force.as_ref());
+        let rollback =
+            annotation(ROLLBACK_ANNOTATION).filter(|value| Some(value) != status.last_handled_rollback.as_ref());
+        if let Some(stored) = observed.stored() {
+            status.history = history(&status, stored);
+        }
+        match &observed.job {
+            Job::Finished(ended) => end(&mut status, ended, observed, now),
+            Job::Idle => settle_interrupted(&mut status, observed),
+            Job::Waiting(_) | Job::Running(_) => {}
+        }
+        Self { status, force, rollback }
+    }
+
+    /// Failed attempts at this very thing.
+    pub fn failures(&self, digest: &str) -> u32 {
+        if self.is_about(digest) { self.status.failures } else { 0 }
+    }
+
+    /// Attempts at this very thing that something else ended.
+    pub fn interruptions(&self, digest: &str) -> u32 {
+        if self.is_about(digest) { self.status.interruptions } else { 0 }
+    }
+
+    fn is_about(&self, digest: &str) -> bool {
+        self.force.is_none() && self.status.last_attempted_digest.as_deref() == Some(digest)
+    }
+
+    /// The newest revision, if it is one of ours.
+    pub fn newest(&self) -> Option<&ReleaseRevision> {
+        self.status.history.first()
+    }
+}
+
+/// Helm's revisions, newest first, with what we know of each beyond Helm's labels.
+fn history(status: &HelmReleaseStatus, stored: &[Stored]) -> Vec<ReleaseRevision> {
+    let entry = |stored: &Stored| {
+        let known = status.history.iter().find(|known| {
+            known.revision == stored.revision && known.secret_uid.as_deref() == Some(stored.uid.as_str())
+        });
+        ReleaseRevision {
+            revision: stored.revision,
+            status: stored.status.as_str().to_owned(),
+            secret_uid: Some(stored.uid.clone()),
+            last_deployed: stored.modified_at,
+            ..known.cloned().unwrap_or_default()
+        }
+    };
+    stored.iter().rev().take(SHOWN_REVISIONS).map(entry).collect()
+}
+
+/// Takes an operation's end into account.
+fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Observed, now: Timestamp) {
+    status.operation = None;
+    status.last_attempted_at = Some(now);
+    let operation = &ended.operation;
+    match (&ended.result, operation.kind) {
+        (Ok(()), OperationKind::Test) => set_test(status, TestResult::Succeeded),
+        (Err(failure), OperationKind::Test) if !failure.class.is_interruption() => {
+            set_test(status, TestResult::Failed);
+            status.last_output = Some(shorten(&failure.message));
+        }
+        (Err(_), OperationKind::Test) | (_, OperationKind::Fetch) => {}
+        (Ok(()), OperationKind::Install | OperationKind::Upgrade) => {
+            if deployed(observed).is_some_and(|stored| stored.revision > operation.revision) {
+                succeed(status, &operation.digest, operation.chart_version.as_deref(), now);
+            }
+        }
+        (Ok(()), OperationKind::Rollback) => roll_back(status, operation.to_revision, now),
+        (Ok(()), OperationKind::Uninstall) => remedied(status),
+        (Err(failure), kind) => fail(status, kind, failure),
+    }
+}
+
+fn set_test(status: &mut HelmReleaseStatus, result: TestResult) {
+    if let Some(newest) = status.history.first_mut() {
+        newest.test = Some(result);
+    }
+}
+
+fn remedied(status: &mut HelmReleaseStatus) {
+    if let Some(remedy) = &mut status.remedy {
+        remedy.succeeded = true;
+    }
+}
+
+fn succeed(status: &mut HelmReleaseStatus, digest: &str, chart_version: Option<&str>, now: Timestamp) {
+    status.failures = 0;
+    status.interruptions = 0;
+    status.last_failure = None;
+    status.last_output = None;
+    status.remedy = None;
+    status.last_applied_revision = chart_version.map(str::to_owned);
+    if let Some(newest) = status.history.first_mut() {
+        newest.digest = Some(digest.to_owned());
+        newest.chart_version = chart_version.map(str::to_owned);
+        newest.first_deployed.get_or_insert(now);
+    }
+}
+
+/// A rollback makes a new revision of an old content.
+fn roll_back(status: &mut HelmReleaseStatus, to: Option<u32>, now: Timestamp) {
+    remedied(status);
+    let target = status.history.iter().find(|known| Some(known.revision) == to).cloned();
+    if let (Some(target), Some(newest)) = (target, status.history.first_mut()) {
+        newest.digest = target.digest;
+        newest.chart_version.clone_from(&target.chart_version);
+        newest.first_deployed.get_or_insert(now);
+        status.last_applied_revision = target.chart_version;
+    }
+}
+
+fn fail(status: &mut HelmReleaseStatus, kind: OperationKind, failure: &Failure) {
+    if failure.class.is_interruption() {
+        status.interruptions += 1;
+    } else {
+        status.failures += 1;
+    }
+    status.last_failure = Some(reason_of(kind, failure.class));
+    status.last_output = Some(shorten(&failure.message));
+}
+
+fn reason_of(kind: OperationKind, class: FailureClass) -> Reason {
+    match (class, kind) {
+        (FailureClass::Timeout, _) => Reason::TimedOut,
+        (FailureClass::OutOfMemory, _) => Reason::OutOfMemory,
+        (FailureClass::Forbidden, _) => Reason::Forbidden,
+        (_, OperationKind::Install) => Reason::InstallFailed,
+        (_, OperationKind::Rollback) => Reason::RollbackFailed,
+        (_, OperationKind::Uninstall) => Reason::UninstallFailed,
+        (_, OperationKind::Test) => Reason::TestFailed,
+        (_, OperationKind::Upgrade | OperationKind::Fetch) => Reason::UpgradeFailed,
+    }
+}
+
+/// An operation that status tells of and nobody carries out: its operator is gone. What it did is in Helm's storage;
+/// what it did not do is tried again and counts as nobody's failure. A lock that it left stays known as ours.
+fn settle_interrupted(status: &mut HelmReleaseStatus, observed: &Observed) {
+    let (Some(operation), Some(stored)) = (status.operation.clone(), observed.stored()) else { return };
+    let newest = stored.last();
+    if newest.is_some_and(|newest| newest.status.is_pending()) {
+        return;
+    }
+    status.operation = None;
+    let is_new = deployed(observed).is_some_and(|newest| newest.revision > operation.revision);
+    let at = newest.and_then(|newest| newest.modified_at).unwrap_or_default();
+    match operation.kind {
+        OperationKind::Install | OperationKind::Upgrade if is_new => {
+            succeed(status, &operation.digest, operation.chart_version.as_deref(), at);
+        }
+        OperationKind::Rollback if is_new => roll_back(status, operation.to_revision, at),
+        OperationKind::Uninstall if newest.is_none() => remedied(status),
+        _ => {}
+    }
+}
+
+/// The newest revision, if it is deployed.
+fn deployed(observed: &Observed) -> Option<&Stored> {
+    observed.stored()?.last().filter(|stored| stored.status == StoredStatus::Deployed)
+}
+
+/// The end of a text: helm says last what went wrong.
+fn shorten(text: &str) -> String {
+    let mut start = text.len().saturating_sub(MAX_OUTPUT);
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    text[start..].to_owned()
+}

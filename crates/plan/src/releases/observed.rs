@@ -1,0 +1,214 @@
+//! What is known about a release and its surroundings.
+
+use std::collections::BTreeSet;
+
+use api::workspace::{OperationKind, ReadValues, StoppedWorkload};
+use jiff::Timestamp;
+
+use super::Operation;
+
+/// A fact, or why it is not known. Unknown is never absent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Known<T> {
+    Yes(T),
+    No(String),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observed {
+    /// Helm's records of the release, oldest first.
+    pub storage: Known<Vec<Stored>>,
+    pub values: Values,
+    pub chart: Chart,
+    pub job: Job,
+    pub dependencies: Vec<Dependency>,
+    /// The way from this release back to itself, if there is one.
+    pub cycle: Option<Vec<String>>,
+    pub identity: Identity,
+    pub drift: Drift,
+    pub workloads: Replicas,
+    pub is_namespace_terminating: bool,
+    /// Another HelmRelease that was first to claim this release.
+    pub rival: Option<String>,
+}
+
+/// One revision as its Secret's labels tell of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    pub revision: u32,
+    pub status: StoredStatus,
+    pub uid: String,
+    /// Of the Secret, for a write that must not overtake another.
+    pub resource_version: String,
+    pub modified_at: Option<Timestamp>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredStatus {
+    Deployed,
+    Superseded,
+    Failed,
+    Uninstalled,
+    Uninstalling,
+    PendingInstall,
+    PendingUpgrade,
+    PendingRollback,
+    /// A word of Helm's that we do not know.
+    Other,
+}
+
+impl StoredStatus {
+    const ALL: [(Self, &'static str); 8] = [
+        (Self::Deployed, "deployed"),
+        (Self::Superseded, "superseded"),
+        (Self::Failed, "failed"),
+        (Self::Uninstalled, "uninstalled"),
+        (Self::Uninstalling, "uninstalling"),
+        (Self::PendingInstall, "pending-install"),
+        (Self::PendingUpgrade, "pending-upgrade"),
+        (Self::PendingRollback, "pending-rollback"),
+    ];
+
+    pub fn read(word: &str) -> Self {
+        Self::ALL.iter().find(|(_, known)| *known == word).map_or(Self::Other, |(status, _)| *status)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        Self::ALL.iter().find(|(status, _)| *status == self).map_or("unknown", |(_, word)| word)
+    }
+
+    pub fn is_pending(self) -> bool {
+        matches!(self, Self::PendingInstall | Self::PendingUpgrade | Self::PendingRollback)
+    }
+}
+
+/// The values, as far as they could be put together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Values {
+    Read {
+        digest: String,
+        sources: Vec<ReadValues>,
+    },
+    /// A source is not there; the text names it.
+    Missing(String),
+    /// They cannot be given to Helm as written; the text names the key.
+    Invalid(String),
+    Unknown(String),
+}
+
+/// The chart that the spec refers to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Chart {
+    /// Known, from an exact version, from status or from a fetch.
+    Resolved { version: String, digest: Option<String> },
+    /// Being looked up or fetched.
+    Fetching,
+    /// It cannot be had.
+    Failed(Failure),
+}
+
+/// What the runner does for this release.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Job {
+    Idle,
+    Waiting(OperationKind),
+    Running(OperationKind),
+    Finished(Ended),
+}
+
+/// How an operation ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ended {
+    pub operation: Operation,
+    pub result: Result<(), Failure>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub class: FailureClass,
+    /// Helm's last lines, bounded and without secrets.
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FailureClass {
+    Timeout,
+    OutOfMemory,
+    NotFound,
+    Unauthorised,
+    Forbidden,
+    /// Another operation is in progress.
+    InProgress,
+    ReleaseNotFound,
+    Unreachable,
+    NamespaceTerminating,
+    /// Ended by a signal that was not ours, or by us on shutdown.
+    Interrupted,
+    Other,
+}
+
+impl FailureClass {
+    /// Whether the same attempt may well succeed, for it was not its fault.
+    pub fn is_interruption(self) -> bool {
+        matches!(self, Self::Interrupted | Self::Unreachable | Self::InProgress | Self::NamespaceTerminating)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dependency {
+    pub name: String,
+    pub is_there: bool,
+    pub is_ready: bool,
+}
+
+/// Who Helm would act as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    Usable,
+    /// Only a ServiceAccount may be used, and none is named.
+    AccountRequired,
+    AccountMissing(String),
+    /// The operator itself lacks a right; the text says which.
+    Forbidden(String),
+    Unknown(String),
+}
+
+/// Whether live objects are as the release has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Drift {
+    /// Nobody looked since something may have changed.
+    NotLooked,
+    None,
+    Found(Vec<Difference>),
+    Unknown(String),
+}
+
+/// One object that differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// `Deployment web`.
+    pub object: String,
+    /// Where, or that it is gone.
+    pub what: String,
+}
+
+/// The release's scalable workloads, as far as they had to be looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Replicas {
+    NotLooked,
+    Live(Vec<StoppedWorkload>),
+    Unknown(String),
+}
+
+impl Observed {
+    pub(super) fn stored(&self) -> Option<&[Stored]> {
+        match &self.storage {
+            Known::Yes(stored) => Some(stored),
+            Known::No(_) => None,
+        }
+    }
+
+    pub(super) fn missing_dependencies(&self) -> BTreeSet<&str> {
+        self.dependencies.iter().filter(|d| !d.is_ready).map(|d| d.name.as_str()).collect()
+    }
+}

@@ -1,0 +1,365 @@
+//! The whole status of a HelmRelease, computed from what is observed and done.
+
+use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
+use api::workspace::{
+    DriftDetection, HelmRelease, HelmReleaseStatus, OperationKind, RECONCILE_ANNOTATION, ReleaseOperation, Remedy,
+    ResolvedChart, StoppedWorkload, TestResult,
+};
+use jiff::Timestamp;
+
+use super::{
+    Action, Chart, Desired, Drift, Job, Memory, Observed, Operation, Outcome, Policy, State, Values, config_digest,
+    reference_digest, state, validate,
+};
+use crate::{Plan, Why};
+
+/// One round after its actions: everything the status is computed from.
+#[derive(Clone, Copy, Debug)]
+pub struct Round<'a> {
+    pub object: &'a HelmRelease,
+    pub observed: &'a Observed,
+    pub plan: &'a Plan<Action>,
+    pub outcomes: &'a [Outcome],
+    pub policy: &'a Policy,
+}
+
+impl Round<'_> {
+    /// Actions that were carried out.
+    pub(super) fn done(&self) -> impl Iterator<Item = &Action> {
+        self.plan.actions.iter().zip(self.outcomes).filter(|(_, o)| **o == Outcome::Done).map(|(a, _)| a)
+    }
+
+    fn rejection(&self) -> Option<Why> {
+        self.outcomes.iter().find_map(|outcome| match outcome {
+            Outcome::Rejected { message } => Some(Why { reason: Reason::Forbidden, message: message.clone() }),
+            Outcome::Done | Outcome::Failed => None,
+        })
+    }
+}
+
+/// The status to store; equal to the stored one when there is nothing to say.
+pub fn status(round: &Round<'_>, now: Timestamp) -> HelmReleaseStatus {
+    // Kubernetes times have whole seconds; a finer one would differ from itself once read back.
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    let memory = Memory::recall(round.object, round.observed, now);
+    let desired = validate(round.object, round.policy).ok();
+    let mut status = memory.status.clone();
+    remember_sources(&mut status, round, desired.as_ref());
+    for action in round.done() {
+        take_in(&mut status, action, round, &memory, now);
+    }
+    let facts = Facts::new(round, &memory, &status, desired.as_ref());
+    let (conditions, is_open) = (facts.conditions(round.object, now), facts.is_open());
+    if round.plan.blocked.is_some() || !is_open {
+        status.observed_generation = round.object.metadata.generation;
+    }
+    HelmReleaseStatus { conditions, ..status }
+}
+
+/// What was read on the way, so that the next start need not read it again.
+fn remember_sources(status: &mut HelmReleaseStatus, round: &Round<'_>, desired: Option<&Desired>) {
+    if let Values::Read { sources, .. } = &round.observed.values {
+        status.values_from.clone_from(sources);
+    }
+    if let (Chart::Resolved { version, digest }, Some(desired)) = (&round.observed.chart, desired) {
+        let reference = reference_digest(&desired.chart);
+        status.resolved = Some(ResolvedChart { reference, version: version.clone(), digest: digest.clone() });
+    }
+    let annotations = round.object.metadata.annotations.as_ref();
+    let is_looked = round.observed.chart != Chart::Fetching && round.plan.actions.is_empty();
+    if is_looked && let Some(value) = annotations.and_then(|all| all.get(RECONCILE_ANNOTATION)) {
+        status.last_handled_reconcile = Some(value.clone());
+    }
+}
+
+fn take_in(status: &mut HelmReleaseStatus, action: &Action, round: &Round<'_>, memory: &Memory, now: Timestamp) {
+    match action {
+        Action::Start(operation) => begin(status, operation, round, memory, now),
+        Action::Unlock { .. } => status.operation = None,
+        Action::Scale(scaled) => remember_replicas(status, scaled, round),
+        Action::AddFinalizer { .. }
+        | Action::Cancel
+        | Action::LookForDrift
+        | Action::CorrectDrift
+        | Action::LookAtReplicas
+        | Action::ReleaseFinalizer { .. } => {}
+    }
+}
+
+fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_>, memory: &Memory, now: Timestamp) {
+    status.operation = Some(ReleaseOperation {
+        kind: operation.kind,
+        digest: operation.digest.clone(),
+        chart_version: operation.chart_version.clone(),
+        revision: operation.revision,
+        to_revision: operation.to_revision,
+        started_at: Some(now),
+    });
+    match operation.kind {
+        OperationKind::Install | OperationKind::Upgrade => {
+            if status.last_attempted_digest.as_ref() != Some(&operation.digest) || memory.force.is_some() {
+                (status.failures, status.interruptions) = (0, 0);
+                status.remedy = None;
+            }
+            status.last_attempted_digest = Some(operation.digest.clone());
+            status.last_attempted_revision.clone_from(&operation.chart_version);
+            if let Values::Read { digest, .. } = &round.observed.values {
+                status.last_attempted_values_digest = Some(digest.clone());
+            }
+            status.last_handled_force = memory.force.clone().or(status.last_handled_force.take());
+        }
+        OperationKind::Rollback | OperationKind::Uninstall if !operation.digest.is_empty() => {
+            let requested = operation.kind == OperationKind::Rollback && memory.rollback.is_some();
+            if requested {
+                status.last_handled_rollback.clone_from(&memory.rollback);
+            }
+            let digest = operation.digest.clone();
+            status.remedy = Some(Remedy { kind: operation.kind, digest, requested, succeeded: false });
+        }
+        _ => {}
+    }
+}
+
+/// Former replicas are stored while workloads are at zero, and forgotten when they are back.
+fn remember_replicas(status: &mut HelmReleaseStatus, scaled: &[StoppedWorkload], round: &Round<'_>) {
+    let is_stopped = round.object.spec.as_ref().and_then(|spec| spec.stopped).unwrap_or(false);
+    if !is_stopped {
+        status.stopped.clear();
+        return;
+    }
+    let super::Replicas::Live(live) = &round.observed.workloads else { return };
+    for workload in scaled {
+        let is_same = |other: &&StoppedWorkload| other.kind == workload.kind && other.name == workload.name;
+        if let Some(live) = live.iter().find(is_same) {
+            status.stopped.retain(|other| !is_same(&other));
+            status.stopped.push(live.clone());
+        }
+    }
+}
+
+/// What the conditions are made of.
+struct Facts<'a> {
+    round: &'a Round<'a>,
+    status: &'a HelmReleaseStatus,
+    desired: Option<&'a Desired>,
+    /// What is at work, or about to be.
+    busy: Option<OperationKind>,
+    /// Whether the newest revision is the wanted one.
+    is_released: bool,
+    blocked: Option<Why>,
+}
+
+impl<'a> Facts<'a> {
+    fn new(round: &'a Round<'a>, memory: &Memory, status: &'a HelmReleaseStatus, desired: Option<&'a Desired>) -> Self {
+        let started = round.done().find_map(|action| match action {
+            Action::Start(operation) => Some(operation.kind),
+            _ => None,
+        });
+        let at_work = match &round.observed.job {
+            Job::Waiting(kind) | Job::Running(kind) => Some(*kind),
+            Job::Idle if round.observed.chart == Chart::Fetching => Some(OperationKind::Fetch),
+            Job::Idle | Job::Finished(_) => None,
+        };
+        let is_released = desired.is_some_and(|desired| is_released(desired, round.observed, memory));
+        let blocked = round.rejection().or_else(|| round.plan.blocked.clone());
+        Self { round, status, desired, busy: started.or(at_work), is_released, blocked }
+    }
+
+    /// Whether something is still to be done.
+    fn is_open(&self) -> bool {
+        self.busy.is_some() || !self.is_released
+    }
+
+    fn conditions(&self, object: &HelmRelease, now: Timestamp) -> Vec<Condition> {
+        let facts = [
+            (ConditionType::Ready, self.ready()),
+            (ConditionType::Released, self.released()),
+            (ConditionType::TestSuccess, self.tested()),
+            (ConditionType::Remediated, self.remediated()),
+            (ConditionType::Drifted, self.drifted()),
+        ];
+        let former = object.status.as_ref();
+        facts
+            .into_iter()
+            .map(|(kind, (status, reason, message))| {
+                let before = former.and_then(|former| former.condition(kind));
+                let since = before.filter(|before| before.status == status).map(|before| before.last_transition_time);
+                Condition {
+                    kind,
+                    status,
+                    observed_generation: object.metadata.generation,
+                    last_transition_time: since.unwrap_or(now),
+                    reason,
+                    message,
+                }
+            })
+            .collect()
+    }
+
+    fn ready(&self) -> Fact {
+        if self.round.object.metadata.deletion_timestamp.is_some() {
+            return self.leaving();
+        }
+        if let Some(kind) = self.busy {
+            return (ConditionStatus::Unknown, doing(kind), self.progress(kind));
+        }
+        if let Some(Why { reason, message }) = &self.blocked {
+            let is_true = *reason == Reason::Suspended && self.is_released;
+            let status = if is_true { ConditionStatus::True } else { ConditionStatus::False };
+            return (status, *reason, message.clone());
+        }
+        if !self.is_released {
+            let failed = self.status.last_failure.filter(|_| self.status.failures + self.status.interruptions > 0);
+            return match failed {
+                Some(reason) => (ConditionStatus::False, reason, self.output()),
+                None => (ConditionStatus::Unknown, Reason::Queued, "about to be installed or upgraded".to_owned()),
+            };
+        }
+        let (tested, reason, message) = self.tested();
+        let tolerates = self.desired.is_none_or(|desired| desired.ignore_test_failures || !desired.test);
+        if tested == ConditionStatus::False && !tolerates {
+            return (ConditionStatus::False, reason, message);
+        }
+        if self.desired.is_some_and(|desired| desired.stopped) {
+            return (ConditionStatus::True, Reason::Stopped, "deployed; its workloads are scaled to zero".to_owned());
+        }
+        self.released()
+    }
+
+    fn leaving(&self) -> Fact {
+        let (status, reason, message) = match (&self.busy, &self.blocked) {
+            (None, Some(Why { reason, message })) => (ConditionStatus::False, *reason, message.clone()),
+            _ => (ConditionStatus::Unknown, Reason::Uninstalling, "the release is being uninstalled".to_owned()),
+        };
+        (status, reason, message)
+    }
+
+    /// That it waits or is at work is one text: a write for the difference would help nobody.
+    fn progress(&self, kind: OperationKind) -> String {
+        match (kind, &self.status.last_attempted_revision) {
+            (OperationKind::Fetch, _) => "the chart is being looked up and fetched".to_owned(),
+            (OperationKind::Install | OperationKind::Upgrade, Some(version)) => {
+                format!("{} of chart version {version} is under way", kind.as_str())
+            }
+            _ => format!("{} is under way", kind.as_str()),
+        }
+    }
+
+    fn output(&self) -> String {
+        self.status.last_output.clone().unwrap_or_else(|| "helm failed".to_owned())
+    }
+
+    fn released(&self) -> Fact {
+        let newest = self.status.history.first();
+        if self.is_released
+            && let Some(newest) = newest
+        {
+            let reason = match &self.status.remedy {
+                Some(remedy) if remedy.succeeded && remedy.kind == OperationKind::Rollback => Reason::RollbackSucceeded,
+                _ if newest.revision == 1 => Reason::InstallSucceeded,
+                _ => Reason::UpgradeSucceeded,
+            };
+            let version = newest.chart_version.as_deref().unwrap_or("unknown");
+            let message = format!("revision {} with chart version {version} is deployed", newest.revision);
+            return (ConditionStatus::True, reason, message);
+        }
+        match self.status.last_failure.filter(|_| self.status.failures > 0) {
+            Some(reason) => (ConditionStatus::False, reason, self.output()),
+            None => (ConditionStatus::Unknown, Reason::Queued, "not deployed yet".to_owned()),
+        }
+    }
+
+    fn tested(&self) -> Fact {
+        let result = self.status.history.first().and_then(|newest| newest.test);
+        match result {
+            Some(TestResult::Succeeded) => {
+                (ConditionStatus::True, Reason::TestSucceeded, "the chart's tests passed".to_owned())
+            }
+            Some(TestResult::Failed) => (ConditionStatus::False, Reason::TestFailed, self.output()),
+            None => (ConditionStatus::Unknown, Reason::NotTested, "no test has run".to_owned()),
+        }
+    }
+
+    fn remediated(&self) -> Fact {
+        let Some(remedy) = &self.status.remedy else {
+            return (ConditionStatus::False, Reason::NotNeeded, "nothing had to be remedied".to_owned());
+        };
+        let (good, bad) = match remedy.kind {
+            OperationKind::Rollback => (Reason::RollbackSucceeded, Reason::RollbackFailed),
+            _ => (Reason::UninstallSucceeded, Reason::UninstallFailed),
+        };
+        let why = if remedy.requested { "as asked for" } else { "because what was tried last failed" };
+        if remedy.succeeded {
+            (ConditionStatus::True, good, format!("{} done, {why}", remedy.kind.as_str()))
+        } else if self.busy.is_some() {
+            (ConditionStatus::Unknown, doing(remedy.kind), format!("{} under way, {why}", remedy.kind.as_str()))
+        } else {
+            (ConditionStatus::False, bad, self.output())
+        }
+    }
+
+    fn drifted(&self) -> Fact {
+        let is_watched = self.desired.is_some_and(|desired| desired.drift != DriftDetection::Disabled);
+        if !is_watched {
+            return (ConditionStatus::Unknown, Reason::DriftNotWatched, "spec.driftDetection is disabled".to_owned());
+        }
+        let is_corrected = self.round.done().any(|action| matches!(action, Action::CorrectDrift));
+        match &self.round.observed.drift {
+            Drift::Found(found) if is_corrected => {
+                (ConditionStatus::False, Reason::DriftCorrected, format!("{} set back", listed(found)))
+            }
+            Drift::Found(found) => (ConditionStatus::True, Reason::DriftDetected, listed(found)),
+            Drift::Unknown(why) => (ConditionStatus::Unknown, Reason::StateUnknown, why.clone()),
+            // What was said last holds until somebody has looked again.
+            Drift::NotLooked | Drift::None => {
+                let former = self.round.object.status.as_ref().and_then(|s| s.condition(ConditionType::Drifted));
+                match former
+                    .filter(|c| c.status == ConditionStatus::False || self.round.observed.drift == Drift::NotLooked)
+                {
+                    Some(former) if former.reason != Reason::DriftNotWatched => {
+                        (former.status, former.reason, former.message.clone())
+                    }
+                    _ if self.round.observed.drift == Drift::None => {
+                        (ConditionStatus::False, Reason::NoDrift, "all objects are as released".to_owned())
+                    }
+                    _ => (ConditionStatus::Unknown, Reason::StateUnknown, "not looked at yet".to_owned()),
+                }
+            }
+        }
+    }
+}
+
+/// Status, reason and message of a condition.
+type Fact = (ConditionStatus, Reason, String);
+
+fn listed(found: &[super::Difference]) -> String {
+    // A release may have hundreds of objects; a message is read by people.
+    const SHOWN: usize = 10;
+    let mut text: Vec<_> = found.iter().take(SHOWN).map(|d| format!("{}: {}", d.object, d.what)).collect();
+    if found.len() > SHOWN {
+        text.push(format!("and {} more", found.len() - SHOWN));
+    }
+    text.join("; ")
+}
+
+fn doing(kind: OperationKind) -> Reason {
+    match kind {
+        OperationKind::Fetch => Reason::Fetching,
+        OperationKind::Install => Reason::Installing,
+        OperationKind::Upgrade => Reason::Upgrading,
+        OperationKind::Rollback => Reason::RollingBack,
+        OperationKind::Uninstall => Reason::Uninstalling,
+        OperationKind::Test => Reason::Testing,
+    }
+}
+
+/// Whether the newest revision is the wanted one and deployed.
+fn is_released(desired: &Desired, observed: &Observed, memory: &Memory) -> bool {
+    let (Some(stored), Values::Read { digest: values, .. }, Chart::Resolved { version, .. }) =
+        (observed.stored(), &observed.values, &observed.chart)
+    else {
+        return false;
+    };
+    let digest = config_digest(&desired.chart, version, values);
+    matches!(state(desired, observed, stored, memory, &digest), State::InSync | State::Drifted | State::Untested)
+}

@@ -1,0 +1,564 @@
+//! HelmReleases: a small world of Helm's storage and one runner, and what the planner does in it.
+
+use std::time::Duration;
+
+use api::condition::{ConditionStatus, ConditionType, Reason};
+use api::workspace::{
+    FINALIZER, FORCE_ANNOTATION, HelmRelease, OperationKind, ROLLBACK_ANNOTATION, ReleaseOperation, StoppedWorkload,
+    TestResult,
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use plan::Plan;
+use plan::releases::{
+    Action, Chart, Dependency, Difference, Drift, Ended, Failure, FailureClass, Identity, Job, Known, Observed,
+    Operation, Outcome, Policy, Replicas, Round, Stored, StoredStatus, Values, cycle, plan, status,
+};
+use serde_json::{Value, json};
+
+struct World {
+    object: HelmRelease,
+    observed: Observed,
+    now: Timestamp,
+    /// How the next operations end; success when there is none.
+    failures: Vec<FailureClass>,
+    /// What helm did, in order.
+    operations: Vec<Operation>,
+    is_gone: bool,
+}
+
+fn stored(revision: u32, status: StoredStatus, at: Timestamp) -> Stored {
+    Stored {
+        revision,
+        status,
+        uid: format!("uid-{revision}"),
+        resource_version: revision.to_string(),
+        modified_at: Some(at),
+    }
+}
+
+impl World {
+    fn new(spec: Value) -> Self {
+        let mut full = json!({ "chart": { "repo": "http://charts", "name": "four", "version": "1.0.0" } });
+        full.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        let object = serde_json::from_value(json!({
+            "metadata": { "name": "web", "namespace": "team", "uid": "u", "generation": 1 }, "spec": full,
+        }));
+        Self {
+            object: object.unwrap(),
+            observed: Observed {
+                storage: Known::Yes(vec![]),
+                values: values("v1"),
+                chart: Chart::Resolved { version: "1.0.0".into(), digest: None },
+                job: Job::Idle,
+                dependencies: vec![],
+                cycle: None,
+                identity: Identity::Usable,
+                drift: Drift::NotLooked,
+                workloads: Replicas::NotLooked,
+                is_namespace_terminating: false,
+                rival: None,
+            },
+            now: Timestamp::from_second(1_000_000).unwrap(),
+            failures: vec![],
+            operations: vec![],
+            is_gone: false,
+        }
+    }
+
+    fn storage(&mut self) -> &mut Vec<Stored> {
+        let Known::Yes(stored) = &mut self.observed.storage else { panic!("storage is not known") };
+        stored
+    }
+
+    fn plan(&self) -> Plan<Action> {
+        plan(&self.object, &self.observed, self.now, &Policy::default())
+    }
+
+    /// One round as the runtime runs it.
+    fn round(&mut self) -> Plan<Action> {
+        let plan = self.plan();
+        let before = self.observed.clone();
+        for action in &plan.actions {
+            self.execute(action);
+        }
+        let outcomes = vec![Outcome::Done; plan.actions.len()];
+        let policy = Policy::default();
+        let round =
+            Round { object: &self.object, observed: &before, plan: &plan, outcomes: &outcomes, policy: &policy };
+        let after = status(&round, self.now);
+        self.object.status = Some(after);
+        if matches!(self.observed.job, Job::Finished(_)) && matches!(before.job, Job::Finished(_)) {
+            self.observed.job = Job::Idle;
+        }
+        plan
+    }
+
+    fn execute(&mut self, action: &Action) {
+        match action {
+            Action::AddFinalizer { finalizers } => self.object.metadata.finalizers = Some(finalizers.clone()),
+            Action::ReleaseFinalizer { .. } => self.is_gone = true,
+            Action::Start(operation) => self.helm(operation.clone()),
+            Action::Unlock { revision, .. } => {
+                let newest = self.storage().last_mut().unwrap();
+                assert_eq!(newest.revision, *revision);
+                newest.status = StoredStatus::Failed;
+            }
+            Action::LookForDrift | Action::CorrectDrift => self.observed.drift = Drift::None,
+            Action::LookAtReplicas => self.observed.workloads = Replicas::Live(vec![workload(3)]),
+            Action::Scale(scaled) => self.observed.workloads = Replicas::Live(scaled.clone()),
+            Action::Cancel => self.observed.job = Job::Idle,
+        }
+    }
+
+    fn helm(&mut self, operation: Operation) {
+        let failure = (!self.failures.is_empty()).then(|| self.failures.remove(0));
+        let at = self.now;
+        let next = self.storage().last().map_or(1, |newest| newest.revision + 1);
+        let ended = if failure.is_some() { StoredStatus::Failed } else { StoredStatus::Deployed };
+        match operation.kind {
+            OperationKind::Install | OperationKind::Upgrade | OperationKind::Rollback => {
+                if failure.is_none() {
+                    self.storage().iter_mut().for_each(|s| s.status = StoredStatus::Superseded);
+                }
+                self.storage().push(stored(next, ended, at));
+            }
+            OperationKind::Uninstall => self.storage().clear(),
+            OperationKind::Test | OperationKind::Fetch => {}
+        }
+        let result = failure.map_or(Ok(()), |class| Err(Failure { class, message: "it broke".into() }));
+        self.operations.push(operation.clone());
+        self.observed.job = Job::Finished(Ended { operation, result });
+    }
+
+    fn settle(&mut self) {
+        let _ = self.rest();
+    }
+
+    /// Rounds until nothing is left to do now; the last plan.
+    fn rest(&mut self) -> Plan<Action> {
+        for _ in 0..30 {
+            let plan = self.round();
+            let is_idle = plan.actions.is_empty() && plan.next_look != Some(Duration::ZERO);
+            if is_idle || self.is_gone {
+                return plan;
+            }
+        }
+        panic!("it never settles: {:?}", self.operations);
+    }
+
+    fn kinds(&self) -> Vec<OperationKind> {
+        self.operations.iter().map(|operation| operation.kind).collect()
+    }
+
+    fn condition(&self, kind: ConditionType) -> (ConditionStatus, Reason) {
+        let condition = self.object.status.as_ref().unwrap().condition(kind).unwrap();
+        (condition.status, condition.reason)
+    }
+
+    fn change(&mut self, values: &str) {
+        self.observed.values = self::values(values);
+        self.object.metadata.generation = self.object.metadata.generation.map(|generation| generation + 1);
+    }
+
+    fn annotate(&mut self, name: &str, value: &str) {
+        self.object.metadata.annotations.get_or_insert_default().insert(name.into(), value.into());
+    }
+
+    fn delete(&mut self) {
+        self.object.metadata.deletion_timestamp = Some(Time(self.now));
+    }
+}
+
+fn values(digest: &str) -> Values {
+    Values::Read { digest: digest.into(), sources: vec![] }
+}
+
+fn workload(replicas: i32) -> StoppedWorkload {
+    StoppedWorkload { kind: "Deployment".into(), name: "web".into(), replicas }
+}
+
+use OperationKind::{Install, Rollback, Test, Uninstall, Upgrade};
+
+#[test]
+fn an_install_settles_and_planning_again_does_nothing() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    assert_eq!(world.kinds(), [Install]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::InstallSucceeded));
+    let status = world.object.status.clone().unwrap();
+    assert_eq!((status.observed_generation, status.operation, status.failures), (Some(1), None, 0));
+    assert_eq!(status.history[0].chart_version.as_deref(), Some("1.0.0"));
+    let again = world.plan();
+    assert_eq!((again.actions, again.next_look), (vec![], None));
+    let before = world.object.status.clone();
+    let _ = world.round();
+    assert_eq!(world.object.status, before);
+}
+
+#[test]
+fn w28_a_restart_of_an_unchanged_release_plans_nothing() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    let text = serde_json::to_string(&world.object).unwrap();
+    world.object = serde_json::from_str(&text).unwrap();
+    world.observed.drift = Drift::NotLooked;
+    assert_eq!(world.plan(), Plan::default());
+}
+
+#[test]
+fn w03_version_repo_or_values_alone_are_an_upgrade() {
+    let changes: [fn(&mut World); 3] = [
+        |world| world.change("v2"),
+        |world| world.observed.chart = Chart::Resolved { version: "1.0.1".into(), digest: None },
+        |world| world.object.spec.as_mut().unwrap().chart.repo = "http://elsewhere".into(),
+    ];
+    for change in changes {
+        let mut world = World::new(json!({}));
+        world.settle();
+        change(&mut world);
+        world.settle();
+        assert_eq!(world.kinds(), [Install, Upgrade]);
+    }
+}
+
+#[test]
+fn w30_a_failure_is_not_retried_blindly_and_a_change_tries_again() {
+    let mut world = World::new(json!({}));
+    world.failures = vec![FailureClass::Other];
+    let plan = world.rest();
+    assert_eq!(world.kinds(), [Install]);
+    assert_eq!(plan.blocked.unwrap().reason, Reason::InstallFailed);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::InstallFailed));
+    assert_eq!(world.object.status.as_ref().unwrap().last_output.as_deref(), Some("it broke"));
+    world.settle();
+    assert_eq!(world.kinds(), [Install]);
+    world.change("v2");
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Upgrade]);
+    assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
+}
+
+#[test]
+fn a_force_annotation_tries_again_once() {
+    let mut world = World::new(json!({}));
+    world.failures = vec![FailureClass::Other];
+    world.settle();
+    world.annotate(FORCE_ANNOTATION, "now");
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Upgrade]);
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Upgrade]);
+}
+
+#[test]
+fn w31_retries_then_rollback_to_the_last_good_revision() {
+    let mut world = World::new(json!({ "upgrade": { "retries": 2, "remediation": "rollback" } }));
+    world.settle();
+    world.change("bad");
+    world.failures = vec![FailureClass::Timeout; 3];
+    let plan = world.rest();
+    assert_eq!(world.kinds(), [Install, Upgrade, Upgrade, Upgrade, Rollback]);
+    assert_eq!(world.operations[4].to_revision, Some(1));
+    assert_eq!(plan.blocked.unwrap().reason, Reason::TimedOut);
+    assert_eq!(world.condition(ConditionType::Remediated), (ConditionStatus::True, Reason::RollbackSucceeded));
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::TimedOut));
+    world.change("good");
+    world.settle();
+    assert_eq!(world.kinds().last(), Some(&Upgrade));
+    assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
+    assert_eq!(world.condition(ConditionType::Remediated).0, ConditionStatus::False);
+}
+
+#[test]
+fn w31_a_failed_install_can_be_uninstalled() {
+    let mut world = World::new(json!({ "install": { "retries": 1, "remediation": "uninstall" } }));
+    world.failures = vec![FailureClass::Other; 2];
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Upgrade, Uninstall]);
+    assert_eq!(world.condition(ConditionType::Remediated), (ConditionStatus::True, Reason::UninstallSucceeded));
+    world.settle();
+    assert_eq!(world.operations.len(), 3);
+}
+
+/// The operator died during an operation: status tells of it, nobody carries it out.
+fn interrupted(kind: OperationKind, revision: u32) -> ReleaseOperation {
+    ReleaseOperation {
+        kind,
+        digest: String::new(),
+        chart_version: Some("1.0.0".into()),
+        revision,
+        to_revision: None,
+        started_at: None,
+    }
+}
+
+#[test]
+fn w27_whatever_an_operator_left_behind_ends_deployed() {
+    let pending = [None, Some(StoredStatus::PendingInstall), Some(StoredStatus::Failed), Some(StoredStatus::Deployed)];
+    for left in pending {
+        let mut world = World::new(json!({}));
+        // As the dead operator wrote it before it started helm.
+        let mut first = World::new(json!({}));
+        let Some(Action::Start(operation)) = first.round().actions.pop() else { panic!("nothing was started") };
+        world.object.status.clone_from(&first.object.status);
+        let at = world.now;
+        world.storage().extend(left.map(|status| stored(1, status, at)));
+        world.settle();
+        assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True, "{left:?}");
+        let status = world.object.status.clone().unwrap();
+        assert_eq!(status.history[0].digest, Some(operation.digest), "{left:?}");
+        assert_eq!((status.failures, status.operation), (0, None));
+        let expected = usize::from(left != Some(StoredStatus::Deployed));
+        assert_eq!(world.operations.len(), expected, "{left:?}");
+    }
+}
+
+#[test]
+fn somebody_elses_lock_is_left_alone_for_half_a_minute() {
+    let mut world = World::new(json!({}));
+    let at = world.now;
+    world.storage().push(stored(1, StoredStatus::PendingUpgrade, at));
+    let plan = world.rest();
+    assert_eq!(plan.blocked.unwrap().reason, Reason::Locked);
+    assert_eq!(plan.next_look, Some(Duration::from_secs(30)));
+    world.now += Duration::from_secs(30);
+    world.settle();
+    assert_eq!(world.kinds(), [Upgrade]);
+    assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
+}
+
+#[test]
+fn a_release_that_helm_installed_is_taken_over_with_one_upgrade() {
+    let mut world = World::new(json!({}));
+    let at = world.now;
+    world.storage().push(stored(4, StoredStatus::Deployed, at));
+    world.settle();
+    assert_eq!(world.kinds(), [Upgrade]);
+    world.settle();
+    assert_eq!(world.kinds(), [Upgrade]);
+}
+
+#[test]
+fn interruptions_are_tried_again_after_growing_pauses_and_end() {
+    let mut world = World::new(json!({}));
+    world.failures = vec![FailureClass::Interrupted; 10];
+    let mut pauses = vec![];
+    for _ in 0..20 {
+        let plan = world.rest();
+        let Some(pause) = plan.next_look else { break };
+        pauses.push(pause.as_secs());
+        world.now += pause;
+    }
+    assert_eq!(pauses, [2, 4, 8, 16, 32]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::UpgradeFailed));
+}
+
+#[test]
+fn w29_deletion_uninstalls_before_the_finalizer_goes() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.delete();
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Uninstall]);
+    assert!(world.is_gone);
+
+    let mut gone = World::new(json!({}));
+    gone.settle();
+    gone.storage().clear();
+    gone.delete();
+    gone.settle();
+    assert_eq!(gone.kinds(), [Install]);
+    assert!(gone.is_gone);
+}
+
+#[test]
+fn w29_a_failed_uninstall_is_tried_again_and_keeps_the_finalizer() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.delete();
+    world.failures = vec![FailureClass::Other];
+    // The fake clears its storage even when it fails; a real one does not.
+    let kept = world.storage().clone();
+    let _ = world.round();
+    *world.storage() = kept;
+    let plan = world.rest();
+    assert!(!world.is_gone);
+    assert_eq!(plan.blocked.unwrap().reason, Reason::UninstallFailed);
+    world.now += plan.next_look.unwrap();
+    world.settle();
+    assert!(world.is_gone);
+}
+
+#[test]
+fn w39_in_a_dying_namespace_the_finalizer_goes_when_nobody_can_act() {
+    let mut world = World::new(json!({ "serviceAccountName": "deployer" }));
+    world.settle();
+    world.delete();
+    world.observed.identity = Identity::AccountMissing("deployer".into());
+    assert_eq!(world.rest().blocked.unwrap().reason, Reason::ServiceAccountMissing);
+    world.observed.is_namespace_terminating = true;
+    world.settle();
+    assert!(world.is_gone);
+}
+
+#[test]
+fn deleting_during_an_install_cancels_it_first() {
+    let mut world = World::new(json!({}));
+    world.object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+    world.observed.job = Job::Running(Install);
+    world.delete();
+    assert_eq!(world.plan().actions, [Action::Cancel]);
+}
+
+#[test]
+fn nothing_is_decided_while_helm_is_at_work_or_on_an_unknown_storage() {
+    let mut world = World::new(json!({}));
+    world.observed.job = Job::Running(Install);
+    assert!(world.plan().actions.is_empty());
+    world.observed.job = Job::Idle;
+    world.observed.storage = Known::No("the API server is away".into());
+    let plan = world.plan();
+    assert!(matches!(plan.actions[..], [Action::AddFinalizer { .. }]));
+    assert_eq!(plan.blocked.unwrap().reason, Reason::StateUnknown);
+    world.delete();
+    world.object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+    assert!(world.plan().actions.is_empty());
+}
+
+type Hinder = fn(&mut Observed);
+
+#[test]
+fn what_hinders_is_named() {
+    let cases: [(Hinder, Reason); 7] = [
+        (|o| o.values = Values::Missing("Secret a".into()), Reason::ValuesMissing),
+        (|o| o.values = Values::Invalid("key big".into()), Reason::ValuesInvalid),
+        (|o| o.identity = Identity::AccountRequired, Reason::ServiceAccountRequired),
+        (|o| o.identity = Identity::AccountMissing("a".into()), Reason::ServiceAccountMissing),
+        (|o| o.cycle = Some(vec!["a".into(), "b".into(), "a".into()]), Reason::DependencyCycle),
+        (
+            |o| o.dependencies = vec![Dependency { name: "db".into(), is_there: true, is_ready: false }],
+            Reason::DependencyNotReady,
+        ),
+        (|o| o.chart = not_found(), Reason::ChartNotFound),
+    ];
+    for (hinder, reason) in cases {
+        let mut world = World::new(json!({}));
+        hinder(&mut world.observed);
+        let plan = world.rest();
+        assert_eq!(plan.blocked.unwrap().reason, reason);
+        assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, reason));
+        assert!(world.operations.is_empty());
+        let before = world.object.status.clone();
+        let _ = world.round();
+        assert_eq!(world.object.status, before, "a blocked release is quiet");
+    }
+}
+
+fn not_found() -> Chart {
+    let failure = Failure { class: FailureClass::NotFound, message: "no version 9.9.9".into() };
+    Chart::Failed(failure)
+}
+
+#[test]
+fn w33_a_cycle_is_shown_as_a_way_back() {
+    let needs = |name: &str| match name {
+        "a" => vec!["x".to_owned(), "b".to_owned()],
+        "b" => vec!["a".to_owned()],
+        _ => vec![],
+    };
+    assert_eq!(cycle("a", needs), Some(vec!["a".into(), "b".into(), "a".into()]));
+    assert_eq!(cycle("x", needs), None);
+}
+
+#[test]
+fn w35_tests_run_once_per_revision_and_are_reported() {
+    let mut world = World::new(json!({ "test": { "enable": true } }));
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Test]);
+    assert_eq!(world.condition(ConditionType::TestSuccess).0, ConditionStatus::True);
+    world.change("v2");
+    world.failures = vec![];
+    let _ = world.round();
+    world.failures = vec![FailureClass::Other];
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Test, Upgrade, Test]);
+    assert_eq!(world.object.status.as_ref().unwrap().history[0].test, Some(TestResult::Failed));
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::TestFailed));
+}
+
+#[test]
+fn w32_drift_is_reported_or_corrected() {
+    let found = || Drift::Found(vec![Difference { object: "Deployment web".into(), what: "spec.replicas".into() }]);
+    for (mode, corrected) in [("warn", false), ("enabled", true)] {
+        let mut world = World::new(json!({ "driftDetection": mode }));
+        world.settle();
+        assert_eq!(world.condition(ConditionType::Drifted), (ConditionStatus::False, Reason::NoDrift));
+        world.observed.drift = found();
+        let plan = world.round();
+        assert_eq!(plan.actions.contains(&Action::CorrectDrift), corrected);
+        let reason = if corrected { Reason::DriftCorrected } else { Reason::DriftDetected };
+        assert_eq!(world.condition(ConditionType::Drifted).1, reason);
+        assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
+    }
+}
+
+#[test]
+fn w08_a_stopped_release_comes_back_with_its_former_replicas() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.object.spec.as_mut().unwrap().stopped = Some(true);
+    world.settle();
+    assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(0)]));
+    assert_eq!(world.object.status.as_ref().unwrap().stopped, [workload(3)]);
+    world.settle();
+    world.object.spec.as_mut().unwrap().stopped = None;
+    world.settle();
+    assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(3)]));
+    assert!(world.object.status.as_ref().unwrap().stopped.is_empty());
+    assert_eq!(world.kinds(), [Install]);
+}
+
+#[test]
+fn a_rollback_that_was_asked_for_stays_until_something_changes() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.change("v2");
+    world.settle();
+    world.annotate(ROLLBACK_ANNOTATION, "1@now");
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Upgrade, Rollback]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::RollbackSucceeded));
+    world.settle();
+    assert_eq!(world.operations.len(), 3);
+    world.change("v3");
+    world.settle();
+    assert_eq!(world.kinds().last(), Some(&Upgrade));
+    world.annotate(ROLLBACK_ANNOTATION, "9@now");
+    let blocked = world.rest().blocked.unwrap();
+    assert!(blocked.message.contains("Helm keeps 1, 2, 3, 4"), "{}", blocked.message);
+}
+
+#[test]
+fn a_suspended_release_is_not_touched_and_its_deletion_leaves_it() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.object.spec.as_mut().unwrap().suspend = Some(true);
+    world.change("v2");
+    let plan = world.rest();
+    assert_eq!(plan.blocked.unwrap().reason, Reason::Suspended);
+    world.delete();
+    world.settle();
+    assert!(world.is_gone);
+    assert_eq!(world.kinds(), [Install]);
+}
+
+#[test]
+fn a_status_of_an_operation_that_never_began_is_not_in_the_way() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.object.status.as_mut().unwrap().operation = Some(interrupted(Upgrade, 1));
+    world.settle();
+    assert_eq!(world.kinds(), [Install]);
+    assert_eq!(world.object.status.as_ref().unwrap().operation, None);
+}

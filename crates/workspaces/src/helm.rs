@@ -1,0 +1,26 @@
+//! Helm as bounded child processes: nothing of it ever runs in the operator's own memory.
+//!
+//! [`Runner`] owns every helm process: callers submit a [`Request`] and go on, and look at [`Runner::state`] in a
+//! later round. [`Charts`] finds and keeps chart archives, by children of the same runner.
+
+mod child;
+mod command;
+mod files;
+pub mod guard;
+mod metrics;
+mod output;
+mod queue;
+mod runner;
+
+pub use command::{Deploy, Operation, OperationKind, Pull};
+pub use files::Private;
+pub use metrics::{Snapshot, Tally};
+pub use output::{Class, Failure};
+pub use runner::{Config, Finished, Guard, LEAST_MEMORY, Refused, Request, Runner, State};
+#[derive(Clone, Debug)]
+pub struct Chart {
+    pub path: std::path::PathBuf,
+    pub name: String,
+    pub version: String,
+    pub digest: String,
+}

@@ -1,0 +1,129 @@
+//! One helm child under its guard, from start to end.
+
+use std::{ffi::OsString, io, path::Path, process::Stdio, time::Duration};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    process::{ChildStdin, ChildStdout, Command},
+    sync::watch,
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::{
+    guard::{Report, Started},
+    output::Stopped,
+    runner::Guard,
+};
+
+/// The two kept ends of a child's streams, should every byte of them need an escape of six.
+const REPORT_BYTES: u64 = 1024 * 1024;
+/// SIGKILL cannot be refused, but a process in the middle of a disk operation ends only after it.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// We want a child to end: asked for at once, insisted on at `kill_at`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stop {
+    pub why: Stopped,
+    pub kill_at: Instant,
+}
+
+/// What to run, and how it ends.
+#[derive(Debug)]
+pub(super) struct Task<'a> {
+    pub guard: &'a Guard,
+    pub program: &'a Path,
+    pub arguments: Vec<OsString>,
+    pub environment: Vec<(OsString, OsString)>,
+    pub directory: &'a Path,
+    pub memory: u64,
+    pub deadline: Instant,
+    /// How long after the deadline it is killed.
+    pub grace: Duration,
+    /// Whether SIGTERM lets it end in order.
+    pub ends_gently: bool,
+}
+
+/// Runs a child to its end, whichever comes first: its own, the deadline's or the one that `stops` asks for.
+pub(super) async fn run(
+    task: Task<'_>,
+    mut stops: watch::Receiver<Option<Stop>>,
+) -> io::Result<(Report, Option<Stopped>)> {
+    let mut guard = spawn(&task)?;
+    let mut control = guard.stdin.take().expect("stdin is piped");
+    let stdout = guard.stdout.take().expect("stdout is piped");
+    let mut ending = Box::pin(read_report(stdout));
+    let first = tokio::select! {
+        report = &mut ending => return Ok((report, None)),
+        () = sleep_until(task.deadline) => Stop { why: Stopped::Deadline, kill_at: task.deadline + task.grace },
+        stop = next(&mut stops) => stop,
+    };
+    if task.ends_gently {
+        say(&mut control, b't').await;
+    }
+    let mut kill_at = first.kill_at;
+    let report = loop {
+        tokio::select! {
+            report = &mut ending => break report,
+            () = sleep_until(kill_at) => {
+                say(&mut control, b'k').await;
+                break timeout(KILL_PATIENCE, ending).await.unwrap_or_default();
+            }
+            // A shutdown may leave less time than there was.
+            stop = next(&mut stops) => kill_at = kill_at.min(stop.kill_at),
+        }
+    };
+    Ok((report, Some(first.why)))
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the place that starts helm")]
+fn spawn(task: &Task<'_>) -> io::Result<tokio::process::Child> {
+    Command::new(&task.guard.program)
+        .args(&task.guard.arguments)
+        .arg(task.memory.to_string())
+        .arg(task.program)
+        .args(&task.arguments)
+        .env_clear()
+        .envs(task.environment.iter().map(|(name, value)| (name, value)))
+        .current_dir(task.directory)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        // Ctrl-C at a terminal is for us: it must not end the guard before its child.
+        .process_group(0)
+        .spawn()
+}
+
+/// The guard may be gone already; then there is nobody to tell.
+async fn say(control: &mut ChildStdin, byte: u8) {
+    let _ = control.write_all(&[byte]).await;
+}
+
+async fn next(stops: &mut watch::Receiver<Option<Stop>>) -> Stop {
+    loop {
+        if stops.changed().await.is_err() {
+            // Nobody is left who could stop it.
+            std::future::pending::<()>().await;
+        }
+        if let Some(stop) = *stops.borrow_and_update() {
+            return stop;
+        }
+    }
+}
+
+/// A guard that ended without a report was killed; what it guarded must not live on.
+async fn read_report(stdout: ChildStdout) -> Report {
+    let mut lines = BufReader::new(stdout.take(REPORT_BYTES)).lines();
+    let mut started = None;
+    while let Ok(Some(line)) = lines.next_line().await {
+        if let Ok(Started { pid }) = serde_json::from_str(&line) {
+            started = Pid::from_raw(pid);
+        } else if let Ok(report) = serde_json::from_str(&line) {
+            return report;
+        }
+    }
+    if let Some(pid) = started {
+        let _ = kill_process_group(pid, Signal::KILL);
+    }
+    Report::default()
+}

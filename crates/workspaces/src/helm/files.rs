@@ -1,0 +1,165 @@
+//! Private files: one directory per operation, readable by us alone, gone when the operation is.
+
+use std::{
+    fmt,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::fs::{FlockOperation, flock};
+
+/// Content that must not be seen: `Debug` tells its length alone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Private(Arc<[u8]>);
+
+impl Private {
+    pub fn new(content: impl AsRef<[u8]>) -> Self {
+        Self(content.as_ref().into())
+    }
+
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Private {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{} private bytes]", self.0.len())
+    }
+}
+
+/// The directory of one runner. Its lock tells others that it is alive.
+#[derive(Debug)]
+pub(super) struct PrivateDirectory {
+    path: PathBuf,
+    next: AtomicU64,
+    _lock: File,
+}
+
+const PREFIX: &str = "runner-";
+const LOCK: &str = "lock";
+
+impl PrivateDirectory {
+    /// Makes one below `parent`, and removes those of runners that were killed.
+    pub fn open(parent: &Path) -> io::Result<Self> {
+        private_directories().create(parent)?;
+        // A runner of the same process id was here before: process ids repeat, in containers always.
+        let path = (0u32..)
+            .map(|attempt| parent.join(format!("{PREFIX}{}-{attempt}", std::process::id())))
+            .find_map(|path| match DirBuilder::new().mode(0o700).create(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+                made => Some(made.map(|()| path)),
+            })
+            .expect("the attempts never end")?;
+        let lock = File::create(path.join(LOCK))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        sweep(parent, &path)?;
+        Ok(Self { path, next: AtomicU64::new(0), _lock: lock })
+    }
+
+    /// A directory for one operation.
+    pub fn operation(&self) -> io::Result<OperationDirectory> {
+        let path = self.path.join(self.next.fetch_add(1, Ordering::Relaxed).to_string());
+        DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(OperationDirectory { path })
+    }
+}
+
+impl Drop for PrivateDirectory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Removes what runners left that are gone: their lock can be had. A directory without a lock is one that is just
+/// being made, or no runner's at all.
+fn sweep(parent: &Path, own: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(parent)? {
+        let path = entry?.path();
+        let is_runner = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
+        let Ok(lock) = File::open(path.join(LOCK)) else { continue };
+        if is_runner && path != own && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            fs::remove_dir_all(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removed when dropped.
+#[derive(Debug)]
+pub(super) struct OperationDirectory {
+    path: PathBuf,
+}
+
+impl OperationDirectory {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn write(&self, name: &str, content: &Private) -> io::Result<()> {
+        let path = self.path.join(name);
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.write_all(content.expose())
+    }
+}
+
+impl Drop for OperationDirectory {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            tracing::error!(path = %self.path.display(), %error, "cannot remove the files of a helm operation");
+        }
+    }
+}
+
+/// Makes a directory for us alone, with its parents.
+pub(super) fn private_directories() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o700);
+    builder
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn files_are_private_and_leave_with_the_operation() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = PrivateDirectory::open(&parent.path().join("p")).unwrap();
+        let (one, two) = (directory.operation().unwrap(), directory.operation().unwrap());
+        one.write("values", &Private::new("secret")).unwrap();
+        assert_ne!(one.path(), two.path());
+        assert_eq!((mode(one.path()), mode(&one.path().join("values"))), (0o700, 0o600));
+        assert_eq!(fs::read(one.path().join("values")).unwrap(), b"secret");
+        let path = one.path().to_owned();
+        drop(one);
+        assert!(!path.exists() && two.path().exists());
+        assert_eq!(format!("{:?}", Private::new("secret")), "[6 private bytes]");
+    }
+
+    #[test]
+    fn only_what_dead_runners_left_is_swept() {
+        let parent = tempfile::tempdir().unwrap();
+        let dead = parent.path().join("runner-1-0");
+        let foreign = parent.path().join("notes");
+        for path in [&dead, &foreign] {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join(LOCK), "").unwrap();
+        }
+        let alive = PrivateDirectory::open(parent.path()).unwrap();
+        assert!(!dead.exists() && foreign.exists());
+        let _second = PrivateDirectory::open(parent.path()).unwrap();
+        assert!(alive.path.exists());
+    }
+}

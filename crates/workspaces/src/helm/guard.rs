@@ -1,0 +1,158 @@
+//! The process between us and a helm child: the child dies when we do, whatever ends us.
+//!
+//! A parent-death signal needs unsafe code and follows the spawning thread, so our own binary is run again as a guard.
+//! It takes the memory limit upon itself, which the child inherits, starts the child in a process group of its own,
+//! keeps the ends of what the child writes, and listens on its standard input:
+//!
+//! | input | the guard |
+//! | --- | --- |
+//! | `t` | asks the child to end (SIGTERM) |
+//! | `k` | ends the whole group (SIGKILL) |
+//! | end of file: we are gone | asks, and after [`ORPHAN_GRACE`] ends the whole group |
+//!
+//! On standard output it writes one line with the child's process id and, when the child has ended, one with a
+//! [`Report`]. Nothing else runs here, no runtime and no TLS: it has to start in milliseconds.
+
+use std::{
+    ffi::OsString,
+    io::{self, Read, Write},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    process::{Child, Command, ExitCode, Stdio},
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    thread,
+    time::Duration,
+};
+
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, setrlimit, waitid,
+};
+use serde::{Deserialize, Serialize};
+
+/// What an orphaned helm has to store that its release failed: two requests. It must be well below the time after
+/// which the next operator takes a `pending-*` release for abandoned (30 s).
+pub const ORPHAN_GRACE: Duration = Duration::from_secs(5);
+/// How much of the end of each stream is kept: many times what a condition shows, nothing beside helm's memory.
+const TAIL_BYTES: usize = 64 * 1024;
+/// After the child's group is gone only a process that left the group can still hold a stream open.
+const STREAM_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The first line: the child runs.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Started {
+    pub pid: i32,
+}
+
+/// The last line: how the child ended.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Report {
+    pub exit: Option<i32>,
+    pub signal: Option<i32>,
+    /// The last part of each stream.
+    pub stdout: String,
+    pub stderr: String,
+    pub peak_bytes: u64,
+}
+
+/// Runs a guard: `arguments` are the memory limit in bytes, the program, and its arguments.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let report = Report { stderr: format!("Error: cannot start helm: {error}"), ..Report::default() };
+            let _ = tell(&report);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: impl IntoIterator<Item = OsString>) -> io::Result<()> {
+    let mut arguments = arguments.into_iter();
+    let usage = || io::Error::other("usage: guard BYTES PROGRAM [ARGUMENTS]");
+    let bytes = arguments.next().and_then(|bytes| bytes.to_str()?.parse().ok()).ok_or_else(usage)?;
+    let program = arguments.next().ok_or_else(usage)?;
+    setrlimit(Resource::Data, Rlimit { current: Some(bytes), maximum: Some(bytes) })?;
+    #[expect(clippy::disallowed_methods, reason = "this starts helm")]
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()?;
+    let stdout = keep_tail(child.stdout.take());
+    let stderr = keep_tail(child.stderr.take());
+    let pid = Pid::from_child(&child);
+    tell(&Started { pid: pid.as_raw_nonzero().get() })?;
+    let target = Arc::new(Mutex::new(Some(pid)));
+    let listener = target.clone();
+    thread::spawn(move || listen(&listener));
+    let report = await_end(&mut child, pid, &target)?;
+    let tail = |from: mpsc::Receiver<String>| from.recv_timeout(STREAM_PATIENCE).unwrap_or_default();
+    tell(&Report { stdout: tail(stdout), stderr: tail(stderr), ..report })
+}
+
+fn tell(line: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(line)?;
+    line.push(b'\n');
+    io::stdout().lock().write_all(&line)
+}
+
+/// Does what the pipe says for as long as the child is there.
+fn listen(target: &Mutex<Option<Pid>>) {
+    let mut byte = [0];
+    while let Ok(1) = io::stdin().lock().read(&mut byte) {
+        match byte[0] {
+            b't' => signal(target, kill_process, Signal::TERM),
+            b'k' => signal(target, kill_process_group, Signal::KILL),
+            _ => {}
+        }
+    }
+    signal(target, kill_process, Signal::TERM);
+    thread::sleep(ORPHAN_GRACE);
+    signal(target, kill_process_group, Signal::KILL);
+}
+
+fn signal(target: &Mutex<Option<Pid>>, send: fn(Pid, Signal) -> rustix::io::Result<()>, signal: Signal) {
+    let target = target.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(pid) = *target {
+        // It may just have ended.
+        let _ = send(pid, signal);
+    }
+}
+
+/// Waits for the child, ends what it leaves in its group, and only then collects it: until then nobody else can get
+/// its number.
+fn await_end(child: &mut Child, pid: Pid, target: &Mutex<Option<Pid>>) -> io::Result<Report> {
+    while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
+    signal(target, kill_process_group, Signal::KILL);
+    *target.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    let status = child.wait()?;
+    Ok(Report { exit: status.code(), signal: status.signal(), peak_bytes: peak_bytes(), ..Report::default() })
+}
+
+/// The most any child of ours had resident; there was one.
+fn peak_bytes() -> u64 {
+    use nix::sys::resource::{UsageWho, getrusage};
+    let kibibytes = getrusage(UsageWho::RUSAGE_CHILDREN).map_or(0, |usage| usage.max_rss());
+    u64::try_from(kibibytes).unwrap_or(0) * 1024
+}
+
+/// Reads a stream to its end, so that the child never waits for a reader, and keeps the last part.
+fn keep_tail(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    let mut stream = stream.expect("both streams are piped");
+    thread::spawn(move || {
+        let mut tail = Vec::new();
+        let mut buffer = [0; 8192];
+        while let Ok(read @ 1..) = stream.read(&mut buffer) {
+            tail.extend_from_slice(&buffer[..read]);
+            // Twice the size, so that what is kept moves once per tail and not once per read.
+            if tail.len() > 2 * TAIL_BYTES {
+                tail.drain(..tail.len() - TAIL_BYTES);
+            }
+        }
+        let start = tail.len().saturating_sub(TAIL_BYTES);
+        let _ = sender.send(String::from_utf8_lossy(&tail[start..]).into_owned());
+    });
+    receiver
+}

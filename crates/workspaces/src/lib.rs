@@ -1,0 +1,3 @@
+//! The workspaces layer: what is installed by Helm.
+
+pub mod helm;
