@@ -16,5 +16,7 @@ mod report;
 pub mod team;
 pub mod user;
 
-pub use derived::{Action, Body, Derived, Found, ObjectId, ObjectKind, Objects, Outcome, Wish, fingerprint};
+pub use derived::{
+    Action, Body, Derived, Found, ObjectId, ObjectKind, Objects, Outcome, Wish, fingerprint, is_lacking,
+};
 pub use report::{Round, events};

@@ -151,19 +151,22 @@ impl Found {
         self.content.0["metadata"]["annotations"][name].as_str()
     }
 
-    fn lacks(&self, id: &ObjectId, desired: &Value) -> bool {
+    fn is_to_apply(&self, id: &ObjectId, desired: &Value) -> bool {
         let live = &self.content.0;
-        let lacks = if id.kind.is_config() {
-            differs(&desired["metadata"], &live["metadata"]).is_some()
-        } else {
-            let exceeds = |place: &&str| {
-                let (desired, live) = (desired.pointer(place), live.pointer(place));
-                differs(live.unwrap_or(&Value::Null), desired.unwrap_or(&Value::Null)).is_some()
-            };
-            differs(desired, live).is_some() || id.kind.exact().iter().any(exceeds)
-        };
-        lacks && self.accepted.as_deref() != Some(&*fingerprint(live))
+        is_lacking(id, desired, live) && self.accepted.as_deref() != Some(&*fingerprint(live))
     }
+}
+
+/// Whether a live object is other than desired in anything that is ours to say.
+pub fn is_lacking(id: &ObjectId, desired: &Value, live: &Value) -> bool {
+    if id.kind.is_config() {
+        return differs(&desired["metadata"], &live["metadata"]).is_some();
+    }
+    let exceeds = |place: &&str| {
+        let (desired, live) = (desired.pointer(place), live.pointer(place));
+        differs(live.unwrap_or(&Value::Null), desired.unwrap_or(&Value::Null)).is_some()
+    };
+    differs(desired, live).is_some() || id.kind.exact().iter().any(exceeds)
 }
 
 /// Names the content of a live object, whatever the server counts in it.
@@ -295,7 +298,7 @@ pub(super) fn converge(plan: &mut Plan<Action>, owner_uid: &str, wanted: &[Deriv
             Some(found) if !found.is_of(owner_uid) => plan.look_within(TAKEN_LOOK),
             // Once it is gone, its event brings another round.
             Some(found) if found.is_going => {}
-            Some(found) if found.lacks(id, &body.0) => {
+            Some(found) if found.is_to_apply(id, &body.0) => {
                 let mut body = body.clone();
                 body.0["metadata"]["uid"] = json!(found.uid);
                 body.0["metadata"]["resourceVersion"] = json!(found.resource_version);

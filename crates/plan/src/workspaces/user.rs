@@ -5,7 +5,7 @@ mod decide;
 mod pod;
 mod report;
 
-pub use build::{DEFAULT_IMAGE, claim_name, derive, exposure_host, object_name, pod_name};
+pub use build::{DEFAULT_IMAGE, claim_name, derive, exposure_host, object_name, pod_name, slug_of_pod};
 pub use decide::{Observed, plan};
 pub use pod::PodFacts;
 pub use report::status;

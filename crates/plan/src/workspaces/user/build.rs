@@ -39,6 +39,11 @@ pub fn pod_name(slug: &str) -> String {
     format!("{}-0", object_name(slug))
 }
 
+/// The slug that a pod's name speaks of.
+pub fn slug_of_pod(pod: &str) -> Option<&str> {
+    pod.strip_prefix(NAME)?.strip_prefix('-')?.strip_suffix("-0")
+}
+
 /// As the StatefulSet calls the claim of the home directory.
 pub fn claim_name(slug: &str) -> String {
     format!("home-{}", pod_name(slug))

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use api::workspace::{User, UserStatus, Workspace, WorkspaceStatus};
 use jiff::Timestamp;
+use plan::Plan;
+use plan::event::Event;
 use plan::workspaces::{
     Action, Body, Derived, Found, ObjectId, ObjectKind, Objects, Outcome, Round, events, team, user,
 };
-use plan::Plan;
-use plan::event::Event;
 use serde_json::{Value, json};
 
 pub fn at(seconds: i64) -> Timestamp {
