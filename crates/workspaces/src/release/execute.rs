@@ -14,12 +14,15 @@ use runtime::{Error, Executed, Key};
 use serde_json::{Value, json};
 
 use super::{
-    Looked, MANAGER, Observed, ReleaseLayer,
+    Looked, Observed, ReleaseLayer,
     identity::Credentials,
     live::{self, Target},
     storage, values,
 };
-use crate::helm::{self, Deploy, Found, Request, archive};
+use crate::{
+    MANAGER,
+    helm::{self, Deploy, Found, Request, archive},
+};
 
 /// All CRDs of a chart together; what a cluster stores of one is at most a megabyte.
 const MAX_CRDS: u64 = 16 << 20;

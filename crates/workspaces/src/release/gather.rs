@@ -22,7 +22,7 @@ use plan::releases::{
 use runtime::{Error, Key, Metadata};
 
 use super::{
-    Looked, Observed, ReleaseLayer, SecretFacts, release_key,
+    Looked, Observed, ReleaseLayer, release_key,
     storage::{self, secret_name},
     values::{self, Document},
     view,
@@ -134,10 +134,7 @@ impl ReleaseLayer {
 
     fn cached_revisions(&self, release: &Key) -> Vec<Stored> {
         let secrets = self.indexes.revisions.keys(release);
-        let revision = |key: &Key| match &self.secrets.get(key)?.value {
-            SecretFacts::Revision { stored, .. } => Some((**stored).clone()),
-            SecretFacts::Plain { .. } => None,
-        };
+        let revision = |key: &Key| self.secrets.get(key)?.value.revision.as_ref().map(|found| found.1.clone());
         sorted(secrets.iter().filter_map(revision).collect())
     }
 
@@ -173,13 +170,11 @@ impl ReleaseLayer {
 
     fn source_version(&self, source: &ValuesSource, namespace: &str) -> Option<String> {
         let key = Key::new(namespace, source.name.as_str());
-        match source.kind {
-            ValuesKind::Secret => match &self.secrets.get(&key)?.value {
-                SecretFacts::Plain { version } => Some(version.to_string()),
-                SecretFacts::Revision { stored, .. } => Some(stored.resource_version.clone()),
-            },
-            ValuesKind::ConfigMap => Some(self.config_maps.get(&key)?.value.to_string()),
-        }
+        let version = match source.kind {
+            ValuesKind::Secret => self.secrets.store().version(&key),
+            ValuesKind::ConfigMap => self.config_maps.store().version(&key),
+        };
+        version.map(|version| version.to_string())
     }
 
     pub(super) async fn documents(
