@@ -3,10 +3,6 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args};
-use kube::{
-    Config as ClientConfig,
-    config::{KubeConfigOptions, Kubeconfig},
-};
 use runtime::{Clock, LeaseConfig, ListMode, Operator, Settings};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -14,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Failure,
     config::{LayerName, Listen, LogFormat, StreamingLists, Values},
+    connection::client_config,
 };
 
 /// The original operator's lease: where both run, only one of them acts.
@@ -119,7 +116,7 @@ fn start_logs(values: &Values) -> Result<(), Failure> {
 }
 
 async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
-    let client_config = client_config(flags).await?;
+    let client_config = client_config(flags.kubeconfig.as_deref(), flags.context.as_deref()).await?;
     let clock = Clock::default();
     let settings = settings(&values, instance(flags), &client_config.default_namespace, &clock);
     let performers = performers_config(&values)?;
@@ -161,25 +158,6 @@ async fn stop_on_signal(stop: CancellationToken) {
     stop.cancel();
     next().await;
     std::process::exit(130);
-}
-
-async fn client_config(flags: &Flags) -> Result<ClientConfig, Failure> {
-    let options = KubeConfigOptions { context: flags.context.clone(), ..KubeConfigOptions::default() };
-    let unreachable = |error: &dyn std::fmt::Display| {
-        Failure::new(format!("no cluster to connect to: {error}"))
-            .hint("name one with --kubeconfig FILE, or start one on this machine with `strata dev up`")
-    };
-    let config = match &flags.kubeconfig {
-        Some(path) => {
-            let kubeconfig = Kubeconfig::read_from(path).map_err(|error| unreachable(&error))?;
-            ClientConfig::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| unreachable(&error))?
-        }
-        None if flags.context.is_some() => {
-            ClientConfig::from_kubeconfig(&options).await.map_err(|error| unreachable(&error))?
-        }
-        None => ClientConfig::infer().await.map_err(|error| unreachable(&error))?,
-    };
-    Ok(config)
 }
 
 fn settings(values: &Values, instance: String, default_namespace: &str, clock: &Clock) -> Settings {
