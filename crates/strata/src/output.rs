@@ -68,7 +68,7 @@ pub fn print_objects(objects: Shown, view: &View, flags: &OutputFlags) -> Result
     };
     let format = flags.output.unwrap_or(Format::Table);
     match format {
-        Format::Name => print(&items.iter().map(|item| format!("{}\n", full_name(item))).collect::<String>()),
+        Format::Name => print(&lines(items.iter().map(full_name))),
         Format::Json | Format::Yaml => {
             let mut items: Vec<_> = items.into_iter().map(without_bookkeeping).collect();
             if is_one && let Some(object) = items.pop() {
@@ -115,6 +115,16 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Each with its end.
+pub fn lines(lines: impl Iterator<Item = String>) -> String {
+    lines.flat_map(|line| [line, "\n".to_owned()]).collect()
+}
+
+/// The text in a colour or none.
+pub fn styled(text: &str, style: Style) -> String {
+    format!("{style}{text}{style:#}")
+}
+
 /// Aligned columns.
 pub struct Table {
     columns: Vec<&'static str>,
@@ -148,8 +158,7 @@ impl Table {
         let mut text = String::new();
         for row in rows {
             for (at, cell) in row.iter().enumerate() {
-                let style = style(cell);
-                text.push_str(&format!("{style}{cell}{style:#}"));
+                text.push_str(&styled(cell, style(cell)));
                 if at + 1 < row.len() {
                     text.extend(std::iter::repeat_n(' ', widths[at] + GAP - cell.chars().count()));
                 }
@@ -200,7 +209,7 @@ pub fn one_line(text: &str) -> String {
 
 /// The lines of what another program said, safe for a terminal and set off from our own.
 pub fn indented(text: &str) -> String {
-    text.trim_end().lines().map(|line| format!("  {}\n", line.replace(char::is_control, " "))).collect()
+    lines(text.trim_end().lines().map(|line| format!("  {}", line.replace(char::is_control, " "))))
 }
 
 /// How long ago, as kubectl tells it: two units while the second one matters.

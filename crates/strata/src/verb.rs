@@ -65,7 +65,7 @@ impl Verb<'_> {
         Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    async fn change(&self, name: &String) -> Result<DynamicObject, Failure> {
+    async fn change(&self, name: &str) -> Result<DynamicObject, Failure> {
         let patch = (self.patch)(&self.objects.get(name).await?)?;
         self.objects.patch(name, &patch).await
     }

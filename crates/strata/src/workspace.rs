@@ -116,15 +116,15 @@ fn judge(workspaces: &Objects, object: &DynamicObject, goal: WorkspacePhase) -> 
 
 /// Every part that is not ready, with what it says: for a service that is what helm said.
 fn failure(workspaces: &Objects, name: &str, status: &WorkspaceStatus) -> Failure {
-    let mut text = format!("workspace {name} {} has failed: {}", workspaces.place(), told(ready(status)));
-    for service in status.services.iter().filter(|service| !service.ready) {
+    let services = status.services.iter().filter(|service| !service.ready).map(|service| {
         let (reason, message) = (service.reason.as_deref(), service.message.as_deref());
         let why: Vec<_> = [reason, message].into_iter().flatten().map(one_line).collect();
-        text.push_str(&format!("\n  service {}: {}", service.name, why.join(": ")));
-    }
-    for user in status.users.iter().filter(|user| !user.ready) {
-        text.push_str(&format!("\n  user {}: {}", user.slug, user.reason.as_deref().unwrap_or_default()));
-    }
+        format!("service {}: {}", service.name, why.join(": "))
+    });
+    let users = status.users.iter().filter(|user| !user.ready);
+    let users = users.map(|user| format!("user {}: {}", user.slug, user.reason.as_deref().unwrap_or_default()));
+    let what = format!("workspace {name} {} has failed: {}", workspaces.place(), told(ready(status)));
+    let text = std::iter::once(what).chain(services).chain(users).collect::<Vec<_>>().join("\n  ");
     Failure::new(text).hint(format!("{} shows the whole", workspaces.status_command(name)))
 }
 

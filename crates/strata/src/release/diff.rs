@@ -1,6 +1,6 @@
 //! `strata release diff`: the chart as the next upgrade would render it, beside what is deployed.
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
+use std::{collections::BTreeMap, ffi::OsString, fmt::Write as _, path::PathBuf, process::ExitCode, time::Duration};
 
 use api::workspace::{ChartReference, HelmRelease, HelmReleaseSpec, Repository, ValuesKind, ValuesSource};
 use clap::Args;
@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
     difference::{coloured, difference},
-    helm::{Helm, REGISTRY, REPOSITORIES, archive_in, on_disk, words},
+    helm::{Helm, REGISTRY, REPOSITORIES, on_disk, words},
 };
 use crate::{
     Failure,
@@ -101,7 +101,9 @@ async fn next(
     line.push(chart.into());
     line.extend(words(["--install", "--reset-values", "--dry-run=server", "-o", "json", "-n", namespace]));
     line.extend(values.into_iter().flat_map(|file| [OsString::from("--values"), file.into()]));
-    let answer = helm.run("render the chart", line).await?;
+    let answer = helm.run("render the chart", line).await.map_err(|failure| {
+        failure.hint("an upgrade by the operator would meet the same; correct the values or the chart")
+    })?;
     // serde_json's own message would quote what it read.
     let rendered: Rendered = serde_json::from_str(&answer)
         .map_err(|_| Failure::new("helm's dry run printed no JSON").hint("helm 4, or 3.13 and newer, is needed"))?;
@@ -130,6 +132,10 @@ async fn deployed(helm: &Helm<'_>, name: &str, namespace: &str) -> Result<String
     helm.run("read the manifest", words(["get", "manifest", name, "--revision", &revision, "-n", namespace])).await
 }
 
+fn unfetched(failure: Failure) -> Failure {
+    failure.hint("can this machine reach the repository, and are spec.chart's name, version and secretRef right?")
+}
+
 /// Where charts and values come from, read with the user's own rights.
 struct Sources {
     client: Client,
@@ -154,12 +160,12 @@ impl Sources {
             format!("{}/{}", chart.repo.trim_end_matches('/'), chart.name)
         } else {
             helm.write(REPOSITORIES, repository_file(chart, &credentials).to_string().as_bytes())?;
-            helm.run("read the chart repository", words(["repo", "update"])).await?;
+            let doing = format!("read the chart repository {}", chart.repo);
+            helm.run(&doing, words(["repo", "update"])).await.map_err(unfetched)?;
             format!("{REPOSITORY}/{}", chart.name)
         };
-        let destination = helm.path("chart");
         let mut line = words(["pull", &reference, "--destination"]);
-        line.push(destination.clone().into());
+        line.push(helm.home().into());
         if let Some(version) = &chart.version {
             line.extend(words(["--version", version]));
         }
@@ -169,8 +175,9 @@ impl Sources {
         if let Some(ca) = credentials.ca.filter(|_| chart.repository() == Some(Repository::Oci)) {
             line.extend(["--ca-file".into(), ca.into()]);
         }
-        helm.run(&format!("fetch the chart {} from {}", chart.name, chart.repo), line).await?;
-        let archive = archive_in(&destination)?;
+        let doing = format!("fetch the chart {} from {}", chart.name, chart.repo);
+        helm.run(&doing, line).await.map_err(unfetched)?;
+        let archive = helm.archive()?;
         check_digest(chart, &std::fs::read(&archive).map_err(|error| on_disk(&error))?)?;
         Ok(archive)
     }
@@ -218,7 +225,8 @@ impl Sources {
             }
             ValuesKind::ConfigMap => {
                 let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-                let map = maps.get_opt(&source.name).await.map_err(|error| self.unread(&error, &self.named(source)))?;
+                let map =
+                    maps.get_opt(&source.name).await.map_err(|error| Self::unread(&error, &self.named(source)))?;
                 map.and_then(|map| map.data?.remove(key))
             }
         };
@@ -229,9 +237,9 @@ impl Sources {
         }
     }
 
-    async fn secret(&self, name: &str) -> Result<Option<std::collections::BTreeMap<String, ByteString>>, Failure> {
+    async fn secret(&self, name: &str) -> Result<Option<BTreeMap<String, ByteString>>, Failure> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        let secret = secrets.get_opt(name).await.map_err(|error| self.unread(&error, &format!("Secret {name}")))?;
+        let secret = secrets.get_opt(name).await.map_err(|error| Self::unread(&error, &format!("Secret {name}")))?;
         Ok(secret.map(|secret| secret.data.unwrap_or_default()))
     }
 
@@ -244,7 +252,7 @@ impl Sources {
             .hint("spec.chart.secretRef names it; create it, or remove the reference")
     }
 
-    fn unread(&self, error: &kube::Error, what: &str) -> Failure {
+    fn unread(error: &kube::Error, what: &str) -> Failure {
         Failure::new(format!("cannot read {what}: {}", explained(error)))
             .hint("a diff needs the right to get the Secrets and ConfigMaps that the release names")
     }
@@ -280,7 +288,10 @@ fn registry_file(chart: &ChartReference, credentials: &Credentials) -> Value {
 
 fn check_digest(chart: &ChartReference, archive: &[u8]) -> Result<(), Failure> {
     let Some(pinned) = &chart.digest else { return Ok(()) };
-    let digest: String = Sha256::digest(archive).iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut digest = String::new();
+    for byte in Sha256::digest(archive) {
+        write!(digest, "{byte:02x}").expect("writing to a string cannot fail");
+    }
     if pinned.trim_start_matches("sha256:") == digest {
         return Ok(());
     }

@@ -1,12 +1,15 @@
 //! What differs between two manifests, object by object, without the data of Secrets. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use clap::builder::styling::{AnsiColor, Style};
 use serde_json::{Map, Value};
 use similar::TextDiff;
 
-use crate::Failure;
+use crate::{
+    Failure,
+    output::{lines, styled},
+};
 
 /// Lines around a change, as diff and kubectl have it.
 const CONTEXT: usize = 3;
@@ -16,7 +19,7 @@ const CONCEALED: &str = "***";
 /// A unified diff; empty when nothing differs.
 pub fn difference(old: &str, new: &str) -> Result<String, Failure> {
     let (mut old, mut new) = (objects(old)?, objects(new)?);
-    let ids: std::collections::BTreeSet<_> = old.keys().chain(new.keys()).cloned().collect();
+    let ids: BTreeSet<_> = old.keys().chain(new.keys()).cloned().collect();
     let mut text = String::new();
     for id in ids {
         let (mut before, mut after) = (old.remove(&id), new.remove(&id));
@@ -34,18 +37,15 @@ pub fn difference(old: &str, new: &str) -> Result<String, Failure> {
 
 /// The diff with the colours that git has.
 pub fn coloured(diff: &str) -> String {
-    let mut text = String::new();
-    for line in diff.lines() {
+    lines(diff.lines().map(|line| {
         let style = match line.as_bytes().first() {
             Some(b'+') => AnsiColor::Green.on_default(),
             Some(b'-') => AnsiColor::Red.on_default(),
             Some(b'@') => AnsiColor::Cyan.on_default(),
             _ => Style::new(),
         };
-        let line = line.replace(char::is_control, " ");
-        text.push_str(&format!("{style}{line}{style:#}\n"));
-    }
-    text
+        styled(&line.replace(char::is_control, " "), style)
+    }))
 }
 
 /// Objects by kind and name. Errors say nothing of the content, which may be secret.
@@ -75,7 +75,9 @@ fn add(mut value: Value, objects: &mut BTreeMap<String, Value>) {
     if kind.ends_with("List")
         && let Some(Value::Array(items)) = value.get_mut("items").map(Value::take)
     {
-        items.into_iter().for_each(|item| add(item, objects));
+        for item in items {
+            add(item, objects);
+        }
         return;
     }
     let group = word(&value, "/apiVersion").unwrap_or_default();

@@ -35,14 +35,22 @@ impl<'a> Helm<'a> {
 
     /// A file that we alone can read.
     pub fn write(&self, name: &str, content: &[u8]) -> Result<PathBuf, Failure> {
-        let path = self.path(name);
+        let path = self.home.path().join(name);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         file.and_then(|mut file| file.write_all(content)).map_err(|error| on_disk(&error))?;
         Ok(path)
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.home.path().join(name)
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// The chart that was fetched into our home.
+    pub fn archive(&self) -> Result<PathBuf, Failure> {
+        let entries = std::fs::read_dir(self.home()).map_err(|error| on_disk(&error))?.flatten();
+        let mut paths = entries.map(|entry| entry.path());
+        let archive = paths.find(|path| path.extension().is_some_and(|end| end == "tgz"));
+        archive.ok_or_else(|| Failure::new("helm fetched no chart"))
     }
 
     /// Never to be quoted in a message.
@@ -81,7 +89,6 @@ impl<'a> Helm<'a> {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("HELM_")) {
             command.env_remove(name);
         }
-        let home = self.home.path();
         for (name, place) in [
             ("HELM_CACHE_HOME", "cache"),
             ("HELM_CONFIG_HOME", "config"),
@@ -89,7 +96,7 @@ impl<'a> Helm<'a> {
             ("HELM_REPOSITORY_CONFIG", REPOSITORIES),
             ("HELM_REGISTRY_CONFIG", REGISTRY),
         ] {
-            command.env(name, home.join(place));
+            command.env(name, self.home().join(place));
         }
         command.args(arguments);
         if let Some(kubeconfig) = &self.connection.kubeconfig {
@@ -108,14 +115,6 @@ pub const REGISTRY: &str = "registry.json";
 
 pub fn words<const N: usize>(words: [&str; N]) -> Vec<OsString> {
     words.map(OsString::from).into()
-}
-
-/// The one archive in a directory.
-pub fn archive_in(directory: &Path) -> Result<PathBuf, Failure> {
-    let mut entries = std::fs::read_dir(directory).map_err(|error| on_disk(&error))?.flatten();
-    entries
-        .find_map(|entry| Some(entry.path()).filter(|path| path.extension().is_some_and(|end| end == "tgz")))
-        .ok_or_else(|| Failure::new("helm fetched no chart"))
 }
 
 pub fn on_disk(error: &std::io::Error) -> Failure {

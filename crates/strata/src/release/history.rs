@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::{
     Failure,
     objects::{Objects, decode},
-    output::{Format, OutputFlags, Table, print, print_data},
+    output::{Format, OutputFlags, Table, lines, print, print_data},
 };
 
 /// As many of a digest's digits as tell two of them apart.
@@ -24,9 +24,7 @@ pub async fn run(releases: &Objects, name: &str, flags: &OutputFlags) -> Result<
             let stored = object.data.pointer("/status/history").cloned().unwrap_or_else(|| Value::Array(Vec::new()));
             print_data(&stored, format)?;
         }
-        Format::Name => {
-            print(&history.iter().map(|revision| format!("{}\n", revision.revision)).collect::<String>())?;
-        }
+        Format::Name => print(&lines(history.iter().map(|one| one.revision.to_string())))?,
         Format::Table | Format::Wide if history.is_empty() => anstream::eprintln!("{name} has no revision yet"),
         Format::Table => print(&table(&history, DIGEST_SHOWN).render(!flags.no_headers))?,
         Format::Wide => print(&table(&history, usize::MAX).render(!flags.no_headers))?,

@@ -45,7 +45,8 @@ fn facts(object: &DynamicObject, spec: &HelmReleaseSpec, status: &HelmReleaseSta
     let chart = &spec.chart;
     let mut values: Vec<_> = spec.values_from.iter().map(|s| format!("{:?}/{}[{}]", s.kind, s.name, s.key())).collect();
     values.extend(spec.values.as_ref().map(|_| "spec.values".to_owned()));
-    let revision = status.history.first().map(|newest| format!(" (revision {})", newest.revision)).unwrap_or_default();
+    let deployed = status.history.iter().find(|revision| revision.status == "deployed");
+    let revision = deployed.map(|deployed| format!(" (revision {})", deployed.revision)).unwrap_or_default();
     let version = status.last_applied_revision.as_ref().map(|version| format!("{version}{revision}"));
     let tried =
         status.last_attempted_revision.clone().filter(|tried| Some(tried) != status.last_applied_revision.as_ref());

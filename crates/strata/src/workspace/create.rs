@@ -91,10 +91,8 @@ pub async fn run(workspaces: &Objects, flags: &Flags) -> Result<ExitCode, Failur
     let progress = Progress::new();
     progress.line(&format!("workspace {} created", flags.name));
     let judge = |object: &DynamicObject| judge(workspaces, object, WorkspacePhase::Ready);
-    let created = match wait.wait {
-        true => waiting(workspaces, &progress, wait).until(&flags.name, &judge).await?,
-        false => created,
-    };
+    let created =
+        if wait.wait { waiting(workspaces, &progress, wait).until(&flags.name, &judge).await? } else { created };
     if output.output.is_some() {
         print_objects(Shown::One(Box::new(created)), &VIEW, output)?;
     }
