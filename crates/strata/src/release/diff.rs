@@ -42,6 +42,10 @@ pub struct Flags {
 /// The repository's name in our own repository file.
 const REPOSITORY: &str = "source";
 
+const FETCH_HINT: &str =
+    "can this machine reach the repository, and are spec.chart's name, version and secretRef right?";
+const STORAGE_HINT: &str = "a diff needs the right to read the Secrets in which Helm keeps the release";
+
 pub async fn run(
     flags: &Flags,
     connection: &ConnectionFlags,
@@ -101,9 +105,8 @@ async fn next(
     line.push(chart.into());
     line.extend(words(["--install", "--reset-values", "--dry-run=server", "-o", "json", "-n", namespace]));
     line.extend(values.into_iter().flat_map(|file| [OsString::from("--values"), file.into()]));
-    let answer = helm.run("render the chart", line).await.map_err(|failure| {
-        failure.hint("an upgrade by the operator would meet the same; correct the values or the chart")
-    })?;
+    let hint = "an upgrade by the operator would meet the same; correct the values or the chart";
+    let answer = helm.run("render the chart", hint, line).await?;
     // serde_json's own message would quote what it read.
     let rendered: Rendered = serde_json::from_str(&answer)
         .map_err(|_| Failure::new("helm's dry run printed no JSON").hint("helm 4, or 3.13 and newer, is needed"))?;
@@ -118,7 +121,8 @@ struct Revision {
 
 /// The manifest of the deployed revision, else of the newest; none where nothing is installed.
 async fn deployed(helm: &Helm<'_>, name: &str, namespace: &str) -> Result<String, Failure> {
-    let answer = helm.run("read the release", words(["history", name, "-o", "json", "-n", namespace])).await;
+    let answer =
+        helm.run("read the release", STORAGE_HINT, words(["history", name, "-o", "json", "-n", namespace])).await;
     let history: Vec<Revision> = match answer {
         Ok(answer) => {
             serde_json::from_str(&answer).map_err(|_| Failure::new("helm's history cannot be read as JSON"))?
@@ -129,11 +133,8 @@ async fn deployed(helm: &Helm<'_>, name: &str, namespace: &str) -> Result<String
     let good = history.iter().rev().find(|one| one.status == "deployed").or(history.last());
     let Some(good) = good else { return Ok(String::new()) };
     let revision = good.revision.to_string();
-    helm.run("read the manifest", words(["get", "manifest", name, "--revision", &revision, "-n", namespace])).await
-}
-
-fn unfetched(failure: Failure) -> Failure {
-    failure.hint("can this machine reach the repository, and are spec.chart's name, version and secretRef right?")
+    let line = words(["get", "manifest", name, "--revision", &revision, "-n", namespace]);
+    helm.run("read the manifest", STORAGE_HINT, line).await
 }
 
 /// Where charts and values come from, read with the user's own rights.
@@ -161,7 +162,7 @@ impl Sources {
         } else {
             helm.write(REPOSITORIES, repository_file(chart, &credentials).to_string().as_bytes())?;
             let doing = format!("read the chart repository {}", chart.repo);
-            helm.run(&doing, words(["repo", "update"])).await.map_err(unfetched)?;
+            helm.run(&doing, FETCH_HINT, words(["repo", "update"])).await?;
             format!("{REPOSITORY}/{}", chart.name)
         };
         let mut line = words(["pull", &reference, "--destination"]);
@@ -176,7 +177,7 @@ impl Sources {
             line.extend(["--ca-file".into(), ca.into()]);
         }
         let doing = format!("fetch the chart {} from {}", chart.name, chart.repo);
-        helm.run(&doing, line).await.map_err(unfetched)?;
+        helm.run(&doing, FETCH_HINT, line).await?;
         let archive = helm.archive()?;
         check_digest(chart, &std::fs::read(&archive).map_err(|error| on_disk(&error))?)?;
         Ok(archive)

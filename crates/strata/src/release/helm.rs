@@ -66,8 +66,8 @@ impl<'a> Helm<'a> {
         }
     }
 
-    /// What it printed, or what it complained about.
-    pub async fn run(&self, doing: &str, arguments: Vec<OsString>) -> Result<String, Failure> {
+    /// What it printed, or what it complained about, with a hint for that case.
+    pub async fn run(&self, doing: &str, hint: &str, arguments: Vec<OsString>) -> Result<String, Failure> {
         let output = self.command(arguments).output().await.map_err(|error| {
             Failure::new(format!("cannot start {}: {error}", self.program.display()))
                 .hint("install helm, or name it with --helm or STRATA_HELM")
@@ -79,7 +79,7 @@ impl<'a> Helm<'a> {
         for secret in &self.secrets {
             said = said.replace(secret.as_str(), "***");
         }
-        Err(Failure::new(format!("cannot {doing}; helm said:\n{}", indented(&said).trim_end())))
+        Err(Failure::new(format!("cannot {doing}; helm said:\n{}", indented(&said).trim_end())).hint(hint))
     }
 
     #[expect(clippy::disallowed_methods, reason = "the user's own helm, for one answer")]
