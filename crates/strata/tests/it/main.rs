@@ -4,6 +4,7 @@
 
 mod chart_args;
 mod chart_rights;
+mod cli;
 #[cfg(feature = "dev")]
 mod dev;
 mod handover;
