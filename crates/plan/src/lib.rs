@@ -9,6 +9,7 @@ pub mod event;
 pub mod object;
 pub mod performers;
 pub mod releases;
+pub mod workspaces;
 
 /// What one round intends.
 #[derive(Clone, Debug, PartialEq)]
