@@ -80,8 +80,7 @@ async fn remove(cluster: &Cluster, object: &DynamicObject, report: &Report) -> R
     }
     let kind = object.types.as_ref().map(|types| types.kind.as_str());
     let kept_for = match kind {
-        // Content that cannot be listed, as with a broken aggregated API, is not absent.
-        Some("Namespace") => content(cluster, &object.name_any()).await.unwrap_or_else(|failure| vec![failure.message]),
+        Some("Namespace") => lasting_content(cluster, &object.name_any()).await,
         Some("CustomResourceDefinition") => defined(cluster, object).await?,
         _ => Vec::new(),
     };
@@ -150,6 +149,20 @@ async fn defined(cluster: &Cluster, definition: &DynamicObject) -> Result<Vec<St
     Ok(all.iter().map(name).collect())
 }
 
+/// The content of a namespace that does not go by itself: what our objects left behind is collected in the background.
+async fn lasting_content(cluster: &Cluster, namespace: &str) -> Vec<String> {
+    const COLLECTED: Duration = Duration::from_secs(5);
+    let deadline = Instant::now() + COLLECTED;
+    loop {
+        // Content that cannot be listed, as with a broken aggregated API, is not absent.
+        let content = content(cluster, namespace).await.unwrap_or_else(|failure| vec![failure.message]);
+        if content.is_empty() || Instant::now() > deadline {
+            return content;
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
 /// Everything in a namespace that neither we nor Kubernetes itself put there.
 async fn content(cluster: &Cluster, namespace: &str) -> Result<Vec<String>, Failure> {
     let discovery = Discovery::new(cluster.client.clone()).run().await?;
@@ -182,5 +195,8 @@ fn is_made_by_kubernetes(
     let has_owner = metadata.owner_references.as_ref().is_some_and(|owners| !owners.is_empty());
     has_owner
         || metadata.deletion_timestamp.is_some()
-        || matches!((kind, name), ("Event", _) | ("ServiceAccount", "default") | ("ConfigMap", "kube-root-ca.crt"))
+        || matches!(
+            (kind, name),
+            ("Event" | "Endpoints", _) | ("ServiceAccount", "default") | ("ConfigMap", "kube-root-ca.crt")
+        )
 }
