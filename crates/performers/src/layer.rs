@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use plan::{
     Plan,
     event::{Event, EventKind},
+    object::merge_patch,
     performers::{self as performer, Action, Capabilities, Outcome, PodFacts, Policy, Round, ServiceFacts, Slot},
 };
 use runtime::{Clock, Error, Executed, Key, Kind, Layer, Occurrence, Recorder, Versioned, View};
@@ -199,8 +200,9 @@ impl PerformerLayer {
     }
 
     async fn patch_status(&self, key: &Key, observed: &Observed, after: &PerformerStatus) -> Result<(), Error> {
-        let before = observed.performer.value.status.as_ref();
-        self.patch_performer(key, observed, Some("status"), json!({ "status": difference(before, after) })).await
+        let before = observed.performer.value.status.clone().unwrap_or_default();
+        let patch = merge_patch(&json!(before), &json!(after));
+        self.patch_performer(key, observed, Some("status"), json!({ "status": patch })).await
     }
 
     /// Patches the Performer that was looked at, in the version this round left it in.
@@ -276,29 +278,4 @@ fn executed(action: &Action, result: Result<(), Error>) -> Executed<Outcome> {
         _ => Outcome::Failed,
     };
     Executed { outcome, error: Some(error) }
-}
-
-/// The merge patch from one status to the other: what vanished becomes null.
-fn difference(before: Option<&PerformerStatus>, after: &PerformerStatus) -> Value {
-    let object = |status: &PerformerStatus| match serde_json::to_value(status) {
-        Ok(Value::Object(fields)) => fields,
-        _ => serde_json::Map::new(),
-    };
-    let mut patch = object(after);
-    for (field, _) in before.map(object).unwrap_or_default() {
-        patch.entry(field).or_insert(Value::Null);
-    }
-    Value::Object(patch)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_vanished_from_the_status_becomes_null() {
-        let before = PerformerStatus { ready: true, ready_time: Some(Timestamp::UNIX_EPOCH), ..Default::default() };
-        let after = PerformerStatus { phase: Some(Phase::Pending), ..Default::default() };
-        assert_eq!(difference(Some(&before), &after), json!({"phase": "Pending", "ready": null, "readyTime": null}));
-    }
 }

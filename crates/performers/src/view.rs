@@ -6,7 +6,6 @@ use api::performer::{
 };
 use jiff::Timestamp;
 use k8s_openapi::{
-    NamespaceResourceScope,
     api::core::v1::{Pod, Service},
     apimachinery::pkg::{
         apis::meta::v1::{ObjectMeta, Time},
@@ -16,34 +15,8 @@ use k8s_openapi::{
 use plan::performers::{
     Deletion, Exit, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, TargetPort, Waiting,
 };
-use runtime::{Key, lean_metadata};
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
-
-/// Gives a view the identity of the Kubernetes type it is a part of.
-macro_rules! view_of {
-    ($view:ty, $object:ty) => {
-        impl k8s_openapi::Resource for $view {
-            const API_VERSION: &'static str = <$object as k8s_openapi::Resource>::API_VERSION;
-            const GROUP: &'static str = <$object as k8s_openapi::Resource>::GROUP;
-            const KIND: &'static str = <$object as k8s_openapi::Resource>::KIND;
-            const VERSION: &'static str = <$object as k8s_openapi::Resource>::VERSION;
-            const URL_PATH_SEGMENT: &'static str = <$object as k8s_openapi::Resource>::URL_PATH_SEGMENT;
-            type Scope = NamespaceResourceScope;
-        }
-
-        impl k8s_openapi::Metadata for $view {
-            type Ty = ObjectMeta;
-
-            fn metadata(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-
-            fn metadata_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
-}
+use runtime::{Key, lean_metadata, readable, view_of};
+use serde::Deserialize;
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct PerformerView {
@@ -56,13 +29,6 @@ pub struct PerformerView {
 }
 
 view_of!(PerformerView, Performer);
-
-/// One object that cannot be read must not end the watch of all others: it counts as having no such part, which
-/// planning reports as invalid. The error would quote what stands there, so it is not even logged.
-fn readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
-    let value = serde_json::Value::deserialize(deserializer)?;
-    Ok(serde_json::from_value(value).ok())
-}
 
 impl PerformerView {
     /// Labels, annotations and owners are never looked at, and may be large.

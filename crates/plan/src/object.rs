@@ -131,6 +131,27 @@ fn scale(suffix: &str) -> Option<(u128, i32)> {
     (-1000..=1000).contains(&power).then_some((1, power))
 }
 
+/// An amount of memory as Kubernetes writes it: `512Mi`, `1G`, `100000000`.
+pub fn bytes(text: &str) -> Option<u64> {
+    const FACTORS: [(&str, f64); 7] =
+        [("Ki", 1024.0), ("Mi", 1_048_576.0), ("Gi", 1_073_741_824.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("", 1.0)];
+    let (number, factor) = FACTORS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor)))?;
+    let is_plain = number.starts_with(|c: char| c.is_ascii_digit()) && !number.contains(['e', 'E']);
+    let amount = number.parse::<f64>().ok().filter(|_| is_plain)? * factor;
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, and `as` saturates")]
+    (amount >= 1.0).then_some(amount as u64)
+}
+
+/// The JSON merge patch that turns one object into the other; what vanished becomes null.
+pub fn merge_patch(before: &Value, after: &Value) -> Value {
+    let (Value::Object(before), Value::Object(after)) = (before, after) else { return after.clone() };
+    let gone = before.keys().filter(|name| !after.contains_key(*name)).map(|name| (name.clone(), Value::Null));
+    let changed = after.iter().filter(|(name, value)| before.get(*name) != Some(value)).map(|(name, value)| {
+        (name.clone(), before.get(name).map_or_else(|| value.clone(), |before| merge_patch(before, value)))
+    });
+    gone.chain(changed).collect()
+}
+
 /// A short name for a value: the same for equal values, whatever the order of their fields.
 pub fn digest(value: &Value) -> String {
     let mut hasher = Sha256::new();

@@ -43,6 +43,9 @@ pub enum Error {
     /// The lease may have lapsed: another replica may be acting, so we must not.
     #[error("{verb} {resource}: not the leader")]
     NotLeader { verb: &'static str, resource: &'static str },
+    /// What was planned on is not so any more: the next round sees what there is now.
+    #[error("what was planned on has changed")]
+    Outdated,
     #[error("panic: {0}")]
     Panicked(String),
 }
@@ -63,6 +66,14 @@ impl Error {
         let header = head.headers.get(http::header::RETRY_AFTER);
         let retry_after = header.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
         Self::Api { verb, resource, status: status.with_code(code).boxed(), retry_after }
+    }
+
+    /// From a request that was not made by a [`Writer`](crate::Writer) but in somebody else's name.
+    pub fn of_client(verb: &'static str, resource: &'static str, error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::Api { verb, resource, status, retry_after: None },
+            source => Self::Client { verb, resource, source: Box::new(source) },
+        }
     }
 
     pub fn status(&self) -> Option<&Status> {
@@ -88,7 +99,7 @@ impl Error {
     }
 
     pub fn class(&self) -> Class {
-        if matches!(self, Self::NotLeader { .. }) || self.is_namespace_terminating() {
+        if matches!(self, Self::NotLeader { .. } | Self::Outdated) || self.is_namespace_terminating() {
             return Class::Conflict;
         }
         let Some(status) = self.status() else { return Class::Transient };

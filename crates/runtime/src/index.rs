@@ -45,6 +45,12 @@ impl<R: Clone + Eq + Hash> Index<R> {
         }
     }
 
+    /// What the object of `key` speaks of.
+    pub fn things(&self, key: &Key) -> Vec<R> {
+        let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.things.get(key).cloned().unwrap_or_default()
+    }
+
     /// Every object that speaks of anything.
     pub fn all(&self) -> Vec<Key> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).things.keys().cloned().collect()

@@ -43,6 +43,6 @@ pub use operator::{Addresses, Fatal, Operator, Settings};
 pub use queue::{Depth, Queue};
 pub use store::{Changed, Store, Versioned};
 pub use telemetry::{LogFormat, init as init_logs};
-pub use view::{Json, Live, Metadata, View, lean_metadata};
+pub use view::{Json, Live, Metadata, View, lean_metadata, readable};
 pub use watch::{ListMode, Selection};
 pub use writer::Writer;

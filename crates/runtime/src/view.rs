@@ -18,6 +18,42 @@ impl<W> View for W where
 {
 }
 
+/// Gives a view of a namespaced kind, a struct with a field `metadata`, the identity of the Kubernetes type that it is a
+/// part of.
+#[macro_export]
+macro_rules! view_of {
+    ($view:ty, $object:ty) => {
+        impl k8s_openapi::Resource for $view {
+            const API_VERSION: &'static str = <$object as k8s_openapi::Resource>::API_VERSION;
+            const GROUP: &'static str = <$object as k8s_openapi::Resource>::GROUP;
+            const KIND: &'static str = <$object as k8s_openapi::Resource>::KIND;
+            const VERSION: &'static str = <$object as k8s_openapi::Resource>::VERSION;
+            const URL_PATH_SEGMENT: &'static str = <$object as k8s_openapi::Resource>::URL_PATH_SEGMENT;
+            type Scope = k8s_openapi::NamespaceResourceScope;
+        }
+
+        impl k8s_openapi::Metadata for $view {
+            type Ty = k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+            fn metadata(&self) -> &Self::Ty {
+                &self.metadata
+            }
+
+            fn metadata_mut(&mut self) -> &mut Self::Ty {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+/// For `#[serde(deserialize_with)]` on a part of a [`View`]. One object that cannot be read must not end the watch of all
+/// others: it counts as having no such part, which planning reports as invalid. The error would quote what stands
+/// there, so it is not even logged.
+pub fn readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    Ok(serde_json::from_value(value).ok())
+}
+
 /// Gives a view the identity of the kind `K` that it is a part of.
 macro_rules! part_of_k {
     ($view:ident, metadata_only: $metadata_only:literal) => {

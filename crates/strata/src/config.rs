@@ -1,6 +1,10 @@
 //! Values as users write them: durations, addresses, and the file that holds them.
 
-use std::{net::SocketAddr, path::Path, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::{ArgAction, Args};
 use jiff::SignedDuration;
@@ -14,6 +18,11 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     let signed: SignedDuration = text.parse().map_err(|_| format!("{text:?} is not a duration: {advice}"))?;
     let duration = Duration::try_from(signed).map_err(|_| format!("{text:?} is negative: {advice}"))?;
     if duration.is_zero() { Err(format!("{text:?} is zero: {advice}")) } else { Ok(duration) }
+}
+
+/// An amount of memory like `512Mi`, `1G` or a number of bytes.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    plan::object::bytes(text).ok_or_else(|| format!("{text:?} is not an amount of memory: write it like 512Mi or 1Gi"))
 }
 
 /// Where to listen: `:8080` (all addresses), `127.0.0.1:8080`, or `0` for nowhere.
@@ -51,6 +60,7 @@ pub enum StreamingLists {
 #[serde(rename_all = "lowercase")]
 pub enum LayerName {
     Performers,
+    Workspaces,
 }
 
 /// Every setting of the operator. The same structure is filled from flags, from the environment (by clap) and from the
@@ -118,6 +128,35 @@ pub struct Values {
     #[arg(long, env = "STRATA_DELETION_MARGIN", value_parser = duration, value_name = "DURATION")]
     #[serde(deserialize_with = "read_duration")]
     pub deletion_margin: Option<Duration>,
+    /// The helm program (version 4) [default: helm beside this program, else on the PATH]
+    #[arg(long, env = "STRATA_HELM", value_name = "FILE")]
+    pub helm: Option<PathBuf>,
+    /// Memory that all helm processes may use together [default: 1Gi]
+    #[arg(long, env = "STRATA_HELM_MEMORY", value_parser = bytes, value_name = "BYTES")]
+    #[serde(deserialize_with = "read_bytes")]
+    pub helm_memory: Option<u64>,
+    /// Memory that one helm process may use, unless its release says otherwise [default: 256Mi]
+    #[arg(long, env = "STRATA_HELM_OPERATION_MEMORY", value_parser = bytes, value_name = "BYTES")]
+    #[serde(deserialize_with = "read_bytes")]
+    pub helm_operation_memory: Option<u64>,
+    /// From SIGTERM to SIGKILL for helm processes, at time-outs and when the operator stops [default: 30s]
+    #[arg(long, env = "STRATA_HELM_GRACE_PERIOD", value_parser = duration, value_name = "DURATION")]
+    #[serde(deserialize_with = "read_duration")]
+    pub helm_grace_period: Option<Duration>,
+    /// How long somebody else's unfinished helm operation is left alone after its last change [default: 30s]
+    #[arg(long, env = "STRATA_HELM_LOCK_PATIENCE", value_parser = duration, value_name = "DURATION")]
+    #[serde(deserialize_with = "read_duration")]
+    pub helm_lock_patience: Option<Duration>,
+    /// Let releases go to other namespaces than their object's [default: false]
+    #[arg(long, env = "STRATA_HELM_OTHER_NAMESPACES", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub helm_other_namespaces: Option<bool>,
+    /// Where charts, indexes and, while helm runs, its private files are kept [default: strata in the directory for temporary files]
+    #[arg(long, env = "STRATA_HELM_DIRECTORY", value_name = "DIRECTORY")]
+    pub helm_directory: Option<PathBuf>,
+    /// How long a repository's index is believed [default: 5m]
+    #[arg(long, env = "STRATA_CHART_TIME_TO_LIVE", value_parser = duration, value_name = "DURATION")]
+    #[serde(deserialize_with = "read_duration")]
+    pub chart_time_to_live: Option<Duration>,
 }
 
 impl Values {
@@ -141,6 +180,14 @@ impl Values {
             pending_limit: self.pending_limit.or(other.pending_limit),
             failure_delay: self.failure_delay.or(other.failure_delay),
             deletion_margin: self.deletion_margin.or(other.deletion_margin),
+            helm: self.helm.or(other.helm),
+            helm_memory: self.helm_memory.or(other.helm_memory),
+            helm_operation_memory: self.helm_operation_memory.or(other.helm_operation_memory),
+            helm_grace_period: self.helm_grace_period.or(other.helm_grace_period),
+            helm_lock_patience: self.helm_lock_patience.or(other.helm_lock_patience),
+            helm_other_namespaces: self.helm_other_namespaces.or(other.helm_other_namespaces),
+            helm_directory: self.helm_directory.or(other.helm_directory),
+            chart_time_to_live: self.chart_time_to_live.or(other.chart_time_to_live),
         }
     }
 
@@ -160,6 +207,10 @@ impl Values {
 
 fn read_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     Option::<String>::deserialize(deserializer)?.map(|text| duration(&text).map_err(D::Error::custom)).transpose()
+}
+
+fn read_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    Option::<String>::deserialize(deserializer)?.map(|text| bytes(&text).map_err(D::Error::custom)).transpose()
 }
 
 fn read_listen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Listen>, D::Error> {

@@ -1,7 +1,7 @@
 //! `strata crd` and `strata rbac`: what a cluster must be given before the operator can work.
 
 use clap::Args;
-use runtime::rights::rbac;
+use runtime::rights::{Right, rbac};
 use serde::Serialize;
 
 use crate::Failure;
@@ -21,12 +21,18 @@ pub fn print_crds() -> Result<(), Failure> {
 }
 
 pub fn print_rbac(flags: &RbacFlags) -> Result<(), Failure> {
-    let rbac = rbac(&flags.namespace, &flags.name, performers::rights::CLUSTER);
+    let rbac = rbac(&flags.namespace, &flags.name, &layer_rights());
     print(&rbac.account)?;
     print(&rbac.cluster_role)?;
     print(&rbac.cluster_binding)?;
     print(&rbac.role)?;
-    print(&rbac.binding)
+    print(&rbac.binding)?;
+    print(&workspaces::rights::helm_role())
+}
+
+/// What all layers together may do.
+pub fn layer_rights() -> Vec<Right> {
+    [performers::rights::CLUSTER, workspaces::rights::CLUSTER].concat()
 }
 
 fn print<T: Serialize>(object: &T) -> Result<(), Failure> {

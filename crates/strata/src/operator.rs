@@ -1,8 +1,11 @@
 //! `strata operator`.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use clap::{ArgAction, Args};
+use clap::{ArgAction, Args, ValueEnum};
 use kube::{
     Config as ClientConfig,
     config::{KubeConfigOptions, Kubeconfig},
@@ -10,6 +13,7 @@ use kube::{
 use runtime::{Clock, LeaseConfig, ListMode, Operator, Settings};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use workspaces::helm::Guard;
 
 use crate::{
     Failure,
@@ -127,15 +131,19 @@ async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
         return Err(Failure::new(format!("--lease-duration is below {SHORTEST_LEASE:?}"))
             .hint("a lease must outlast a slow request to the API server; the default is 6s"));
     }
-    let client = runtime::connect(client_config)
+    let client = runtime::connect(client_config.clone())
         .map_err(|error| Failure::new(format!("cannot make a client for the API server: {error}")))?;
 
     let stop = CancellationToken::new();
     let mut operator = Operator::new(client, settings, clock, stop.clone());
-    for layer in values.layers.unwrap_or_else(|| vec![LayerName::Performers]) {
-        match layer {
-            LayerName::Performers => performers::install(&mut operator, performers.clone()),
-        }
+    let layers = values.layers.clone().unwrap_or_else(|| LayerName::value_variants().to_vec());
+    if layers.contains(&LayerName::Performers) {
+        performers::install(&mut operator, performers);
+    }
+    if layers.contains(&LayerName::Workspaces) {
+        let config = workspaces_config(&values, client_config)?;
+        workspaces::install(&mut operator, config)
+            .map_err(|error| Failure::new(format!("cannot prepare for helm: {error}")))?;
     }
     runtime::spawn_watchdog(operator.health.clone())
         .map_err(|error| Failure::new(format!("cannot start the watchdog: {error}")))?;
@@ -217,6 +225,40 @@ fn performers_config(values: &Values) -> Result<performers::Config, Failure> {
     policy.failure_delay = values.failure_delay.unwrap_or(policy.failure_delay);
     policy.deletion_margin = values.deletion_margin.unwrap_or(policy.deletion_margin);
     Ok(config)
+}
+
+fn workspaces_config(values: &Values, client: ClientConfig) -> Result<workspaces::Config, Failure> {
+    let program =
+        std::env::current_exe().map_err(|error| Failure::new(format!("cannot find this program: {error}")))?;
+    let helm = helm_program(values, &program)?;
+    let directory = values.helm_directory.clone().unwrap_or_else(|| std::env::temp_dir().join("strata"));
+    let guard = Guard { program, arguments: vec!["guard".into()] };
+    let mut config = workspaces::Config::new(client, helm, guard, directory.join("private"), directory.join("cache"));
+    config.concurrency = values.concurrency.unwrap_or(config.concurrency);
+    config.resync = values.resync.unwrap_or(config.resync);
+    config.grace = values.helm_grace_period.unwrap_or(config.grace);
+    config.policy.total_memory = values.helm_memory.unwrap_or(config.policy.total_memory);
+    config.operation_memory =
+        values.helm_operation_memory.unwrap_or(config.operation_memory).min(config.policy.total_memory);
+    config.policy.lock_patience = values.helm_lock_patience.unwrap_or(config.policy.lock_patience);
+    config.policy.other_namespaces = values.helm_other_namespaces.unwrap_or(false);
+    config.charts.time_to_live = values.chart_time_to_live.unwrap_or(config.charts.time_to_live);
+    const PROXIES: [&str; 6] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
+    config.environment = std::env::vars_os().filter(|(name, _)| PROXIES.iter().any(|proxy| name == proxy)).collect();
+    Ok(config)
+}
+
+fn helm_program(values: &Values, program: &Path) -> Result<PathBuf, Failure> {
+    if let Some(helm) = &values.helm {
+        return Ok(helm.clone());
+    }
+    let beside = program.parent().map(Path::to_owned);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = beside.into_iter().chain(std::env::split_paths(&path)).map(|folder| folder.join("helm"));
+    found.into_iter().find(|file| file.is_file()).ok_or_else(|| {
+        Failure::new("the workspaces layer needs the program helm, version 4, and there is none on the PATH")
+            .hint("name it with --helm FILE, or leave the layer out: --layers performers")
+    })
 }
 
 /// The pod's or the machine's name.

@@ -3,6 +3,7 @@
 //! [`Runner`] owns every helm process: callers submit a [`Request`] and go on, and look at [`Runner::state`] in a
 //! later round. [`Charts`] finds and keeps chart archives, by children of the same runner.
 
+mod charts;
 mod child;
 mod command;
 mod files;
@@ -12,15 +13,9 @@ mod output;
 mod queue;
 mod runner;
 
+pub use charts::{Chart, ChartRef, Charts, ChartsConfig, Credentials, Found, archive};
 pub use command::{Deploy, Operation, OperationKind, Pull};
 pub use files::Private;
 pub use metrics::{Snapshot, Tally};
 pub use output::{Class, Failure};
 pub use runner::{Config, Finished, Guard, LEAST_MEMORY, Refused, Request, Runner, State};
-#[derive(Clone, Debug)]
-pub struct Chart {
-    pub path: std::path::PathBuf,
-    pub name: String,
-    pub version: String,
-    pub digest: String,
-}

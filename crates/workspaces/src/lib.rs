@@ -1,8 +1,216 @@
-//! The workspaces layer: what is installed by Helm, and teams' environments made of it.
+//! Workspaces: per-team environments. Helm releases, which also stand alone, and teams' environments made of them.
 
 pub mod helm;
+mod release;
 pub mod rights;
 pub mod teams;
 
+use std::{ffi::OsString, io, path::PathBuf, sync::Arc, time::Duration};
+
+use api::workspace::{HelmRelease, ValuesKind};
+use kube::Config as ClientConfig;
+use plan::releases::Policy;
+use runtime::{Change, Key, Operator, Queue};
+
+use helm::{Charts, ChartsConfig, Guard, Runner};
+use release::{Indexes, ReleaseLayer, ReleaseMetrics, SecretFacts};
+
 /// Field manager of everything this layer writes.
 pub const MANAGER: &str = "strata-workspaces";
+
+/// How the layer works; every interval is here, so that tests shorten it instead of waiting.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How the operator reaches the API server; helm gets the same address.
+    pub client: ClientConfig,
+    /// The helm program.
+    pub helm: PathBuf,
+    /// How to run the process that ends helm when we end.
+    pub guard: Guard,
+    /// For values and credentials while an operation runs.
+    pub private: PathBuf,
+    /// For charts and indexes.
+    pub cache: PathBuf,
+    /// Rounds that run at once.
+    pub concurrency: usize,
+    /// Period of the check that costs nothing.
+    pub resync: Duration,
+    pub policy: Policy,
+    /// Bytes for one helm process, unless its release says otherwise.
+    pub operation_memory: u64,
+    /// From SIGTERM to SIGKILL, for one operation and for all at the end.
+    pub grace: Duration,
+    pub charts: ChartsConfig,
+    /// Passed on to helm: proxies.
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+impl Config {
+    pub fn new(client: ClientConfig, helm: PathBuf, guard: Guard, private: PathBuf, cache: PathBuf) -> Self {
+        Self {
+            client,
+            helm,
+            guard,
+            private,
+            cache,
+            concurrency: 8,
+            resync: Duration::from_mins(2),
+            policy: Policy::default(),
+            // A quarter of the total: four run at once.
+            operation_memory: 256 << 20,
+            grace: Duration::from_secs(30),
+            charts: ChartsConfig::default(),
+            environment: Vec::new(),
+        }
+    }
+}
+
+/// Children must be gone before another replica may act.
+const LOSS_MARGIN: Duration = Duration::from_millis(500);
+
+/// Adds the layer to an operator.
+pub fn install(operator: &mut Operator, config: Config) -> io::Result<()> {
+    let writer = operator.writer(MANAGER);
+    let shared = teams::Shared::new(&writer);
+    let queue = operator.queue(config.resync);
+    let indexes = Arc::<Indexes>::default();
+    let notes = Arc::<release::Memos>::default();
+    let runner = start_runner(operator, &config, &queue, &indexes)?;
+
+    let teams = teams::Config { concurrency: config.concurrency, resync: config.resync };
+    let tell = teams::install(operator, &shared, &teams);
+    let (at, told, teams) = (indexes.clone(), queue.clone(), tell.release);
+    operator.watch(&shared.releases, move |change| {
+        release_changed(&at, &told, change);
+        teams(change);
+    });
+    let (at, told, teams) = (indexes.clone(), queue.clone(), tell.secret);
+    operator.watch(&shared.secrets, move |change| {
+        secret_changed(&at, &told, change);
+        teams(change);
+    });
+    let (at, told, teams) = (indexes.clone(), queue.clone(), tell.config_map);
+    operator.watch(&shared.config_maps, move |change| {
+        look(&told, at.config_maps.keys(change.key));
+        teams(change);
+    });
+    let (at, told, noted) = (indexes.clone(), queue.clone(), notes.clone());
+    let watches = operator.dynamic_watches(move |kind, change| {
+        for key in at.objects.keys(&(kind.clone(), change.key.clone())) {
+            noted.objects_changed(&key);
+            told.changed(&key);
+        }
+    });
+    operator.metrics.collect(Box::new(ReleaseMetrics(shared.releases.clone())));
+    operator.metrics.collect(Box::new(runner.clone()));
+    let layer = ReleaseLayer {
+        releases: shared.releases,
+        secrets: shared.secrets,
+        config_maps: shared.config_maps,
+        charts: Charts::open(config.charts, runner.clone())?,
+        identities: release::Identities::new(operator.client.clone(), config.client, operator.clock.clone()),
+        writer,
+        runner,
+        indexes,
+        watches,
+        policy: config.policy,
+        events: operator.events.clone(),
+        clock: operator.clock.clone(),
+        notes,
+        discovered: release::Discovered::default(),
+    };
+    operator.drive(layer, queue, config.concurrency);
+    Ok(())
+}
+
+/// The runner, and the part that ends its children: at the end of the process, and before another replica may act.
+fn start_runner(
+    operator: &mut Operator,
+    config: &Config,
+    queue: &Arc<Queue>,
+    indexes: &Arc<Indexes>,
+) -> io::Result<Runner> {
+    let (at, told) = (indexes.clone(), queue.clone());
+    let mut settings =
+        helm::Config::new(config.helm.clone(), config.guard.clone(), config.private.clone(), config.cache.clone());
+    settings.total_memory = config.policy.total_memory;
+    settings.operation_memory = config.operation_memory;
+    settings.grace = config.grace;
+    settings.environment.clone_from(&config.environment);
+    settings.clock = operator.clock.clone();
+    settings.on_change = Box::new(move |release| look(&told, at.releases.keys(release)));
+    let runner = Runner::start(settings)?;
+    let (ending, leadership, grace) = (runner.clone(), operator.leadership(), config.grace);
+    // The last moments are for the guard and its SIGKILL.
+    operator.part("helm", grace + Duration::from_secs(5), move |stop, pulse| async move {
+        pulse.while_waiting(end_children(&ending, &leadership, &stop, grace)).await;
+    });
+    Ok(runner)
+}
+
+async fn end_children(
+    runner: &Runner,
+    leadership: &runtime::Leadership,
+    stop: &tokio_util::sync::CancellationToken,
+    grace: Duration,
+) {
+    loop {
+        let is_leading = async {
+            leadership.acquired().await;
+            leadership.lost(LOSS_MARGIN).await;
+        };
+        tokio::select! {
+            () = stop.cancelled() => return runner.drain(grace).await,
+            () = is_leading => {
+                tracing::warn!("the lead is lost: helm processes are ended");
+                runner.cancel_all(LOSS_MARGIN).await;
+            }
+        }
+    }
+}
+
+fn look(queue: &Queue, keys: impl IntoIterator<Item = Key>) {
+    for key in keys {
+        queue.changed(&key);
+    }
+}
+
+/// Keeps the ways back to this object, and tells it and those that wait for it.
+fn release_changed(indexes: &Indexes, queue: &Queue, change: &Change<'_, HelmRelease>) {
+    let key = change.key;
+    let sibling = |name: &String| Key::new(key.namespace.clone(), name.as_str());
+    let spec = change.after.and_then(|object| object.spec.as_ref());
+    let of_kind = |kind| {
+        let sources = spec.map(|spec| spec.values_from.as_slice()).unwrap_or_default();
+        sources.iter().filter(move |source| source.kind == kind).map(|source| sibling(&source.name))
+    };
+    let former = change.before.map(release::release_key);
+    indexes.releases.set(key, change.after.map(release::release_key));
+    let credentials = spec.and_then(|spec| spec.chart.secret_ref.as_ref()).map(|reference| sibling(&reference.name));
+    indexes.secrets.set(key, of_kind(ValuesKind::Secret).chain(credentials).collect::<Vec<_>>());
+    indexes.config_maps.set(key, of_kind(ValuesKind::ConfigMap).collect::<Vec<_>>());
+    let needs = spec.map(|spec| spec.depends_on.as_slice()).unwrap_or_default();
+    indexes.dependents.set(key, needs.iter().map(sibling).collect::<Vec<_>>());
+    // Workspaces write releases too: what is new or asks for something else concerns this queue, whoever learnt of it.
+    let generation = |object: Option<&HelmRelease>| object.map(|object| object.metadata.generation);
+    if change.is_heard || generation(change.before) != generation(change.after) {
+        queue.changed(key);
+    }
+    look(queue, indexes.dependents.keys(key));
+    // Who claimed the same release may go ahead.
+    if change.after.is_none() {
+        look(queue, former.map(|release| indexes.releases.keys(&release)).unwrap_or_default());
+    }
+}
+
+fn secret_changed(indexes: &Indexes, queue: &Queue, change: &Change<'_, SecretFacts>) {
+    let release = |facts: Option<&SecretFacts>| {
+        facts?.revision.as_ref().map(|found| Key::new(change.key.namespace.clone(), found.0.as_str()))
+    };
+    let (before, after) = (release(change.before), release(change.after));
+    indexes.revisions.set(change.key, after.clone());
+    for release in before.into_iter().chain(after) {
+        look(queue, indexes.releases.keys(&release));
+    }
+    look(queue, indexes.secrets.keys(change.key));
+}

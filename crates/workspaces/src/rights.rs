@@ -1,11 +1,45 @@
 //! What the workspaces layer may do in the cluster.
 
+use k8s_openapi::{
+    api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, RoleRef, Subject},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use runtime::rights::Right;
+
+/// What helm needs to act without a ServiceAccount of the release's own.
+pub const HELM_ROLE: &str = "strata-helm";
+
+/// A chart may hold anything, so this is everything. Bound to the operator it lets any release do anything; see the
+/// security notes.
+pub fn helm_role() -> ClusterRole {
+    let all = || Some(vec!["*".to_owned()]);
+    let rule = PolicyRule { api_groups: all(), resources: all(), verbs: vec!["*".to_owned()], ..PolicyRule::default() };
+    let metadata = ObjectMeta { name: Some(HELM_ROLE.to_owned()), ..ObjectMeta::default() };
+    ClusterRole { metadata, rules: Some(vec![rule]), ..ClusterRole::default() }
+}
+
+/// Lets helm act as the operator's ServiceAccount.
+pub fn helm_binding(namespace: &str, account: &str) -> ClusterRoleBinding {
+    ClusterRoleBinding {
+        metadata: ObjectMeta { name: Some(HELM_ROLE.to_owned()), ..ObjectMeta::default() },
+        role_ref: RoleRef {
+            api_group: "rbac.authorization.k8s.io".to_owned(),
+            kind: "ClusterRole".to_owned(),
+            name: HELM_ROLE.to_owned(),
+        },
+        subjects: Some(vec![Subject {
+            kind: "ServiceAccount".to_owned(),
+            name: account.to_owned(),
+            namespace: Some(namespace.to_owned()),
+            ..Subject::default()
+        }]),
+    }
+}
 
 const GROUP: &str = api::workspace::GROUP;
 
-/// For Workspaces and Users, in every namespace that may hold them.
-pub const TEAMS: &[Right] = &[
+/// Needed in every namespace that may hold releases, Workspaces and Users.
+pub const CLUSTER: &[Right] = &[
     Right {
         group: GROUP,
         resource: "workspaces",
@@ -22,7 +56,7 @@ pub const TEAMS: &[Right] = &[
         group: GROUP,
         resource: "helmreleases",
         verbs: &["get", "list", "watch", "create", "patch", "delete"],
-        why: "derive one HelmRelease per service of a workspace; see how it is doing",
+        why: "see what is wanted; add and remove our finalizer; derive one HelmRelease per service of a workspace",
     },
     Right { group: GROUP, resource: "workspaces/status", verbs: &["patch"], why: "report phase and conditions" },
     Right { group: GROUP, resource: "users/status", verbs: &["patch"], why: "report phase and conditions" },
@@ -37,7 +71,7 @@ pub const TEAMS: &[Right] = &[
         group: "",
         resource: "configmaps",
         verbs: &["get", "list", "watch", "create", "patch", "delete"],
-        why: "keep configs under names with their hash; lists and watches ask for metadata only",
+        why: "watch values by their metadata, and read them; keep configs of workspaces under names with their hash",
     },
     Right {
         group: "",
@@ -79,7 +113,7 @@ pub const TEAMS: &[Right] = &[
         group: "",
         resource: "serviceaccounts",
         verbs: &["get", "list", "watch", "create", "patch", "delete"],
-        why: "give each code-server an identity of its own",
+        why: "tell whether the account that helm is to act as is there; give each code-server an identity of its own",
     },
     Right {
         group: "rbac.authorization.k8s.io",
@@ -110,5 +144,23 @@ pub const TEAMS: &[Right] = &[
         resource: "persistentvolumeclaims",
         verbs: &["get", "list", "watch", "delete"],
         why: "remove a user's volume with the user, where the spec says so",
+    },
+    Right {
+        group: GROUP,
+        resource: "helmreleases/status",
+        verbs: &["patch"],
+        why: "report conditions, history and what helm said",
+    },
+    Right {
+        group: "",
+        resource: "serviceaccounts/token",
+        verbs: &["create"],
+        why: "act as the ServiceAccount that a release names, and as nothing else",
+    },
+    Right {
+        group: "authorization.k8s.io",
+        resource: "selfsubjectaccessreviews",
+        verbs: &["create"],
+        why: "find out whether helm may act as the operator, that is, whether the ClusterRole strata-helm is bound",
     },
 ];

@@ -1,6 +1,6 @@
 //! Workspaces and Users: gather, execute and report; every decision is in `plan::workspaces`.
 
-mod kept;
+pub(crate) mod kept;
 mod shelf;
 mod subject;
 mod team;
@@ -23,7 +23,10 @@ use self::{
     kept::{Owned, Stored},
     shelf::{Shelf, Shelves},
 };
-use crate::MANAGER;
+use crate::{
+    MANAGER,
+    release::{self, SecretFacts},
+};
 
 /// How the layer works; every interval is here, so that tests shorten it instead of waiting.
 #[derive(Clone, Debug)]
@@ -40,11 +43,35 @@ impl Default for Config {
     }
 }
 
-/// The cache of HelmReleases, which Workspaces write and another part of the layer carries out.
 pub type Releases = Kind<Json<HelmRelease>, HelmRelease>;
+pub(crate) type Secrets = Kind<Metadata<Secret>, SecretFacts>;
+pub(crate) type ConfigMaps = Kind<Metadata<ConfigMap>, Stored>;
 
-pub fn releases(writer: Writer) -> Arc<Releases> {
-    Kind::new("helmreleases", writer, kept::release)
+/// Kinds that releases and teams both look at. All Secrets and ConfigMaps, since values and configs may be taken from
+/// any; their content is never held.
+pub struct Shared {
+    pub releases: Arc<Releases>,
+    pub(crate) secrets: Arc<Secrets>,
+    pub(crate) config_maps: Arc<ConfigMaps>,
+}
+
+impl Shared {
+    pub fn new(writer: &Writer) -> Self {
+        Self {
+            releases: Kind::new("helmreleases", writer.clone(), kept::release),
+            secrets: Kind::new("secrets", writer.clone(), release::keep_secret),
+            config_maps: Kind::new("configmaps", writer.clone(), kept::metadata),
+        }
+    }
+}
+
+type TellOf<T> = Box<dyn Fn(&Change<'_, T>) + Send + Sync>;
+
+/// To be called with every change of the shared kinds.
+pub(crate) struct Tell {
+    pub release: TellOf<HelmRelease>,
+    pub secret: TellOf<SecretFacts>,
+    pub config_map: TellOf<Stored>,
 }
 
 /// Whom a change concerns.
@@ -80,12 +107,18 @@ impl Concerns {
     }
 }
 
-/// Adds Workspaces and Users to an operator. Whoever watches `releases` must call what is returned with every change.
-pub fn install(
-    operator: &mut Operator,
-    releases: &Arc<Releases>,
-    config: &Config,
-) -> impl Fn(&Change<'_, HelmRelease>) + Send + Sync + 'static {
+/// Adds Workspaces and Users to an operator, without releases: those are only written.
+pub fn install_alone(operator: &mut Operator, config: &Config) -> Arc<Releases> {
+    let shared = Shared::new(&operator.writer(MANAGER));
+    let tell = install(operator, &shared, config);
+    operator.watch(&shared.releases, tell.release);
+    operator.watch(&shared.secrets, tell.secret);
+    operator.watch(&shared.config_maps, tell.config_map);
+    shared.releases
+}
+
+/// Adds Workspaces and Users to an operator. Whoever watches the shared kinds must tell of every change.
+pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config) -> Tell {
     let (workspaces, users) = (operator.queue(config.resync), operator.queue(config.resync));
     let concerns = Concerns {
         workspaces: workspaces.clone(),
@@ -96,14 +129,18 @@ pub fn install(
         sources: Arc::default(),
     };
     let kinds = Kinds::new(operator, &concerns);
-    let (owned_releases, of_releases) = (Arc::<Index<Box<str>>>::default(), concerns.clone());
-    let shelves = Arc::new(kinds.shelves(Shelf::of(releases, &owned_releases, false)));
+    let [owned_releases, owned_secrets, owned_maps] = std::array::from_fn(|_| Arc::<Index<Box<str>>>::default());
+    let shelves = Arc::new(kinds.shelves([
+        (ObjectKind::HelmRelease, Shelf::of(&shared.releases, &owned_releases, false)),
+        (ObjectKind::Secret, Shelf::of(&shared.secrets, &owned_secrets, false)),
+        (ObjectKind::ConfigMap, Shelf::of(&shared.config_maps, &owned_maps, false)),
+    ]));
     let team = team::TeamLayer {
         workspaces: kinds.workspaces.clone(),
-        releases: releases.clone(),
+        releases: shared.releases.clone(),
         users: kinds.users.clone(),
         sets: kinds.sets.0.clone(),
-        secrets: kinds.secrets.0.clone(),
+        secrets: shared.secrets.clone(),
         namespaces: kinds.namespaces.clone(),
         endpoints: kinds.endpoints.clone(),
         shelves: shelves.clone(),
@@ -123,10 +160,26 @@ pub fn install(
     };
     operator.drive(team, workspaces, config.concurrency);
     operator.drive(user, users, config.concurrency);
-    move |change| {
-        index(&owned_releases, change);
-        // Also what was learnt from an answer: others write releases, and wait for what becomes of them.
-        of_releases.owners(change);
+    let (of_releases, of_secrets, of_maps) = (concerns.clone(), concerns.clone(), concerns);
+    Tell {
+        release: Box::new(move |change| {
+            index(&owned_releases, change);
+            // Also what was learnt from an answer: others write releases, and wait for what becomes of them.
+            of_releases.owners(change);
+        }),
+        secret: Box::new(move |change| {
+            index(&owned_secrets, change);
+            if change.is_heard {
+                of_secrets.owners(change);
+                of_secrets.sources.keys(change.key).iter().for_each(|key| of_secrets.workspaces.changed(key));
+            }
+        }),
+        config_map: Box::new(move |change| {
+            index(&owned_maps, change);
+            if change.is_heard {
+                of_maps.owners(change);
+            }
+        }),
     }
 }
 
@@ -140,8 +193,6 @@ struct Kinds {
     namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
     endpoints: Arc<Kind<Json<EndpointSlice>, Vec<plan::workspaces::team::Endpoint>>>,
     pods: Arc<Kind<Json<Pod>, plan::workspaces::user::PodFacts>>,
-    secrets: Shelved<Metadata<Secret>, Stored>,
-    config_maps: Shelved<Metadata<ConfigMap>, Stored>,
     claims: Shelved<Metadata<PersistentVolumeClaim>, Stored>,
     sets: Shelved<Json<StatefulSet>, Stored>,
     services: Shelved<Json<Service>, Stored>,
@@ -162,8 +213,6 @@ impl Kinds {
             namespaces: watch_namespaces(operator, concerns),
             endpoints: watch_endpoints(operator, concerns),
             pods: watch_pods(operator, concerns),
-            secrets: watch_secrets(operator, concerns),
-            config_maps: watch_derived(operator, concerns, "configmaps", kept::metadata),
             claims: watch_derived(operator, concerns, "persistentvolumeclaims", kept::metadata),
             sets: watch_derived(operator, concerns, "statefulsets", kept::with_status),
             services: watch_derived(operator, concerns, "services of users", kept::whole),
@@ -175,15 +224,12 @@ impl Kinds {
         }
     }
 
-    fn shelves(&self, releases: Shelf) -> Shelves {
+    fn shelves(&self, shared: [(ObjectKind, Shelf); 3]) -> Shelves {
         fn selected<W: View>((kind, owned): &Shelved<W, Stored>) -> Shelf {
             Shelf::of(kind, owned, true)
         }
-        Shelves::new([
-            (ObjectKind::HelmRelease, releases),
+        let own = [
             (ObjectKind::User, Shelf::of(&self.users, &self.owned_users, false)),
-            (ObjectKind::Secret, Shelf::of(&self.secrets.0, &self.secrets.1, false)),
-            (ObjectKind::ConfigMap, selected(&self.config_maps)),
             (ObjectKind::PersistentVolumeClaim, selected(&self.claims)),
             (ObjectKind::StatefulSet, selected(&self.sets)),
             (ObjectKind::Service, selected(&self.services)),
@@ -192,7 +238,8 @@ impl Kinds {
             (ObjectKind::RoleBinding, selected(&self.bindings)),
             (ObjectKind::NetworkPolicy, selected(&self.policies)),
             (ObjectKind::Ingress, selected(&self.ingresses)),
-        ])
+        ];
+        Shelves::new(shared.into_iter().chain(own))
     }
 }
 
@@ -279,21 +326,6 @@ fn watch_pods(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Json<Pod
         }
     });
     kind
-}
-
-/// All of them, since configs may take from any; content is never held.
-fn watch_secrets(operator: &mut Operator, concerns: &Concerns) -> Shelved<Metadata<Secret>, Stored> {
-    let kind = Kind::new("secrets", operator.writer(MANAGER), kept::metadata);
-    let owned = Arc::<Index<Box<str>>>::default();
-    let (concerns, index_of) = (concerns.clone(), owned.clone());
-    operator.watch(&kind, move |change| {
-        index(&index_of, change);
-        if change.is_heard {
-            concerns.owners(change);
-            concerns.sources.keys(change.key).iter().for_each(|key| concerns.workspaces.changed(key));
-        }
-    });
-    (kind, owned)
 }
 
 /// A kind of which only derived objects are looked at.

@@ -9,7 +9,10 @@ use api::workspace::{
 };
 use serde_json::json;
 
-use crate::{Why, object::digest};
+use crate::{
+    Why,
+    object::{bytes, digest},
+};
 
 /// What the operator as a whole allows.
 #[derive(Clone, Debug, PartialEq)]
@@ -108,7 +111,13 @@ pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
     if spec.chart.repository().is_none() {
         return Err(invalid("spec.chart.repo must begin with http://, https://, oci:// or file://"));
     }
-    let memory = spec.memory.as_deref().map(bytes).transpose()?;
+    let memory =
+        match spec.memory.as_deref() {
+            None => None,
+            Some(text) => Some(bytes(text).ok_or_else(|| {
+                invalid(format!("spec.memory {text:?} is not an amount of memory; write it like 512Mi"))
+            })?),
+        };
     if let Some(memory) = memory.filter(|memory| *memory > policy.total_memory) {
         return Err(Why {
             reason: Reason::MemoryExceedsBudget,
@@ -157,27 +166,6 @@ pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
         suspend: spec.suspend.unwrap_or(false),
         stopped: spec.stopped.unwrap_or(false),
     })
-}
-
-/// A quantity of memory: `512Mi`, `1G`, `100000000`.
-fn bytes(text: &str) -> Result<u64, Why> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let factor: f64 = match &text[digits..] {
-        "" => 1.0,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "Ki" => 1024.0,
-        "Mi" => 1_048_576.0,
-        "Gi" => 1_073_741_824.0,
-        _ => f64::NAN,
-    };
-    let number = text[..digits].parse::<f64>().unwrap_or(f64::NAN) * factor;
-    if number.is_nan() || number < 1.0 {
-        return Err(invalid(format!("spec.memory {text:?} is not an amount of memory; write it like 512Mi")));
-    }
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, and `as` saturates")]
-    Ok(number as u64)
 }
 
 /// Stands for where a chart is to come from, so that a resolved version is known to answer this very question.

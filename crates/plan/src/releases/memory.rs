@@ -71,7 +71,7 @@ fn history(status: &HelmReleaseStatus, stored: &[Stored]) -> Vec<ReleaseRevision
             revision: stored.revision,
             status: stored.status.as_str().to_owned(),
             secret_uid: Some(stored.uid.clone()),
-            last_deployed: stored.modified_at,
+            last_deployed: stored.created_at,
             ..known.cloned().unwrap_or_default()
         }
     };
@@ -91,7 +91,7 @@ fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Observed, now: 
         }
         (Err(_), OperationKind::Test) | (_, OperationKind::Fetch) => {}
         (Ok(()), OperationKind::Install | OperationKind::Upgrade) => {
-            if deployed(observed).is_some_and(|stored| stored.revision > operation.revision) {
+            if is_new(status, observed, operation.revision) {
                 succeed(status, &operation.digest, operation.chart_version.as_deref(), now);
             }
         }
@@ -171,8 +171,8 @@ fn settle_interrupted(status: &mut HelmReleaseStatus, observed: &Observed) {
         return;
     }
     status.operation = None;
-    let is_new = deployed(observed).is_some_and(|newest| newest.revision > operation.revision);
-    let at = newest.and_then(|newest| newest.modified_at).unwrap_or_default();
+    let is_new = is_new(status, observed, operation.revision);
+    let at = newest.and_then(|newest| newest.created_at).unwrap_or_default();
     match operation.kind {
         OperationKind::Install | OperationKind::Upgrade if is_new => {
             succeed(status, &operation.digest, operation.chart_version.as_deref(), at);
@@ -183,9 +183,12 @@ fn settle_interrupted(status: &mut HelmReleaseStatus, observed: &Observed) {
     }
 }
 
-/// The newest revision, if it is deployed.
-fn deployed(observed: &Observed) -> Option<&Stored> {
-    observed.stored()?.last().filter(|stored| stored.status == StoredStatus::Deployed)
+/// Whether the newest revision is deployed and came after `revision`. Numbers begin anew where the release was
+/// uninstalled by hand meanwhile; then it is one that we do not know.
+fn is_new(status: &HelmReleaseStatus, observed: &Observed, revision: u32) -> bool {
+    let newest = observed.stored().and_then(<[Stored]>::last).filter(|s| s.status == StoredStatus::Deployed);
+    let is_known = status.history.first().is_some_and(|entry| entry.digest.is_some());
+    newest.is_some_and(|newest| newest.revision > revision || !is_known)
 }
 
 /// The end of a text: helm says last what went wrong.

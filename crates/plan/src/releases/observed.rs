@@ -40,6 +40,9 @@ pub struct Stored {
     pub uid: String,
     /// Of the Secret, for a write that must not overtake another.
     pub resource_version: String,
+    pub created_at: Option<Timestamp>,
+    /// When it last changed; known only where somebody asked, that is for an unfinished revision. Not from Helm's own
+    /// label of that name: Helm 4 carries it over from revision to revision.
     pub modified_at: Option<Timestamp>,
 }
 

@@ -134,3 +134,22 @@ proptest! {
         prop_assert_eq!(digest(&one) == digest(&other), one == other);
     }
 }
+
+#[test]
+fn a_merge_patch_names_what_changed_and_what_vanished() {
+    let before = json!({ "same": 1, "gone": 2, "map": { "same": 1, "gone": 2 }, "list": [1] });
+    let after = json!({ "same": 1, "new": 3, "map": { "same": 1, "new": 3 }, "list": [1, 2] });
+    let patch = json!({ "gone": null, "new": 3, "map": { "gone": null, "new": 3 }, "list": [1, 2] });
+    assert_eq!(plan::object::merge_patch(&before, &after), patch);
+    assert_eq!(plan::object::merge_patch(&after, &after), json!({}));
+}
+
+#[test]
+fn amounts_of_memory_are_read() {
+    for (text, amount) in [("512Mi", 536_870_912), ("1G", 1_000_000_000), ("1.5Ki", 1536), ("42", 42)] {
+        assert_eq!(plan::object::bytes(text), Some(amount), "{text}");
+    }
+    for text in ["", "Mi", "-1Mi", "1 Gi", "lots", "0", "1e3", "NaN"] {
+        assert_eq!(plan::object::bytes(text), None, "{text}");
+    }
+}

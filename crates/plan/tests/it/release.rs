@@ -33,6 +33,7 @@ fn stored(revision: u32, status: StoredStatus, at: Timestamp) -> Stored {
         status,
         uid: format!("uid-{revision}"),
         resource_version: revision.to_string(),
+        created_at: Some(at),
         modified_at: Some(at),
     }
 }
@@ -325,6 +326,19 @@ fn somebody_elses_lock_is_left_alone_for_half_a_minute() {
     world.now += Duration::from_secs(30);
     world.settle();
     assert_eq!(world.kinds(), [Upgrade]);
+    assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
+}
+
+#[test]
+fn an_uninstall_by_hand_is_left_to_end_and_the_release_comes_back() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    let at = world.now;
+    *world.storage() = vec![stored(1, StoredStatus::Uninstalling, at)];
+    assert_eq!(world.rest().blocked.unwrap().reason, Reason::Locked);
+    world.storage().clear();
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Install]);
     assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
 }
 

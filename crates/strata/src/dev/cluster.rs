@@ -120,7 +120,7 @@ fn is_served(crd: &CustomResourceDefinition) -> bool {
 /// All that the operator needs, in the order of creation.
 pub fn installed() -> Vec<DynamicObject> {
     let metadata = ObjectMeta { name: Some(NAMESPACE.to_owned()), ..ObjectMeta::default() };
-    let rbac = runtime::rights::rbac(NAMESPACE, ACCOUNT, performers::rights::CLUSTER);
+    let rbac = runtime::rights::rbac(NAMESPACE, ACCOUNT, &crate::manifest::layer_rights());
     let mut objects = vec![dynamic(&Namespace { metadata, ..Namespace::default() })];
     objects.extend(api::crds().iter().map(dynamic));
     objects.extend([
@@ -129,6 +129,9 @@ pub fn installed() -> Vec<DynamicObject> {
         dynamic(&rbac.cluster_binding),
         dynamic(&rbac.role),
         dynamic(&rbac.binding),
+        // On one's own machine helm may act as the operator.
+        dynamic(&workspaces::rights::helm_role()),
+        dynamic(&workspaces::rights::helm_binding(NAMESPACE, ACCOUNT)),
     ]);
     objects
 }

@@ -1,6 +1,7 @@
 //! The operator as a process of its own: this binary once more, under its own identity.
 
 use std::{
+    ffi::OsStr,
     fs,
     io::{Read, Seek, SeekFrom},
     path::{Path, PathBuf},
@@ -40,12 +41,17 @@ impl Operator {
     pub async fn start(place: &Place, kubeconfig: &Path) -> Result<Self, Failure> {
         let binary = std::env::current_exe()
             .map_err(|error| Failure::new(format!("cannot find this program's own file: {error}")))?;
+        let helm = testbed::tools::path("helm").await?;
         let log = place.file(OPERATOR_LOG);
         let begin = fs::metadata(&log).map_or(0, |metadata| metadata.len());
         let program = Program::new(NAME, binary, &log)
             .args(["operator", "--kubeconfig"])
             .args([kubeconfig])
             .args(["--lease-namespace", NAMESPACE, "--log-format", "json"])
+            .args([OsStr::new("--helm"), helm.as_os_str()])
+            .args([OsStr::new("--helm-directory"), place.file("helm").as_os_str()])
+            // Within the grace that it gets itself.
+            .args(["--helm-grace-period", "5s"])
             // Any free port: several environments run side by side.
             .args(["--health-probe-bind-address", "127.0.0.1:0", "--metrics-bind-address", "127.0.0.1:0"]);
         let child = Child::start(program)?;

@@ -11,7 +11,7 @@
 //! | end of file: we are gone | asks, and after [`ORPHAN_GRACE`] ends the whole group |
 //!
 //! On standard output it writes one line with the child's process id and, when the child has ended, one with a
-//! [`Report`]. Nothing else runs here, no runtime and no TLS: it has to start in milliseconds.
+//! report. Nothing else runs here, no runtime and no TLS: it has to start in milliseconds.
 
 use std::{
     ffi::OsString,

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::{command::OperationKind, files::Private};
+
 /// Why an operation failed, as far as it steers what comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
@@ -73,6 +75,7 @@ pub(super) enum Stopped {
 /// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ending<'a> {
+    pub operation: OperationKind,
     pub exit: Option<i32>,
     pub signal: Option<i32>,
     pub stderr: &'a str,
@@ -84,34 +87,48 @@ const MESSAGE_BYTES: usize = 4096;
 /// Shorter strings occur by chance, and cutting them out would leave no message.
 const SHORTEST_SECRET: usize = 4;
 
-/// helm's words by class; the first that occurs decides, so the more specific stand first.
-const WORDS: [(&str, Class); 22] = [
-    ("another operation (install/upgrade/rollback) is in progress", Class::Locked),
+/// Words of Go's runtime, whatever it was asked to do. In each table the first that occurs decides.
+const OUT_OF_MEMORY: [(&str, Class); 4] = [
     ("fatal error: runtime: out of memory", Class::OutOfMemory),
     ("fatal error: out of memory", Class::OutOfMemory),
     ("fatal error: runtime: cannot allocate memory", Class::OutOfMemory),
-    ("runtime: cannot map pages in arena", Class::OutOfMemory),
-    ("runtime: failed to create new OS thread", Class::OutOfMemory),
-    ("Release not loaded:", Class::ReleaseNotFound),
-    ("release: not found", Class::ReleaseNotFound),
+    ("failed to create new OS thread", Class::OutOfMemory),
+];
+/// helm's words when it fetches a chart.
+const OF_A_PULL: [(&str, Class); 15] = [
     ("no chart version found", Class::ChartNotFound),
     ("no chart name found", Class::ChartNotFound),
-    ("not found in", Class::ChartNotFound),
-    ("404 Not Found", Class::ChartNotFound),
     ("could not locate a version matching", Class::ChartNotFound),
+    ("404 Not Found", Class::ChartNotFound),
+    ("status code 404", Class::ChartNotFound),
+    (": not found", Class::ChartNotFound),
     ("401 Unauthorized", Class::Unauthorised),
-    ("unauthorized", Class::Unauthorised),
+    ("status code 401", Class::Unauthorised),
     ("403 Forbidden", Class::Unauthorised),
-    ("is forbidden:", Class::Forbidden),
-    ("kubernetes cluster unreachable", Class::Unreachable),
+    ("status code 403", Class::Unauthorised),
+    ("credential not found", Class::Unauthorised),
     ("connection refused", Class::Unreachable),
     ("no such host", Class::Unreachable),
+    ("i/o timeout", Class::Unreachable),
+    ("context deadline exceeded", Class::Timeout),
+];
+/// helm's words when it works on a release. A wait in vain quotes what its objects say, which may be of any kind, so
+/// that stands before what else could be read out of it.
+const OF_A_RELEASE: [(&str, Class); 9] = [
+    ("another operation (install/upgrade/rollback) is in progress", Class::Locked),
+    ("release: not found", Class::ReleaseNotFound),
+    ("kubernetes cluster unreachable", Class::Unreachable),
     ("context deadline exceeded", Class::Timeout),
     ("timed out waiting", Class::Timeout),
+    // Not a quota, which is also "forbidden".
+    ("is forbidden: User", Class::Forbidden),
+    ("the server has asked for the client to provide credentials", Class::Forbidden),
+    ("connection refused", Class::Unreachable),
+    ("no such host", Class::Unreachable),
 ];
 
 /// The result of one operation. `secrets` are cut out of every message.
-pub(super) fn judge(ending: Ending<'_>, secrets: &[String]) -> Result<(), Failure> {
+pub(super) fn judge(ending: Ending<'_>, secrets: &[Private]) -> Result<(), Failure> {
     if ending.exit == Some(0) {
         // Also when we had asked it to end: it was done before.
         return Ok(());
@@ -121,7 +138,7 @@ pub(super) fn judge(ending: Ending<'_>, secrets: &[String]) -> Result<(), Failur
         Some(Stopped::Deadline) => Class::Timeout,
         Some(Stopped::Cancelled | Stopped::Draining) => Class::Cancelled,
         None if ending.exit.is_none() => Class::Killed,
-        None => class_of(ending.stderr),
+        None => class_of(ending.operation, &said),
     };
     let lead = match (ending.stopped, class, ending.signal) {
         (Some(Stopped::Deadline), ..) => "ended because its time was over; ".to_owned(),
@@ -135,8 +152,10 @@ pub(super) fn judge(ending: Ending<'_>, secrets: &[String]) -> Result<(), Failur
     Err(Failure { class, message: bounded(format!("{lead}{said}")) })
 }
 
-fn class_of(stderr: &str) -> Class {
-    WORDS.iter().find(|(words, _)| stderr.contains(words)).map_or(Class::Other, |(_, class)| *class)
+fn class_of(operation: OperationKind, said: &str) -> Class {
+    let table = if operation == OperationKind::Pull { &OF_A_PULL[..] } else { &OF_A_RELEASE };
+    let mut words = OUT_OF_MEMORY.iter().chain(table);
+    words.find(|(words, _)| said.contains(words)).map_or(Class::Other, |(_, class)| *class)
 }
 
 /// From helm's last error on; where it has none, its last lines.
@@ -150,9 +169,10 @@ fn last_words(stderr: &str) -> String {
 }
 
 /// Cuts out the given secrets, whole and line by line, and the credentials of every URL.
-pub(super) fn redact(text: &str, secrets: &[String]) -> String {
+pub(super) fn redact(text: &str, secrets: &[Private]) -> String {
     let mut text = text.to_owned();
-    let mut parts: Vec<_> = secrets.iter().flat_map(|secret| secret.lines().chain([secret.as_str()])).collect();
+    let secrets: Vec<_> = secrets.iter().map(|secret| String::from_utf8_lossy(secret.expose())).collect();
+    let mut parts: Vec<_> = secrets.iter().flat_map(|secret| secret.lines().chain([&**secret])).collect();
     // The longest first: a part cut out of a longer secret would leave the rest of it.
     parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
     for part in parts.into_iter().map(str::trim).filter(|part| part.len() >= SHORTEST_SECRET) {
@@ -183,46 +203,62 @@ fn bounded(mut message: String) -> String {
 mod tests {
     use super::*;
 
-    fn check(stderr: &str, class: Class, message: &str) {
-        let ending = Ending { exit: Some(1), signal: None, stderr, stopped: None };
-        let failure = judge(ending, &["hunter2".into(), "first line\nsecond line".into()]).unwrap_err();
-        assert_eq!((failure.class, failure.message.as_str()), (class, message));
+    fn judged(operation: OperationKind, stderr: &str) -> Failure {
+        let ending = Ending { operation, exit: Some(1), signal: None, stderr, stopped: None };
+        judge(ending, &["hunter2", "first line\nsecond line"].map(Private::new)).unwrap_err()
+    }
+
+    fn check(operation: OperationKind, said: &str, class: Class) {
+        let failure = judged(operation, &format!("level=WARN msg=\"404 Not Found\"\nError: {said}\n"));
+        assert_eq!((failure.class, failure.message.as_str()), (class, said));
     }
 
     /// All of them were said by helm 4.3.1.
     #[test]
     fn helm_words_have_a_class() {
-        let busy = "UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress";
-        check(&format!("Error: {busy}\n"), Class::Locked, busy);
-        let forbidden = "query: failed to query with labels: secrets is forbidden: User \"nobody\" cannot list";
-        check(&format!("level=WARN msg=x\nError: {forbidden}"), Class::Forbidden, forbidden);
-        let dead = "kubernetes cluster unreachable: Get \"https://127.0.0.1:1/version\": dial tcp: connection refused";
-        check(&format!("Error: {dead}"), Class::Unreachable, dead);
-        let slow = "UPGRADE FAILED: resource Deployment/exp/t not ready.\ncontext deadline exceeded";
-        check(&format!("Error: {slow}"), Class::Timeout, slow);
-        let missing = "chart \"four\" matching ^2.0 not found in r1 index. (try 'helm repo update'): \
-                       no chart version found for four-^2.0";
-        check(&format!("Error: {missing}"), Class::ChartNotFound, missing);
-        check("Error: release: not found", Class::ReleaseNotFound, "release: not found");
-        let gone = "uninstall: Release not loaded: nope: release: not found";
-        check(&format!("Error: {gone}"), Class::ReleaseNotFound, gone);
-        let locked_out = "failed to fetch http://h/four-1.0.0.tgz : 401 Unauthorized";
-        check(&format!("Error: {locked_out}"), Class::Unauthorised, locked_out);
-        let memory = "helm needed more memory than it may use; fatal error: runtime: out of memory";
-        check("fatal error: runtime: out of memory\n\nruntime stack:\nmore", Class::OutOfMemory, memory);
-        check("", Class::Other, "helm said nothing");
+        let release = |said, class| check(OperationKind::Upgrade, said, class);
+        release("UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress", Class::Locked);
+        release("secrets is forbidden: User \"nobody\" cannot list resource \"secrets\"", Class::Forbidden);
+        release("pods \"web\" is forbidden: exceeded quota: compute", Class::Other);
+        release("kubernetes cluster unreachable: Get \"https://h/version\": connection refused", Class::Unreachable);
+        release("UPGRADE FAILED: resource Deployment/exp/t not ready.\ncontext deadline exceeded", Class::Timeout);
+        release("release: not found", Class::ReleaseNotFound);
+        release("uninstall: Release not loaded: nope: release: not found", Class::ReleaseNotFound);
+        release("create: failed to create: namespaces \"nowhere\" not found", Class::Other);
+        let pull = |said, class| check(OperationKind::Pull, said, class);
+        pull(
+            "chart \"four\" matching ^2.0 not found in r1 index: no chart version found for four",
+            Class::ChartNotFound,
+        );
+        pull("could not locate a version matching provided version string ^2.0", Class::ChartNotFound);
+        pull("failed to perform \"FetchReference\" on source: h/charts/four:2.0.0: not found", Class::ChartNotFound);
+        pull("GET \"http://h/v2/charts/nope/tags/list\": response status code 404: name unknown", Class::ChartNotFound);
+        pull("failed to fetch http://h/four-1.0.0.tgz : 401 Unauthorized", Class::Unauthorised);
+        pull("failed to perform \"FetchReference\" on source: Get \"x\": connection refused", Class::Unreachable);
+    }
+
+    #[test]
+    fn memory_that_ran_out_is_told_without_the_stack() {
+        let failure = judged(OperationKind::Install, "fatal error: runtime: out of memory\n\nruntime stack:\nmore");
+        let message = "helm needed more memory than it may use; fatal error: runtime: out of memory";
+        assert_eq!((failure.class, failure.message.as_str()), (Class::OutOfMemory, message));
     }
 
     #[test]
     fn secrets_are_cut_out() {
-        check("Error: bad hunter2 in hunter2", Class::Other, "bad [redacted] in [redacted]");
-        check("Error: second line stands alone", Class::Other, "[redacted] stands alone");
-        check("Error: Get \"https://u:p@ss@host/x\": y", Class::Other, "Get \"https://host/x\": y");
+        let check = |said, message| assert_eq!(judged(OperationKind::Install, said).message, message);
+        check("Error: bad hunter2 in hunter2", "bad [redacted] in [redacted]");
+        check("Error: second line stands alone", "[redacted] stands alone");
+        check("Error: Get \"https://u:p@ss@host/x\": y", "Get \"https://host/x\": y");
+        check("", "helm said nothing");
     }
 
     #[test]
     fn an_ending_of_ours_is_told_as_such_and_success_wins() {
-        let ending = |exit, stopped| Ending { exit, signal: Some(9), stderr: "", stopped };
+        let ending = |exit, stopped| {
+            let operation = OperationKind::Install;
+            Ending { operation, exit, signal: Some(9), stderr: "", stopped }
+        };
         assert_eq!(judge(ending(Some(0), Some(Stopped::Deadline)), &[]), Ok(()));
         let class = |exit, stopped| judge(ending(exit, stopped), &[]).unwrap_err().class;
         assert_eq!(class(Some(1), Some(Stopped::Deadline)), Class::Timeout);
@@ -233,7 +269,6 @@ mod tests {
     #[test]
     fn a_message_is_bounded() {
         let stderr = format!("Error: {}", "é".repeat(MESSAGE_BYTES));
-        let ending = Ending { exit: Some(1), signal: None, stderr: &stderr, stopped: None };
-        assert!(judge(ending, &[]).unwrap_err().message.len() <= MESSAGE_BYTES);
+        assert!(judged(OperationKind::Install, &stderr).message.len() <= MESSAGE_BYTES);
     }
 }

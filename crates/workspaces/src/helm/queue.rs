@@ -20,6 +20,8 @@ pub(super) struct Queue<T> {
     running: HashMap<Key, u64>,
     namespaces: BTreeMap<Arc<str>, Turns<T>>,
     turn: u64,
+    /// Its turn has come and it does not fit yet.
+    held: Option<Key>,
 }
 
 #[derive(Debug)]
@@ -39,7 +41,7 @@ struct Waiting<T> {
 
 impl<T> Queue<T> {
     pub fn new(total: u64) -> Self {
-        Self { total, in_use: 0, running: HashMap::new(), namespaces: BTreeMap::new(), turn: 0 }
+        Self { total, in_use: 0, running: HashMap::new(), namespaces: BTreeMap::new(), turn: 0, held: None }
     }
 
     /// Puts a request in its line, in the place of a waiting one of the same key, which is returned.
@@ -62,26 +64,39 @@ impl<T> Queue<T> {
 
     /// Takes the request that starts now, if any; call until there is none.
     pub fn start_next(&mut self) -> Option<(Key, u64, T)> {
-        let running = &self.running;
-        let (namespace, at) = self
-            .namespaces
-            .iter()
-            .filter_map(|(namespace, turns)| {
-                // A key that runs already waits for its own end and holds up nobody else.
-                let at = turns.waiting.iter().position(|waiting| !running.contains_key(&waiting.key))?;
-                Some(((turns.in_use, turns.last), namespace, at))
-            })
-            .min_by_key(|(order, ..)| *order)
-            .map(|(_, namespace, at)| (namespace.clone(), at))?;
+        let (namespace, at) = self.held().or_else(|| self.candidate())?;
         let free = self.total - self.in_use;
-        let turns = self.namespaces.get_mut(&namespace).filter(|turns| turns.waiting[at].bytes <= free)?;
+        let turns = self.namespaces.get_mut(&namespace)?;
+        let next = &turns.waiting[at];
+        if next.bytes > free {
+            self.held = Some(next.key.clone());
+            return None;
+        }
         let Waiting { key, bytes, request } = turns.waiting.remove(at)?;
+        self.held = None;
         self.turn += 1;
         turns.last = self.turn;
         turns.in_use += bytes;
         self.in_use += bytes;
         self.running.insert(key.clone(), bytes);
         Some((key, bytes, request))
+    }
+
+    /// The request that did not fit last time, if it still waits.
+    fn held(&self) -> Option<(Arc<str>, usize)> {
+        let key = self.held.as_ref()?;
+        let waiting = &self.namespaces.get(&key.namespace)?.waiting;
+        Some((key.namespace.clone(), waiting.iter().position(|waiting| waiting.key == *key)?))
+    }
+
+    /// Whose turn it is, fitting or not.
+    fn candidate(&self) -> Option<(Arc<str>, usize)> {
+        let candidates = self.namespaces.iter().filter_map(|(namespace, turns)| {
+            // A key that runs already waits for its own end and holds up nobody else.
+            let at = turns.waiting.iter().position(|waiting| !self.running.contains_key(&waiting.key))?;
+            Some(((turns.in_use, turns.last), namespace, at))
+        });
+        candidates.min_by_key(|(order, ..)| *order).map(|(_, namespace, at)| (namespace.clone(), at))
     }
 
     /// What ran has ended.

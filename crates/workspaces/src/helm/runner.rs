@@ -100,7 +100,7 @@ pub struct Request {
     /// Bytes, instead of the configured.
     pub memory: Option<u64>,
     /// Cut out of every message.
-    pub secrets: Vec<String>,
+    pub secrets: Vec<Private>,
 }
 
 /// Why a request is not even put in line.
@@ -127,7 +127,7 @@ pub enum State {
         label: Arc<str>,
         since: Timestamp,
     },
-    /// Until it is taken, or the key's next request.
+    /// Until it is taken, or the key's next request: take it, also of an object that is gone.
     Finished(Arc<Finished>),
 }
 
@@ -264,9 +264,14 @@ impl Runner {
 
     /// Starts nothing more, drops what waits, ends what runs within `grace`, and returns when all of it is gone.
     pub async fn drain(&self, grace: Duration) {
+        self.0.lock().is_draining = true;
+        self.cancel_all(grace).await;
+    }
+
+    /// Drops what waits, ends what runs within `grace`, and returns when all of it is gone.
+    pub async fn cancel_all(&self, grace: Duration) {
         {
             let mut shared = self.0.lock();
-            shared.is_draining = true;
             shared.queue.clear();
             let stop = Stop { why: Stopped::Draining, kill_at: self.0.config.clock.instant() + grace };
             for running in shared.running.values() {
@@ -360,7 +365,8 @@ impl Inner {
                 return (Err(Failure::new(Class::Killed, message)), Report::default());
             }
         };
-        let ending = Ending { exit: report.exit, signal: report.signal, stderr: &report.stderr, stopped };
+        let Report { exit, signal, ref stderr, .. } = report;
+        let ending = Ending { operation: request.operation.kind(), exit, signal, stderr, stopped };
         let result = output::judge(ending, &request.secrets);
         report.stdout = output::redact(&report.stdout, &request.secrets);
         (result, report)

@@ -13,6 +13,8 @@ use runtime::{Json, Metadata, Versioned};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
+use crate::release::SecretFacts;
+
 /// The controller of an object.
 pub struct Owner<'a> {
     pub kind: &'a str,
@@ -56,6 +58,24 @@ impl Stored {
         }
     }
 
+    /// What only metadata are known of.
+    pub fn of_metadata<K>(object: Metadata<K>) -> Self {
+        Self::new(&object.metadata, || json!({ "metadata": object.metadata }), Value::Null)
+    }
+
+    fn found_at(&self, version: u64) -> Found {
+        Found {
+            uid: self.uid.to_string(),
+            resource_version: version.to_string(),
+            owner_uid: self.owner().map(|owner| owner.uid.to_owned()),
+            is_going: self.is_going,
+            generation: self.generation,
+            content: Body(self.content()),
+            status: self.status.clone(),
+            accepted: None,
+        }
+    }
+
     pub fn content(&self) -> Value {
         serde_json::from_slice(&self.content).expect("it was written as JSON")
     }
@@ -67,17 +87,17 @@ impl Owned for Stored {
     }
 
     fn found(version: &Versioned<Self>) -> Found {
-        let stored = &version.value;
-        Found {
-            uid: stored.uid.to_string(),
-            resource_version: version.version.to_string(),
-            owner_uid: stored.owner().map(|owner| owner.uid.to_owned()),
-            is_going: stored.is_going,
-            generation: stored.generation,
-            content: Body(stored.content()),
-            status: stored.status.clone(),
-            accepted: None,
-        }
+        version.value.found_at(version.version)
+    }
+}
+
+impl Owned for SecretFacts {
+    fn owner(&self) -> Option<Owner<'_>> {
+        self.stored.owner()
+    }
+
+    fn found(version: &Versioned<Self>) -> Found {
+        version.value.stored.found_at(version.version)
     }
 }
 
@@ -93,7 +113,7 @@ pub fn with_status<K>(object: Json<K>) -> Option<Stored> {
 
 #[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
 pub fn metadata<K>(object: Metadata<K>) -> Option<Stored> {
-    Some(Stored::new(&object.metadata, || json!({ "metadata": object.metadata }), Value::Null))
+    Some(Stored::of_metadata(object))
 }
 
 #[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]

@@ -23,7 +23,7 @@ use runtime::{Clock, Error, Executed, Json, Key, Kind, Layer, Metadata, Recorder
 use serde_json::json;
 
 use super::{
-    Concerns, Releases,
+    Concerns, Releases, Secrets,
     kept::{Owned, Stored},
     shelf::Shelves,
     subject::Subject,
@@ -37,7 +37,7 @@ pub struct TeamLayer {
     pub releases: Arc<Releases>,
     pub users: Arc<Kind<Json<User>, User>>,
     pub sets: Arc<Kind<Json<StatefulSet>, Stored>>,
-    pub secrets: Arc<Kind<Metadata<Secret>, Stored>>,
+    pub secrets: Arc<Secrets>,
     pub namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
     pub endpoints: Arc<Kind<Json<EndpointSlice>, Vec<Endpoint>>>,
     pub shelves: Arc<Shelves>,

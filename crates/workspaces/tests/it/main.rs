@@ -1,5 +1,11 @@
-//! The workspaces layer on a real API server.
-
+//! The workspaces layer on real parts: the helm runner (with a fake helm for load and misbehaviour alone), releases,
+//! and teams.
+#![expect(clippy::unwrap_used, reason = "all of this is tests; clippy takes only the marked functions for such")]
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
+mod fake;
+mod harness;
+mod lifetime;
+mod release;
+mod source;
 mod teams;

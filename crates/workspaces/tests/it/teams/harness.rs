@@ -83,7 +83,7 @@ impl World {
 
     async fn start(config: teams::Config) -> Result<Self> {
         let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
-        let rbac = rights::rbac(NAMESPACE, ACCOUNT, workspaces::rights::TEAMS);
+        let rbac = rights::rbac(NAMESPACE, ACCOUNT, workspaces::rights::CLUSTER);
         let mut objects: Vec<_> = api::workspace::crds().iter().map(|crd| json!(crd)).collect();
         objects.push(json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } }));
         objects.extend(rbac.objects());
@@ -107,9 +107,7 @@ impl World {
             instance: "test".into(),
         };
         let mut operator = Operator::new(client, settings, Clock::default(), CancellationToken::new());
-        let releases = teams::releases(operator.writer(MANAGER));
-        let tell = teams::install(&mut operator, &releases, &config);
-        operator.watch(&releases, tell);
+        teams::install_alone(&mut operator, &config);
         let metrics = operator.metrics.clone();
         tokio::spawn(operator.run(|_| {}));
         tokio::spawn(play_helm(control_plane.client().await?));

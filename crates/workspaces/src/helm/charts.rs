@@ -1,0 +1,482 @@
+//! Where charts come from, and the cache they are kept in.
+//!
+//! [`Charts::find`] answers from memory and never blocks; what is not known yet is worked on in the background, once
+//! however many ask. A chart of an exact version is fetched once. A range is looked at again when the time to live is
+//! over: by a conditional request for the repository's index, and only if that changed by helm. A registry has no
+//! index, so there helm itself looks each time.
+//!
+//! Who asks with other credentials has another entry: nobody gets a chart that somebody else could read.
+
+pub mod archive;
+mod download;
+mod index;
+mod store;
+
+use std::{
+    collections::HashMap,
+    fmt, fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use runtime::Key;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use self::{
+    download::Downloader,
+    index::{Freshness, Indexes, is_recent},
+    store::{Record, Store},
+};
+use super::{
+    command::{self, Operation, Pull},
+    files::Private,
+    output::{Class, Failure},
+    runner::{Request, Runner},
+};
+
+/// Which chart is wanted.
+#[derive(Clone, Debug)]
+pub struct ChartRef {
+    /// `http://…`, `https://…`, `oci://…`, or `file://…` of a chart directory or archive.
+    pub repo: String,
+    /// Not used for `file://`.
+    pub name: String,
+    /// Exact or a range; empty is the newest.
+    pub version: String,
+    /// The archive's sha256, as `sha256:…` or in plain hex; of a registry also the manifest's, as `sha256:…`.
+    pub digest: Option<String>,
+    /// The registry has no TLS.
+    pub plain_http: bool,
+    pub credentials: Option<Credentials>,
+    /// The repository's certificate authority, as PEM.
+    pub ca: Option<Private>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Credentials {
+    pub username: String,
+    pub password: Private,
+}
+
+/// A chart on disk. It stays there for as long as somebody holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chart {
+    /// The archive, or a chart directory.
+    pub path: PathBuf,
+    pub name: String,
+    /// Exact, from its own Chart.yaml.
+    pub version: String,
+    /// sha256 of the archive in hex; of a directory, of the names and contents in it.
+    pub digest: String,
+}
+
+/// What is known of a wanted chart.
+#[derive(Clone, Debug)]
+pub enum Found {
+    Ready(Arc<Chart>),
+    /// The asker is told by the runner's `on_change` when there is more.
+    Working,
+    /// Tried again when asked later than [`ChartsConfig::retry`] after.
+    Failed(Failure),
+}
+
+/// How charts are kept.
+#[derive(Clone, Debug)]
+pub struct ChartsConfig {
+    /// How old an answer about a range or an index may be.
+    pub time_to_live: Duration,
+    /// How soon a failure is tried again.
+    pub retry: Duration,
+    /// What all archives may take; the least recently used go first, one in use never.
+    pub cache_bytes: u64,
+    /// A larger index is refused.
+    pub index_bytes: u64,
+    /// For helm while it resolves and fetches; it reads the whole index.
+    pub memory: Option<u64>,
+}
+
+impl Default for ChartsConfig {
+    fn default() -> Self {
+        Self {
+            time_to_live: Duration::from_mins(5),
+            retry: Duration::from_secs(30),
+            // Some ten thousand usual charts.
+            cache_bytes: 512 << 20,
+            // Twice the largest public one.
+            index_bytes: 64 << 20,
+            memory: None,
+        }
+    }
+}
+
+/// A local chart is changed by the person in front of it, who looks at once.
+const LOCAL_TIME_TO_LIVE: Duration = Duration::from_secs(5);
+/// Archives are a few hundred kilobytes; who has not sent one by then will not.
+const PULL_TIMEOUT: Duration = Duration::from_mins(2);
+
+/// A handle; clones share one cache.
+#[derive(Clone)]
+pub struct Charts(Arc<Inner>);
+
+struct Inner {
+    runner: Runner,
+    config: ChartsConfig,
+    indexes: Indexes,
+    store: Store,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: HashMap<String, Entry>,
+    tick: u64,
+}
+
+#[derive(Default)]
+struct Entry {
+    record: Option<Record>,
+    failure: Option<(Failure, Instant)>,
+    /// Who is to be told; somebody works on it while there is anybody.
+    askers: Vec<Key>,
+    used: u64,
+}
+
+impl Charts {
+    /// Takes up what the cache holds from earlier.
+    pub fn open(config: ChartsConfig, runner: Runner) -> io::Result<Self> {
+        let of_runner = runner.config();
+        let store = Store::new(&of_runner.cache)?;
+        let indexes = Indexes {
+            directory: command::index_directory(&of_runner.cache),
+            downloader: Downloader::new(&of_runner.environment, config.index_bytes),
+            time_to_live: config.time_to_live,
+            clock: of_runner.clock.clone(),
+            repositories: Mutex::default(),
+        };
+        let mut table = Table::default();
+        for (id, record) in store.load()? {
+            table.entries.insert(id, Entry { record: Some(record), ..Entry::default() });
+        }
+        Ok(Self(Arc::new(Inner { runner, config, indexes, store, table: Mutex::new(table) })))
+    }
+
+    /// What is known of this chart now. An older answer stands while a newer one is worked on, and when there is none
+    /// to be had. To be called on a runtime, where the work is then done.
+    pub fn find(&self, asker: &Key, wanted: &ChartRef) -> Found {
+        let inner = &self.0;
+        let clock = &inner.runner.config().clock;
+        let id = wanted.id();
+        let mut table = inner.lock();
+        table.tick += 1;
+        let used = table.tick;
+        let entry = table.entries.entry(id.clone()).or_default();
+        entry.used = used;
+        let is_known = entry.record.as_ref().is_some_and(|record| {
+            wanted.is_settled() || is_recent(record.checked_at, clock.now(), inner.time_to_live(wanted))
+        });
+        entry.failure.take_if(|(_, at)| clock.instant() - *at >= inner.config.retry);
+        let found = match (&entry.record, &entry.failure) {
+            (Some(record), _) => Found::Ready(record.chart.clone()),
+            (None, Some((failure, _))) => Found::Failed(failure.clone()),
+            (None, None) => Found::Working,
+        };
+        if is_known || entry.failure.is_some() {
+            return found;
+        }
+        let is_worked_on = !entry.askers.is_empty();
+        if !entry.askers.contains(asker) {
+            entry.askers.push(asker.clone());
+        }
+        if !is_worked_on {
+            let previous = entry.record.clone();
+            tokio::spawn(inner.clone().work(id, asker.clone(), wanted.clone(), previous));
+        }
+        found
+    }
+}
+
+impl fmt::Debug for Charts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Charts({} known)", self.0.lock().entries.len())
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // Nothing panics between two changes that belong together.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn time_to_live(&self, wanted: &ChartRef) -> Duration {
+        if wanted.local().is_some() { LOCAL_TIME_TO_LIVE } else { self.config.time_to_live }
+    }
+
+    async fn work(self: Arc<Self>, id: String, asker: Key, wanted: ChartRef, previous: Option<Record>) {
+        let resolving = tokio::spawn(self.clone().resolve(id.clone(), asker, wanted.clone(), previous));
+        // A panic costs one answer, not the entry.
+        let resolved = resolving.await.unwrap_or_else(|panic| Err(Failure::new(Class::Other, panic)));
+        let on_change = &self.runner.config().on_change;
+        let askers = self.settle(&id, &wanted, resolved);
+        for asker in &askers {
+            on_change(asker);
+        }
+    }
+
+    /// Stores an answer and returns who wants to know of it.
+    fn settle(&self, id: &str, wanted: &ChartRef, resolved: Result<Record, Failure>) -> Vec<Key> {
+        let now = self.runner.config().clock.instant();
+        let mut table = self.lock();
+        let Some(entry) = table.entries.get_mut(id) else { return Vec::new() };
+        let mut askers = std::mem::take(&mut entry.askers);
+        match resolved {
+            Ok(record) => {
+                if entry.record.as_ref().is_some_and(|known| known.chart == record.chart) {
+                    askers.clear();
+                }
+                if wanted.local().is_none() {
+                    self.store.remember(id, &record);
+                }
+                entry.record = Some(record);
+                entry.failure = None;
+            }
+            Err(failure) => {
+                tracing::info!(repo = %wanted.shown_repo(), chart = wanted.name, %failure, "chart not found");
+                entry.failure = Some((failure, now));
+            }
+        }
+        self.evict(&mut table, id);
+        askers
+    }
+
+    /// Forgets the least recently used until the rest fits, and every failure that is over; never the newest, which
+    /// somebody is about to be told of.
+    fn evict(&self, table: &mut Table, newest: &str) {
+        let retry = self.config.retry;
+        let now = self.runner.config().clock.instant();
+        table.entries.retain(|_, entry| {
+            let has_failed = entry.failure.as_ref().is_some_and(|(_, at)| now - *at < retry);
+            entry.record.is_some() || has_failed || !entry.askers.is_empty()
+        });
+        while self.store.bytes(table.entries.values().filter_map(|entry| entry.record.as_ref()))
+            > self.config.cache_bytes
+        {
+            let is_free = |id: &str, entry: &Entry| {
+                let record = entry.record.as_ref();
+                let is_held = record.is_none_or(|record| Arc::strong_count(&record.chart) > 1);
+                id != newest && entry.askers.is_empty() && !is_held
+            };
+            let free = table.entries.iter().filter(|(id, entry)| is_free(id, entry));
+            let oldest = free.min_by_key(|(_, entry)| entry.used);
+            let Some(id) = oldest.map(|(id, _)| id.clone()) else { return };
+            let record = table.entries.remove(&id).and_then(|entry| entry.record);
+            let mut others = table.entries.values().filter_map(|entry| entry.record.as_ref());
+            let digest = record.map(|record| record.chart.digest.clone()).unwrap_or_default();
+            self.store.forget(&id, (!others.any(|other| other.chart.digest == digest)).then_some(&digest));
+        }
+    }
+
+    async fn resolve(
+        self: Arc<Self>,
+        id: String,
+        asker: Key,
+        wanted: ChartRef,
+        previous: Option<Record>,
+    ) -> Result<Record, Failure> {
+        if let Some(path) = wanted.local() {
+            return self.read_local(path, &wanted).await;
+        }
+        if wanted.repo.starts_with("oci://") {
+            let reference = format!("{}/{}", wanted.repo.trim_end_matches('/'), wanted.name);
+            return self.pull(&id, &asker, &wanted, reference, None).await;
+        }
+        let mut index = self.indexes.current(&wanted, Freshness::Recent).await?;
+        if let Some(previous) = previous.filter(|record| record.index.as_ref() == Some(&index.digest)) {
+            return Ok(Record { checked_at: self.runner.config().clock.now(), ..previous });
+        }
+        loop {
+            let reference = format!("{}/{}", wanted.repository_id(), wanted.name);
+            let pulled = self.pull(&id, &asker, &wanted, reference, Some(index.digest.clone())).await;
+            let is_unknown = pulled.as_ref().is_err_and(|failure| failure.class == Class::ChartNotFound);
+            if !is_unknown {
+                return pulled;
+            }
+            // It may have been published since.
+            let newer = self.indexes.current(&wanted, Freshness::Now).await?;
+            if newer.digest == index.digest {
+                return pulled;
+            }
+            index = newer;
+        }
+    }
+
+    /// Lets helm resolve the version and fetch the archive.
+    async fn pull(
+        &self,
+        id: &str,
+        asker: &Key,
+        wanted: &ChartRef,
+        reference: String,
+        index: Option<String>,
+    ) -> Result<Record, Failure> {
+        let incoming = self.store.incoming(id).map_err(|error| index::on_disk(&error))?;
+        let is_oci = index.is_none();
+        let pull = Pull {
+            reference,
+            version: if wanted.version.is_empty() { "*".to_owned() } else { wanted.version.clone() },
+            destination: incoming.clone(),
+            plain_http: is_oci && wanted.plain_http,
+            has_ca: is_oci && wanted.ca.is_some(),
+        };
+        let request = Request {
+            // No release is called so.
+            key: Key::new(asker.namespace.clone(), format!("chart/{id}")),
+            operation: Operation::Pull(pull),
+            label: wanted.version.as_str().into(),
+            values: Vec::new(),
+            kubeconfig: None,
+            files: wanted.files(),
+            timeout: PULL_TIMEOUT,
+            memory: self.config.memory,
+            secrets: wanted.secrets(),
+        };
+        let finished = self.runner.run(request).await.map_err(|refused| Failure::new(Class::Other, refused))?;
+        let cancelled = || Failure::new(Class::Cancelled, "fetching the chart was cancelled");
+        let finished = finished.ok_or_else(cancelled)?;
+        finished.result.as_ref().map_err(|failure| wanted.explain(failure))?;
+        // The digest of a registry's manifest is a pin as well, and the one that other tools show.
+        let published = finished.stdout.lines().find_map(|line| line.strip_prefix("Digest: ")).map(str::trim);
+        let pinned = wanted.digest.as_deref().filter(|pinned| !is_oci || published != Some(pinned));
+        self.admit(incoming, pinned, index).await
+    }
+
+    async fn read_local(&self, path: &Path, wanted: &ChartRef) -> Result<Record, Failure> {
+        let unreadable = |error: io::Error| {
+            let class = if error.kind() == io::ErrorKind::NotFound { Class::ChartNotFound } else { Class::Other };
+            Failure::new(class, format_args!("cannot read the chart at {}: {error}", path.display()))
+        };
+        if fs::metadata(path).map_err(unreadable)?.is_file() {
+            let incoming = self.store.incoming(&wanted.id()).map_err(|error| index::on_disk(&error))?;
+            fs::copy(path, incoming.join("chart.tgz")).map_err(unreadable)?;
+            return self.admit(incoming, wanted.digest.as_deref(), None).await;
+        }
+        let owned = path.to_owned();
+        let read = move || -> io::Result<Chart> {
+            let archive::Metadata { name, version } = archive::metadata(&owned)?;
+            Ok(Chart { digest: archive::directory_digest(&owned)?, path: owned, name, version })
+        };
+        let chart = tokio::task::spawn_blocking(read).await.map_err(|panic| Failure::new(Class::Other, panic))?;
+        let chart = chart.map_err(unreadable)?;
+        store::verify(wanted.digest.as_deref(), &chart.digest)?;
+        Ok(self.record(chart, None))
+    }
+
+    /// Takes the one archive of a directory into the store.
+    async fn admit(&self, incoming: PathBuf, pinned: Option<&str>, index: Option<String>) -> Result<Record, Failure> {
+        let (store, pinned) = (self.store.clone(), pinned.map(str::to_owned));
+        let admitted = tokio::task::spawn_blocking(move || store.admit(&incoming, pinned.as_deref())).await;
+        let chart = admitted.map_err(|panic| Failure::new(Class::Other, panic))??;
+        Ok(self.record(chart, index))
+    }
+
+    fn record(&self, chart: Chart, index: Option<String>) -> Record {
+        Record { chart: Arc::new(chart), index, checked_at: self.runner.config().clock.now() }
+    }
+}
+
+impl ChartRef {
+    fn local(&self) -> Option<&Path> {
+        self.repo.strip_prefix("file://").map(Path::new)
+    }
+
+    /// An exact version of a remote chart never changes.
+    fn is_settled(&self) -> bool {
+        let version = self.version.strip_prefix('v').unwrap_or(&self.version);
+        let numbers = version.split(['-', '+']).next().unwrap_or_default();
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        self.local().is_none() && numbers.split('.').count() == 3 && numbers.split('.').all(is_number)
+    }
+
+    /// What the repository is called by: another URL or other credentials are another repository.
+    fn repository_id(&self) -> String {
+        let (username, password) = self.login();
+        let ca = self.ca.as_ref().map_or(&[][..], Private::expose);
+        short_digest(&[self.repo.as_bytes(), username.as_bytes(), password, ca, &[u8::from(self.plain_http)]])
+    }
+
+    fn id(&self) -> String {
+        let digest = self.digest.as_deref().unwrap_or_default();
+        short_digest(&[
+            self.repository_id().as_bytes(),
+            self.name.as_bytes(),
+            self.version.as_bytes(),
+            digest.as_bytes(),
+        ])
+    }
+
+    fn login(&self) -> (&str, &[u8]) {
+        self.credentials.as_ref().map_or(("", &[][..]), |login| (&login.username, login.password.expose()))
+    }
+
+    fn secrets(&self) -> Vec<Private> {
+        self.credentials.iter().map(|login| login.password.clone()).collect()
+    }
+
+    /// helm's files with the credentials; nothing of them is ever an argument.
+    fn files(&self) -> Vec<(&'static str, Private)> {
+        let mut files: Vec<_> = self.ca.iter().map(|ca| (command::CA, ca.clone())).collect();
+        let (username, password) = self.login();
+        let file = |content: serde_json::Value| Private::new(content.to_string());
+        if let Some(registry) = self.repo.strip_prefix("oci://") {
+            let host = registry.split('/').next().unwrap_or_default();
+            let pair = [username.as_bytes(), b":", password].concat();
+            let auths = match self.credentials {
+                Some(_) => json!({ host: { "auth": BASE64_STANDARD.encode(pair) } }),
+                None => json!({}),
+            };
+            files.push((command::REGISTRY, file(json!({ "auths": auths }))));
+            return files;
+        }
+        let repository = json!({
+            "name": self.repository_id(),
+            "url": self.repo,
+            "username": username,
+            "password": String::from_utf8_lossy(password),
+            "caFile": if self.ca.is_some() { command::CA } else { "" },
+        });
+        files.push((command::REPOSITORIES, file(json!({ "apiVersion": "v1", "repositories": [repository] }))));
+        files
+    }
+
+    fn shown_repo(&self) -> String {
+        super::output::redact(&self.repo, &self.secrets())
+    }
+
+    /// helm speaks of indexes and of updating them, which is our business and not the user's.
+    fn explain(&self, failure: &Failure) -> Failure {
+        let Self { name, version, .. } = self;
+        let repo = self.shown_repo();
+        match failure.class {
+            Class::ChartNotFound => Failure::new(
+                failure.class,
+                format_args!("{repo} has no chart {name} with a version that fits {version:?}"),
+            ),
+            class => Failure::new(class, format_args!("cannot fetch {name} {version} from {repo}: {failure}")),
+        }
+    }
+}
+
+/// 128 bits: nobody meets a second one by chance, and whoever could choose both would only meet himself.
+fn short_digest(parts: &[&[u8]]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.len().to_be_bytes());
+        hash.update(part);
+    }
+    let mut digest = archive::hex(hash);
+    digest.truncate(32);
+    digest
+}

@@ -1,0 +1,205 @@
+//! What is inside a chart, packed or as a directory. Read as a stream: a chart is somebody else's and may be large.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    path::Path,
+};
+
+use flate2::read::GzDecoder;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+/// Unpacked, and many times the largest charts there are: a small archive that unpacks without end must not keep a
+/// thread for ever.
+const UNPACKED_BYTES: u64 = 512 << 20;
+/// A Chart.yaml of any length that people write.
+const METADATA_BYTES: u64 = 1 << 20;
+
+/// The part of Chart.yaml that matters here.
+#[derive(Debug, Deserialize, PartialEq, Eq)]
+pub(super) struct Metadata {
+    pub name: String,
+    pub version: String,
+}
+
+pub(super) fn metadata(chart: &Path) -> io::Result<Metadata> {
+    let mut text = String::new();
+    visit(chart, &mut |name, content| {
+        let is_it = name == "Chart.yaml";
+        if is_it {
+            content.take(METADATA_BYTES).read_to_string(&mut text)?;
+        }
+        Ok(!is_it)
+    })?;
+    // Says nothing of the content: it may be anybody's file.
+    serde_saphyr::from_str(&text).map_err(|_| io::Error::other("it has no Chart.yaml with a name and a version"))
+}
+
+/// The CustomResourceDefinitions of a chart and its subcharts, each file as text, for the policy `createReplace`; helm
+/// itself never changes an existing one. Fails when they are larger than `limit` bytes together.
+pub fn crds(chart: &Path, limit: u64) -> io::Result<Vec<String>> {
+    let mut files = Vec::new();
+    let mut left = limit;
+    visit(chart, &mut |name, content| {
+        if is_crd(name) {
+            let mut text = String::new();
+            content.take(left + 1).read_to_string(&mut text)?;
+            let too_large = || io::Error::other(format!("its CRDs are larger than {limit} bytes"));
+            left = left.checked_sub(text.len() as u64).ok_or_else(too_large)?;
+            files.push(text);
+        }
+        Ok(true)
+    })?;
+    Ok(files)
+}
+
+/// `crds/…` of the chart itself or of a chart below `charts/`.
+fn is_crd(name: &str) -> bool {
+    let mut rest = name;
+    while let Some(below) = rest.strip_prefix("charts/").and_then(|below| below.split_once('/')) {
+        rest = below.1;
+    }
+    rest.starts_with("crds/") && [".yaml", ".yml", ".json"].iter().any(|end| rest.ends_with(end))
+}
+
+/// A digest of a chart directory: names and contents, in order.
+pub(super) fn directory_digest(chart: &Path) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    visit(chart, &mut |name, content| {
+        let mut of_file = Sha256::new();
+        io::copy(content, &mut Hashing(&mut of_file))?;
+        hash.update(name.len().to_be_bytes());
+        hash.update(name);
+        hash.update(of_file.finalize());
+        Ok(true)
+    })?;
+    Ok(hex(hash))
+}
+
+pub(super) fn file_digest(path: &Path) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    io::copy(&mut File::open(path)?, &mut Hashing(&mut hash))?;
+    Ok(hex(hash))
+}
+
+pub(super) fn hex(hash: Sha256) -> String {
+    use std::fmt::Write;
+    hash.finalize().iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+struct Hashing<'a>(&'a mut Sha256);
+
+impl io::Write for Hashing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Gets a file's name below the chart and its content; says whether to go on.
+type Visitor<'a> = &'a mut dyn FnMut(&str, &mut dyn Read) -> io::Result<bool>;
+
+fn visit(chart: &Path, visitor: Visitor<'_>) -> io::Result<()> {
+    if chart.is_dir() {
+        return visit_directory(chart, "", visitor).map(|_| ());
+    }
+    let mut archive = tar::Archive::new(GzDecoder::new(File::open(chart)?).take(UNPACKED_BYTES));
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.to_string_lossy().into_owned();
+        // All of it is in one directory, named after the chart.
+        let name = path.trim_start_matches("./").split_once('/').map(|(_, name)| name.to_owned());
+        if entry.header().entry_type().is_file()
+            && let Some(name) = name
+            && !visitor(&name, &mut entry)?
+        {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn visit_directory(directory: &Path, prefix: &str, visitor: Visitor<'_>) -> io::Result<bool> {
+    let mut entries = fs::read_dir(directory)?.collect::<io::Result<Vec<_>>>()?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        let kind = entry.file_type()?;
+        let goes_on = if kind.is_dir() {
+            visit_directory(&entry.path(), &format!("{name}/"), visitor)?
+        } else if kind.is_file() {
+            visitor(&name, &mut File::open(entry.path())?)?
+        } else {
+            true
+        };
+        if !goes_on {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use flate2::{Compression, write::GzEncoder};
+
+    use super::*;
+
+    const FILES: [(&str, &str); 4] = [
+        ("Chart.yaml", "apiVersion: v2\nname: web\nversion: 1.2.3\n"),
+        ("charts/sub/crds/b.yaml", "b"),
+        ("crds/a.yaml", "a"),
+        ("templates/crds/c.yaml", "c"),
+    ];
+
+    fn directory(parent: &Path) -> std::path::PathBuf {
+        let chart = parent.join("web");
+        for (name, content) in FILES {
+            fs::create_dir_all(chart.join(name).parent().unwrap()).unwrap();
+            fs::write(chart.join(name), content).unwrap();
+        }
+        chart
+    }
+
+    fn packed(chart: &Path) -> std::path::PathBuf {
+        let path = chart.with_extension("tgz");
+        let mut archive = tar::Builder::new(GzEncoder::new(File::create(&path).unwrap(), Compression::fast()));
+        archive.append_dir_all("web", chart).unwrap();
+        archive.into_inner().unwrap().finish().unwrap();
+        path
+    }
+
+    #[test]
+    fn a_chart_tells_the_same_packed_and_unpacked() {
+        let parent = tempfile::tempdir().unwrap();
+        let chart = directory(parent.path());
+        for path in [packed(&chart), chart.clone()] {
+            assert_eq!(metadata(&path).unwrap(), Metadata { name: "web".into(), version: "1.2.3".into() });
+            let mut found = crds(&path, 100).unwrap();
+            found.sort();
+            assert_eq!(found, ["a", "b"]);
+            assert!(crds(&path, 1).is_err());
+        }
+        let before = directory_digest(&chart).unwrap();
+        assert_eq!(before, directory_digest(&chart).unwrap());
+        fs::write(chart.join("values.yaml"), "").unwrap();
+        assert_ne!(before, directory_digest(&chart).unwrap());
+    }
+
+    #[test]
+    fn what_is_no_chart_is_told() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("x.tgz");
+        fs::write(&path, "not an archive").unwrap();
+        assert!(metadata(&path).is_err());
+        assert!(metadata(parent.path()).is_err());
+    }
+}

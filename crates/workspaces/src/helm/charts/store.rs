@@ -1,0 +1,165 @@
+//! Archives on disk by their digest, and what each wanted chart was found to be.
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    super::{
+        files::private_directories,
+        output::{Class, Failure},
+    },
+    Chart, archive, index,
+};
+
+/// What a wanted chart was found to be.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    pub chart: Arc<Chart>,
+    /// The index it was found in; a range is the same for as long as that is.
+    pub index: Option<String>,
+    pub checked_at: Timestamp,
+}
+
+/// A record's form on disk.
+#[derive(Debug, Serialize, Deserialize)]
+struct Stored {
+    name: String,
+    version: String,
+    digest: String,
+    index: Option<String>,
+    checked_at: Timestamp,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Store {
+    charts: PathBuf,
+    incoming: PathBuf,
+}
+
+impl Store {
+    pub fn new(cache: &Path) -> io::Result<Self> {
+        let store = Self { charts: cache.join("charts"), incoming: cache.join("incoming") };
+        private_directories().create(&store.charts)?;
+        // What an earlier process did not finish.
+        if store.incoming.exists() {
+            fs::remove_dir_all(&store.incoming)?;
+        }
+        private_directories().create(&store.incoming)?;
+        Ok(store)
+    }
+
+    /// What is known from earlier; an archive that nobody knows is removed.
+    pub fn load(&self) -> io::Result<HashMap<String, Record>> {
+        let mut records = HashMap::new();
+        let mut archives = Vec::new();
+        for entry in fs::read_dir(&self.charts)? {
+            let path = entry?.path();
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            if path.extension().is_some_and(|extension| extension == "tgz") {
+                archives.push((name, path));
+            } else if let Some(record) = self.read(&path) {
+                records.insert(name, record);
+            } else {
+                fs::remove_file(&path)?;
+            }
+        }
+        for (digest, path) in archives {
+            if !records.values().any(|record| record.chart.digest == digest) {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(records)
+    }
+
+    fn read(&self, path: &Path) -> Option<Record> {
+        let Stored { name, version, digest, index, checked_at } = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        let path = self.archive(&digest);
+        let chart = Chart { path, name, version, digest };
+        chart.path.exists().then(|| Record { chart: Arc::new(chart), index, checked_at })
+    }
+
+    pub fn remember(&self, id: &str, record: &Record) {
+        let Record { chart, index, checked_at } = record.clone();
+        let Chart { name, version, digest, .. } = (*chart).clone();
+        let stored = Stored { name, version, digest, index, checked_at };
+        let content = serde_json::to_vec(&stored).expect("plain data has a JSON form");
+        // Only the next start would miss it, and fetch again.
+        if let Err(error) = fs::write(self.record(id), content) {
+            tracing::warn!(%error, "cannot write to the chart cache");
+        }
+    }
+
+    /// Removes a record, and the archive that nobody else needs.
+    pub fn forget(&self, id: &str, archive: Option<&String>) {
+        let _ = fs::remove_file(self.record(id));
+        if let Some(digest) = archive {
+            let _ = fs::remove_file(self.archive(digest));
+        }
+    }
+
+    /// An empty directory for one download.
+    pub fn incoming(&self, id: &str) -> io::Result<PathBuf> {
+        let path = self.incoming.join(id);
+        if path.exists() {
+            fs::remove_dir_all(&path)?;
+        }
+        fs::create_dir(&path)?;
+        Ok(path)
+    }
+
+    /// Takes the one archive that was downloaded, if it is what was pinned.
+    pub fn admit(&self, incoming: &Path, pinned: Option<&str>) -> Result<Chart, Failure> {
+        let downloaded = fs::read_dir(incoming).and_then(|mut entries| entries.next().transpose());
+        let downloaded = downloaded.map_err(|error| index::on_disk(&error))?;
+        let nothing = || Failure::new(Class::Other, "helm fetched no archive");
+        let downloaded = downloaded.ok_or_else(nothing)?.path();
+        let taken = self.take(&downloaded, pinned);
+        let _ = fs::remove_dir_all(incoming);
+        taken
+    }
+
+    fn take(&self, downloaded: &Path, pinned: Option<&str>) -> Result<Chart, Failure> {
+        let digest = archive::file_digest(downloaded).map_err(|error| index::on_disk(&error))?;
+        verify(pinned, &digest)?;
+        let no_chart = |error: io::Error| Failure::new(Class::Other, format_args!("not a chart: {error}"));
+        let archive::Metadata { name, version } = archive::metadata(downloaded).map_err(no_chart)?;
+        let path = self.archive(&digest);
+        fs::rename(downloaded, &path).map_err(|error| index::on_disk(&error))?;
+        Ok(Chart { path, name, version, digest })
+    }
+
+    /// Bytes of the archives of these records, each counted once.
+    pub fn bytes<'a>(&self, records: impl Iterator<Item = &'a Record>) -> u64 {
+        let archives: HashMap<_, _> = records
+            .filter(|record| record.chart.path.starts_with(&self.charts))
+            .map(|record| (&record.chart.digest, &record.chart.path))
+            .collect();
+        archives.values().filter_map(|path| fs::metadata(path).ok()).map(|metadata| metadata.len()).sum()
+    }
+
+    fn archive(&self, digest: &str) -> PathBuf {
+        self.charts.join(format!("{digest}.tgz"))
+    }
+
+    fn record(&self, id: &str) -> PathBuf {
+        self.charts.join(format!("{id}.json"))
+    }
+}
+
+/// Whether the digest is the pinned one, with or without `sha256:`.
+pub(super) fn verify(pinned: Option<&str>, digest: &str) -> Result<(), Failure> {
+    match pinned.map(|pinned| pinned.strip_prefix("sha256:").unwrap_or(pinned)) {
+        Some(pinned) if !pinned.eq_ignore_ascii_case(digest) => {
+            let message = format_args!("the chart's digest is sha256:{digest}, not the pinned sha256:{pinned}");
+            Err(Failure::new(Class::DigestMismatch, message))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,338 @@
+//! The effects of a HelmRelease's plan.
+
+use api::workspace::{CrdPolicy, DriftIgnore, OperationKind};
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api,
+    api::{DynamicObject, GroupVersionKind, Patch, PatchParams},
+};
+use plan::{
+    Plan,
+    releases::{Action, Desired, Drift, Known, Operation, Outcome, Values, validate},
+};
+use runtime::{Error, Executed, Key};
+use serde_json::{Value, json};
+
+use super::{
+    Looked, Observed, ReleaseLayer,
+    identity::Credentials,
+    live::{self, Target},
+    storage, values,
+};
+use crate::{
+    MANAGER,
+    helm::{self, Deploy, Found, Request, archive},
+};
+
+/// All CRDs of a chart together; what a cluster stores of one is at most a megabyte.
+const MAX_CRDS: u64 = 16 << 20;
+
+/// Why an action was not carried out.
+enum Trouble {
+    /// By a request of the runtime.
+    Runtime(Error),
+    /// In the release's own name.
+    Client(kube::Error),
+    /// What was planned on is not so any more; the next round sees.
+    Outdated,
+    Refused(helm::Refused),
+    Chart(String),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Runtime(error)
+    }
+}
+
+impl From<kube::Error> for Trouble {
+    fn from(error: kube::Error) -> Self {
+        Self::Client(error)
+    }
+}
+
+impl ReleaseLayer {
+    pub(super) async fn carry_out(&self, key: &Key, observed: &Observed, action: &Action) -> Executed<Outcome> {
+        let result = match action {
+            Action::AddFinalizer { finalizers } | Action::ReleaseFinalizer { finalizers } => {
+                let patch = json!({ "metadata": { "finalizers": finalizers } });
+                match self.patch(key, observed, None, patch).await {
+                    // The object itself is gone; so there is nothing left to hold.
+                    Err(error) if error.is_not_found() => Ok(()),
+                    result => result.map_err(Trouble::from),
+                }
+            }
+            Action::Start(operation) => self.start(key, observed, operation).await,
+            Action::Cancel => {
+                self.runner.cancel(&observed.release);
+                Ok(())
+            }
+            Action::Unlock { revision, uid, resource_version } => {
+                self.unlock(&observed.release, *revision, uid, resource_version).await
+            }
+            Action::LookForDrift => self.look_for_drift(key, observed).await,
+            Action::CorrectDrift => self.correct_drift(key, observed).await,
+            Action::LookAtReplicas => self.look_at_replicas(key, observed).await,
+            Action::Scale(workloads) => self.scale(key, observed, workloads).await,
+        };
+        executed(result)
+    }
+
+    /// Everything that can fail comes first; then the operation is stored as begun, and then it begins.
+    async fn start(&self, key: &Key, observed: &Observed, operation: &Operation) -> Result<(), Trouble> {
+        let desired = validate(&observed.object.value, &self.policy).map_err(|_| Trouble::Outdated)?;
+        let request = self.request(key, observed, &desired, operation).await?;
+        let plan = Plan { actions: vec![Action::Start(operation.clone())], ..Plan::default() };
+        let begun = self.status(observed, &plan, &[Outcome::Done]);
+        self.write_status(key, observed, &begun).await?;
+        tracing::debug!(operation = operation.kind.as_str(), release = %observed.release, "helm operation begins");
+        {
+            let mut notes = self.notes.lock();
+            let notes = notes.entry(key.clone()).or_default();
+            (notes.drift, notes.replicas) = (None, None);
+        }
+        self.runner.submit(request).map_err(Trouble::Refused)
+    }
+
+    async fn request(
+        &self,
+        key: &Key,
+        observed: &Observed,
+        desired: &Desired,
+        operation: &Operation,
+    ) -> Result<Request, Trouble> {
+        let credentials = self.identities.credentials(&key.namespace, desired.account.as_deref()).await?;
+        let is_deployment = matches!(operation.kind, OperationKind::Install | OperationKind::Upgrade);
+        let (helm, values) = if is_deployment {
+            let values = self.checked_values(key, observed).await?;
+            let deploy = self.deploy(key, desired, operation, &credentials, observed).await?;
+            let helm = match operation.kind {
+                OperationKind::Install => helm::Operation::Install(deploy),
+                _ => helm::Operation::Upgrade(deploy),
+            };
+            (helm, values)
+        } else {
+            (other_operation(desired, operation), Vec::new())
+        };
+        Ok(Request {
+            key: observed.release.clone(),
+            operation: helm,
+            label: operation.digest.as_str().into(),
+            values,
+            kubeconfig: Some(credentials.kubeconfig),
+            files: Vec::new(),
+            timeout: operation.timeout,
+            memory: desired.memory,
+            secrets: Vec::new(),
+        })
+    }
+
+    /// The values' files, if they still are what was planned on.
+    async fn checked_values(&self, key: &Key, observed: &Observed) -> Result<Vec<helm::Private>, Trouble> {
+        let spec = observed.object.value.spec.as_ref().ok_or(Trouble::Outdated)?;
+        let documents = self.documents(spec, &key.namespace).await?.map_err(|_| Trouble::Outdated)?;
+        let sources = documents.iter().map(|document| document.source.clone()).collect();
+        let digest = |values: &Values| match values {
+            Values::Read { digest, .. } => Some(digest.clone()),
+            _ => None,
+        };
+        if digest(&values::values(spec, sources)) != digest(&observed.surroundings.values) {
+            return Err(Trouble::Outdated);
+        }
+        Ok(values::files(spec, documents))
+    }
+
+    async fn deploy(
+        &self,
+        key: &Key,
+        desired: &Desired,
+        operation: &Operation,
+        credentials: &Credentials,
+        observed: &Observed,
+    ) -> Result<Deploy, Trouble> {
+        let wanted = self.chart_reference(desired, &key.namespace).await?.map_err(Trouble::Chart)?;
+        let chart = match self.charts.find(&observed.release, &wanted) {
+            Found::Ready(chart) if Some(&chart.version) == operation.chart_version.as_ref() => chart,
+            Found::Ready(_) | Found::Working => return Err(Trouble::Outdated),
+            Found::Failed(failure) => return Err(Trouble::Chart(failure.message)),
+        };
+        if desired.crds == CrdPolicy::CreateReplace {
+            let path = chart.path.clone();
+            let read = tokio::task::spawn_blocking(move || archive::crds(&path, MAX_CRDS)).await;
+            let crds = read.map_err(|_| Trouble::Outdated)?.map_err(|error| Trouble::Chart(error.to_string()))?;
+            apply_crds(credentials, &crds).await?;
+        }
+        Ok(Deploy {
+            chart,
+            wait: operation.wait,
+            history_max: desired.max_history,
+            skip_crds: desired.crds != CrdPolicy::Create,
+            force_conflicts: true,
+        })
+    }
+
+    /// Marks a revision that nobody works on as failed. Gone or changed meanwhile is for the next round to see.
+    async fn unlock(&self, release: &Key, revision: u32, uid: &str, version: &str) -> Result<(), Trouble> {
+        let Some(record) = self.record(release, revision).await? else { return Err(Trouble::Outdated) };
+        let secrets: Api<Secret> = Api::namespaced(self.writer.client.clone(), &release.namespace);
+        if !self.writer.leadership.is_leading() {
+            return Err(Trouble::Outdated);
+        }
+        let patch = storage::failed(record, uid, version);
+        let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        match secrets
+            .patch_metadata(&storage::secret_name(&release.name, revision), &params, &Patch::Merge(patch))
+            .await
+        {
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Err(Trouble::Outdated),
+            Err(error) => Err(error.into()),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// The live objects of the newest revision, and who may touch them.
+    async fn targets(&self, key: &Key, observed: &Observed) -> Result<(Vec<Target>, Credentials, String), Trouble> {
+        let Known::Yes(stored) = &observed.surroundings.storage else { return Err(Trouble::Outdated) };
+        let newest = stored.last().ok_or(Trouble::Outdated)?;
+        let desired = validate(&observed.object.value, &self.policy).map_err(|_| Trouble::Outdated)?;
+        let record = self.record(&observed.release, newest.revision).await?.ok_or(Trouble::Outdated)?;
+        let targets = live::targets(storage::manifest(&record), &observed.release);
+        let credentials = self.identities.credentials(&key.namespace, desired.account.as_deref()).await?;
+        Ok((targets, credentials, newest.uid.clone()))
+    }
+
+    async fn look_for_drift(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
+        let (targets, credentials, secret_uid) = self.targets(key, observed).await?;
+        // Before the look, so that what changes during it is heard of.
+        self.follow(key, &targets);
+        let found = self.discovered.drift(&credentials.client, &targets, &ignored(observed)).await;
+        let found = found.map_err(|error| error.to_string());
+        let looked = Looked { secret_uid, at: self.clock.instant(), found };
+        self.notes.lock().entry(key.clone()).or_default().drift = Some(looked);
+        Ok(())
+    }
+
+    async fn correct_drift(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
+        let Drift::Found(drifted) = &observed.surroundings.drift else { return Ok(()) };
+        if !self.writer.leadership.is_leading() {
+            return Err(Trouble::Outdated);
+        }
+        let (targets, credentials, _) = self.targets(key, observed).await?;
+        self.discovered.correct(&credentials.client, &targets, drifted, &ignored(observed)).await?;
+        self.notes.objects_changed(key);
+        Ok(())
+    }
+
+    async fn look_at_replicas(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
+        let (targets, credentials, secret_uid) = self.targets(key, observed).await?;
+        let found = self.discovered.replicas(&credentials.client, &targets).await.map_err(|error| error.to_string());
+        let looked = Looked { secret_uid, at: self.clock.instant(), found };
+        self.notes.lock().entry(key.clone()).or_default().replicas = Some(looked);
+        Ok(())
+    }
+
+    /// Former replicas are stored before anything is scaled, so that they are never lost.
+    async fn scale(
+        &self,
+        key: &Key,
+        observed: &Observed,
+        workloads: &[api::workspace::StoppedWorkload],
+    ) -> Result<(), Trouble> {
+        let is_stopping = workloads.iter().all(|workload| workload.replicas == 0);
+        if is_stopping {
+            let plan = Plan { actions: vec![Action::Scale(workloads.to_vec())], ..Plan::default() };
+            self.write_status(key, observed, &self.status(observed, &plan, &[Outcome::Done])).await?;
+        }
+        if !self.writer.leadership.is_leading() {
+            return Err(Trouble::Outdated);
+        }
+        let (targets, credentials, _) = self.targets(key, observed).await?;
+        self.discovered.scale(&credentials.client, &targets, workloads, MANAGER).await?;
+        self.notes.lock().entry(key.clone()).or_default().replicas = None;
+        Ok(())
+    }
+
+    /// Watches the kinds of these objects, and no longer those that nobody needs.
+    pub(super) fn follow(&self, key: &Key, targets: &[Target]) {
+        let kinds: Vec<GroupVersionKind> = targets.iter().map(|target| target.kind.clone()).collect();
+        let former = self.indexes.kinds.things(key);
+        self.indexes.kinds.set(key, kinds.iter().cloned());
+        self.indexes.objects.set(key, targets.iter().map(|target| (target.kind.clone(), target.key.clone())));
+        for kind in &kinds {
+            self.watches.ensure(kind);
+        }
+        for kind in former.iter().filter(|kind| self.indexes.kinds.keys(kind).is_empty()) {
+            self.watches.release(kind);
+        }
+    }
+}
+
+/// Replicas of a stopped release are ours, not the chart's.
+fn ignored(observed: &Observed) -> Vec<DriftIgnore> {
+    let Some(spec) = &observed.object.value.spec else { return Vec::new() };
+    let stopped = spec.stopped.unwrap_or(false);
+    let replicas = stopped.then(|| DriftIgnore { paths: vec!["/spec/replicas".to_owned()], target: None });
+    spec.drift_ignore.iter().cloned().chain(replicas).collect()
+}
+
+fn other_operation(desired: &Desired, operation: &Operation) -> helm::Operation {
+    match operation.kind {
+        OperationKind::Rollback => helm::Operation::Rollback {
+            revision: operation.to_revision.unwrap_or(0),
+            wait: operation.wait,
+            history_max: desired.max_history,
+            force_conflicts: true,
+        },
+        OperationKind::Uninstall => {
+            helm::Operation::Uninstall { keep_history: desired.keep_history, wait: operation.wait }
+        }
+        _ => helm::Operation::Test,
+    }
+}
+
+async fn apply_crds(credentials: &Credentials, files: &[String]) -> Result<(), Trouble> {
+    let crds: Api<DynamicObject> = Api::all_with(
+        credentials.client.clone(),
+        &kube::api::ApiResource::from_gvk(&GroupVersionKind::gvk(
+            "apiextensions.k8s.io",
+            "v1",
+            "CustomResourceDefinition",
+        )),
+    );
+    for file in files {
+        let documents = serde_saphyr::from_multiple::<Value>(file)
+            .map_err(|_| Trouble::Chart("a file in the chart's crds folder is not YAML".to_owned()))?;
+        for document in documents.iter().filter(|document| document["kind"] == "CustomResourceDefinition") {
+            let name = document["metadata"]["name"].as_str().unwrap_or_default();
+            crds.patch(name, &PatchParams::apply("helm").force(), &Patch::Apply(document)).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Sorts a result into what the report must know and what ends the round.
+fn executed(result: Result<(), Trouble>) -> Executed<Outcome> {
+    let failed = |error| Executed { outcome: Outcome::Failed, error: Some(error) };
+    match result {
+        Ok(()) => Executed { outcome: Outcome::Done, error: None },
+        Err(Trouble::Runtime(error)) => failed(error),
+        Err(Trouble::Client(error)) => client_error(error),
+        Err(Trouble::Outdated) => failed(Error::Outdated),
+        Err(Trouble::Refused(refused)) => rejected(refused.to_string()),
+        Err(Trouble::Chart(message)) => rejected(message),
+    }
+}
+
+fn rejected(message: String) -> Executed<Outcome> {
+    Executed { outcome: Outcome::Rejected { message }, error: Some(Error::Outdated) }
+}
+
+fn client_error(error: kube::Error) -> Executed<Outcome> {
+    match &error {
+        kube::Error::Api(status) if matches!(status.code, 400 | 403 | 422) => {
+            let outcome = Outcome::Rejected { message: status.message.clone() };
+            Executed { outcome, error: Some(Error::of_client("act on", "release", error)) }
+        }
+        _ => Executed { outcome: Outcome::Failed, error: Some(Error::of_client("act on", "release", error)) },
+    }
+}

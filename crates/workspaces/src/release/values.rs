@@ -1,0 +1,175 @@
+//! Values: from which objects, with which digest, and whether Helm would read them as they are written.
+
+use std::collections::BTreeMap;
+
+use api::workspace::{HelmReleaseSpec, ReadValues, ValuesKind, ValuesSource};
+use plan::{object::digest, releases::Values};
+use serde_json::{Map, Value, json};
+
+use crate::helm::Private;
+
+/// Helm reads every number as a 64 bit float: whole numbers beyond this are not kept exactly.
+const EXACT: u64 = 1 << 53;
+/// A document of values is small; one of a megabyte is a mistake, and a Secret cannot hold more.
+const MAX_DOCUMENT: usize = 1 << 20;
+
+/// One source's document.
+#[derive(Clone, Debug)]
+pub struct Document {
+    pub source: ReadValues,
+    /// `None`: optional and not there.
+    pub content: Option<Private>,
+}
+
+/// What all sources together give: the inline values win, so they come last.
+pub fn values(spec: &HelmReleaseSpec, sources: Vec<ReadValues>) -> Values {
+    let inline = spec.values.clone().unwrap_or_default();
+    if let Err(why) = check(&Value::Object(inline.clone()), "spec.values") {
+        return Values::Invalid(why);
+    }
+    let digests: Vec<_> = sources.iter().map(|source| source.digest.as_str()).collect();
+    Values::Read { digest: digest(&json!([digests, inline])), sources }
+}
+
+/// The files for helm, in order.
+pub fn files(spec: &HelmReleaseSpec, documents: Vec<Document>) -> Vec<Private> {
+    let inline = spec.values.as_ref().filter(|values| !values.is_empty());
+    let inline = inline.map(|values| Private::new(Value::Object(values.clone()).to_string()));
+    documents.into_iter().filter_map(|document| document.content).chain(inline).collect()
+}
+
+/// Reads one source from its object's data.
+pub fn read(source: &ValuesSource, object: Option<(String, BTreeMap<String, Vec<u8>>)>) -> Result<Document, Values> {
+    let what = format!("{} {}", kind_name(source.kind), source.name);
+    let is_optional = source.optional.unwrap_or(false);
+    let (version, content) = match object {
+        None if is_optional => (String::new(), None),
+        None => return Err(Values::Missing(format!("{what} of spec.valuesFrom is not there"))),
+        Some((version, mut data)) => match data.remove(source.key()) {
+            None if !is_optional => {
+                return Err(Values::Missing(format!("{what} of spec.valuesFrom has no key {}", source.key())));
+            }
+            content => (version, content),
+        },
+    };
+    if let Some(content) = &content {
+        check_document(content, &format!("{what}, key {}", source.key())).map_err(Values::Invalid)?;
+    }
+    let digest = content.as_ref().map(|content| digest(&json!(String::from_utf8_lossy(content)))).unwrap_or_default();
+    Ok(Document { source: noted(source, version, digest), content: content.map(Private::new) })
+}
+
+pub fn noted(source: &ValuesSource, version: String, digest: String) -> ReadValues {
+    ReadValues { kind: source.kind, name: source.name.clone(), key: source.key().to_owned(), version, digest }
+}
+
+fn kind_name(kind: ValuesKind) -> &'static str {
+    match kind {
+        ValuesKind::Secret => "Secret",
+        ValuesKind::ConfigMap => "ConfigMap",
+    }
+}
+
+/// The text of an error never quotes the document: it may be a Secret's.
+fn check_document(content: &[u8], place: &str) -> Result<(), String> {
+    if content.len() > MAX_DOCUMENT {
+        return Err(format!("{place}: more than {MAX_DOCUMENT} bytes; values are configuration, not data"));
+    }
+    let text = std::str::from_utf8(content).map_err(|_| format!("{place}: not text in UTF-8"))?;
+    if text.trim().is_empty() {
+        return Ok(());
+    }
+    let value: Value = serde_saphyr::from_str(text).map_err(|_| format!("{place}: not a YAML document"))?;
+    match value {
+        Value::Object(_) => check(&value, place),
+        Value::Null => Ok(()),
+        _ => Err(format!("{place}: values must be a map of names to values")),
+    }
+}
+
+/// Finds numbers that Helm would not keep as they are written.
+fn check(value: &Value, place: &str) -> Result<(), String> {
+    match value {
+        Value::Object(fields) => check_fields(fields, place),
+        Value::Array(elements) => {
+            elements.iter().enumerate().try_for_each(|(index, element)| check(element, &format!("{place}[{index}]")))
+        }
+        Value::Number(number) => {
+            let is_exact = number.as_i64().is_some_and(|whole| whole.unsigned_abs() <= EXACT)
+                || number.as_u64().is_some_and(|whole| whole <= EXACT)
+                || number.as_f64().is_some_and(|float| number.is_f64() && !is_large_whole(float));
+            if is_exact {
+                Ok(())
+            } else {
+                Err(format!("{place}: a whole number beyond ±2^53, which Helm would change; quote it: \"…\""))
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
+    }
+}
+
+/// A number so large that it became a float on the way here.
+#[allow(clippy::cast_precision_loss, reason = "2^53 is exact")]
+fn is_large_whole(float: f64) -> bool {
+    float.fract() == 0.0 && float.abs() > EXACT as f64
+}
+
+fn check_fields(fields: &Map<String, Value>, place: &str) -> Result<(), String> {
+    fields.iter().try_for_each(|(name, value)| {
+        let name = if name.contains('.') { format!("[{name:?}]") } else { format!(".{name}") };
+        check(value, &format!("{place}{name}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(optional: bool) -> ValuesSource {
+        ValuesSource { kind: ValuesKind::Secret, name: "s".into(), key: None, optional: Some(optional) }
+    }
+
+    fn object(text: &str) -> Option<(String, BTreeMap<String, Vec<u8>>)> {
+        Some(("7".into(), [("values.yaml".to_owned(), text.as_bytes().to_vec())].into()))
+    }
+
+    #[test]
+    fn w40_large_whole_numbers_are_refused_by_key() {
+        for text in [
+            "a:\n  b: [1, 9007199254740993]",
+            "a:\n  b: [1, -9007199254740993]",
+            "a:\n  b: [1, 123456789012345678901234567890]",
+        ] {
+            let Err(Values::Invalid(why)) = read(&source(false), object(text)) else { panic!("{text} was taken") };
+            assert!(why.contains("key values.yaml.a.b[1]") && why.contains("quote it"), "{why}");
+            assert!(!why.contains("900719"), "{why}");
+        }
+        for text in ["a: 9007199254740992", "a: \"9007199254740993\"", "a: 1.5", "a: 1e3", "", "# nothing"] {
+            assert!(read(&source(false), object(text)).is_ok(), "{text}");
+        }
+        let spec: HelmReleaseSpec = serde_json::from_value(json!({
+            "chart": { "repo": "http://c", "name": "n" }, "values": { "a.b": { "c": 9_007_199_254_740_993_i64 } }
+        }))
+        .unwrap();
+        let Values::Invalid(why) = values(&spec, vec![]) else { panic!("it was taken") };
+        assert!(why.contains(r#"spec.values["a.b"].c"#), "{why}");
+    }
+
+    #[test]
+    fn a_missing_source_is_named_unless_it_is_optional() {
+        let Err(Values::Missing(what)) = read(&source(false), None) else { panic!() };
+        assert!(what.contains("Secret s"));
+        let other = Some(("7".into(), [("else".to_owned(), vec![])].into()));
+        let Err(Values::Missing(what)) = read(&source(false), other) else { panic!() };
+        assert!(what.contains("no key values.yaml"));
+        assert!(read(&source(true), None).unwrap().content.is_none());
+    }
+
+    #[test]
+    fn a_broken_document_is_named_and_not_quoted() {
+        for text in ["a: [hunter2", "just hunter2", "- hunter2"] {
+            let Err(Values::Invalid(why)) = read(&source(false), object(text)) else { panic!("{text} was taken") };
+            assert!(why.contains("Secret s") && !why.contains("hunter2"), "{why}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Load and misbehaviour, with a shell script in the place of helm.
+
+use std::{fs, time::Duration};
+
+use anyhow::Result;
+use runtime::Key;
+use workspaces::helm::{Class, LEAST_MEMORY, Operation, OperationKind, Private, Refused, State};
+
+use crate::harness::{Scene, install, is_alive, request, uninstall};
+
+/// Tells that it runs, and ends when the test opens the gate.
+const GATED: &str = r#"echo "$1 $2" >>"$SCENE/log"; until [ -e "$SCENE/gate" ]; do sleep 0.02; done"#;
+
+fn open_gate(scene: &Scene) -> Result<()> {
+    Ok(fs::write(scene.path("gate"), "")?)
+}
+
+#[tokio::test]
+async fn w20_one_at_a_time_and_the_newest_wins() -> Result<()> {
+    let scene = Scene::fake(GATED, |_| {})?;
+    let key = Key::new("a", "web");
+    assert!(matches!(scene.runner.state(&key), State::Idle));
+    scene.runner.submit(install(&key))?;
+    assert!(matches!(scene.runner.state(&key), State::Running { operation: OperationKind::Install, .. }));
+    scene.until("not started", || (scene.lines("log") == ["upgrade web"]).then_some(())).await?;
+    scene.runner.submit(request(&key, Operation::Test))?;
+    scene.runner.submit(uninstall(&key))?;
+    assert_eq!((scene.runner.snapshot().waiting, scene.runner.snapshot().running), (1, 1));
+    open_gate(&scene)?;
+    scene.idle().await?;
+    assert_eq!(scene.lines("log"), ["upgrade web", "uninstall web"]);
+    let finished = scene.finished(&key).await?;
+    assert_eq!((finished.operation, &finished.result), (OperationKind::Uninstall, &Ok(())));
+    assert!(scene.runner.take(&key).is_none(), "a result is given once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn w21_the_budget_holds_and_oversize_is_refused() -> Result<()> {
+    let count = r#"mkdir -p "$SCENE/now"; : >"$SCENE/now/$$"; set -- "$SCENE"/now/*; echo $# >>"$SCENE/counts"
+                   until [ -e "$SCENE/gate" ]; do sleep 0.02; done; rm "$SCENE/now/$$""#;
+    let scene = Scene::fake(count, |_| {})?;
+    for name in 0..12 {
+        scene.runner.submit(install(&Key::new("a", name.to_string())))?;
+    }
+    scene.until("four never ran", || scene.lines("counts").contains(&"4".to_owned()).then_some(())).await?;
+    let snapshot = scene.runner.snapshot();
+    assert_eq!((snapshot.running, snapshot.waiting, snapshot.bytes_in_use), (4, 8, 1 << 30));
+    let asked = |memory| {
+        scene.runner.submit(workspaces::helm::Request { memory: Some(memory), ..install(&Key::new("a", "x")) })
+    };
+    let too_large = asked(2 << 30).unwrap_err();
+    assert_eq!(too_large, Refused::TooLarge { asked: 2 << 30, total: 1 << 30 });
+    assert!(too_large.to_string().contains("2147483648") && too_large.to_string().contains("1073741824"));
+    assert_eq!(asked(1), Err(Refused::TooSmall { asked: 1, least: LEAST_MEMORY }));
+    open_gate(&scene)?;
+    scene.idle().await?;
+    let counts = scene.lines("counts");
+    assert!(counts.len() == 12 && counts.iter().all(|count| count.parse::<u32>().unwrap() <= 4), "{counts:?}");
+    let mut registry = prometheus_client::registry::Registry::default();
+    registry.register_collector(Box::new(scene.runner.clone()));
+    let mut metrics = String::new();
+    prometheus_client::encoding::text::encode(&mut metrics, &registry)?;
+    for line in [
+        "strata_helm_operations_total{operation=\"install\",result=\"success\"} 12",
+        "strata_helm_waiting 0",
+        "strata_helm_memory_bytes 0",
+        "strata_helm_memory_budget_bytes 1073741824",
+    ] {
+        assert!(metrics.contains(line), "{line} is missing in\n{metrics}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn w22_a_busy_namespace_does_not_keep_another_waiting() -> Result<()> {
+    let scene = Scene::fake(GATED, |config| config.total_memory = config.operation_memory)?;
+    for name in 0..20 {
+        scene.runner.submit(install(&Key::new("busy", format!("busy-{name}"))))?;
+    }
+    for name in 0..2 {
+        scene.runner.submit(uninstall(&Key::new("calm", format!("calm-{name}"))))?;
+    }
+    open_gate(&scene)?;
+    scene.idle().await?;
+    let log = scene.lines("log");
+    let last = log.iter().rposition(|line| line.contains("calm")).unwrap();
+    assert!(log.len() == 22 && last <= 4, "{log:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn w23_a_thousand_requests_cost_no_thread_each() -> Result<()> {
+    let threads = || fs::read_dir("/proc/self/task").map(Iterator::count);
+    let scene = Scene::fake(GATED, |_| {})?;
+    let before = threads()?;
+    for name in 0..1000 {
+        scene.runner.submit(install(&Key::new("a", name.to_string())))?;
+    }
+    scene.until("four never ran", || (scene.lines("log").len() == 4).then_some(())).await?;
+    assert_eq!(scene.runner.snapshot().waiting, 996);
+    // Other tests of this process start threads as well, but not hundreds.
+    assert!(threads()? < before + 100, "{before} threads became {}", threads()?);
+    scene.runner.drain(Duration::ZERO).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn w24_values_are_private_and_always_removed() -> Result<()> {
+    let look = r#"stat -c '%a %n' . values-0.yaml values-1.yaml kubeconfig >"$SCENE/modes"; pwd >"$SCENE/where"
+                  cat values-0.yaml values-1.yaml kubeconfig >"$SCENE/content"; echo "$@" >"$SCENE/line"; env >"$SCENE/env"
+                  case $2 in fails) echo "Error: password is canary-2" >&2; exit 1;; hangs) sleep 1000;; esac"#;
+    let scene = Scene::fake(look, |_| {})?;
+    for (name, class) in [("works", None), ("fails", Some(Class::Other)), ("hangs", Some(Class::Cancelled))] {
+        let key = Key::new("a", name);
+        let mut with_values = install(&key);
+        with_values.values = ["canary-1\n", "canary-2\n"].map(Private::new).into();
+        with_values.kubeconfig = Some(Private::new("canary-3\n"));
+        with_values.secrets = vec![Private::new("canary-2")];
+        assert!(!format!("{with_values:?}").contains("canary"));
+        scene.runner.submit(with_values)?;
+        if name == "hangs" {
+            let line = || scene.lines("line").iter().any(|line| line.contains("hangs")).then_some(());
+            scene.until("not started", line).await?;
+            scene.runner.cancel(&key);
+        }
+        let finished = scene.finished(&key).await?;
+        assert_eq!(finished.result.as_ref().err().map(|failure| failure.class), class);
+        let told = format!("{finished:?}{}{}", scene.lines("line").concat(), scene.lines("env").concat());
+        assert!(!told.contains("canary"), "{told}");
+        assert_eq!(scene.lines("content"), ["canary-1", "canary-2", "canary-3"]);
+        assert_eq!(scene.lines("modes"), ["700 .", "600 values-0.yaml", "600 values-1.yaml", "600 kubeconfig"]);
+        assert_eq!(scene.operation_directories(), [""; 0].map(std::path::PathBuf::from));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn w25_timeout_ends_the_whole_group() -> Result<()> {
+    let deaf = r#"trap '' TERM; sh -c 'trap "" TERM; sleep 1000; true' & echo "$! $$" >"$SCENE/pids"
+                  while :; do sleep 1000; done"#;
+    let scene = Scene::fake(deaf, |_| {})?;
+    let key = Key::new("a", "web");
+    let mut short = install(&key);
+    short.timeout = Duration::from_secs(1);
+    let finished = scene.run(short).await?;
+    assert_eq!(finished.result.as_ref().unwrap_err().class, Class::Timeout, "{finished:?}");
+    let pids = scene.lines("pids").concat();
+    scene.until("somebody lives on", || (!pids.split(' ').any(is_alive)).then_some(())).await?;
+    assert_eq!(pids.split(' ').count(), 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn w26_drain_ends_all_gently_and_starts_nothing() -> Result<()> {
+    let gentle = r#"trap 'echo "gentle $2" >>"$SCENE/log"; exit 1' TERM; echo "start $2" >>"$SCENE/log"
+                    while :; do sleep 0.02; done"#;
+    let scene = Scene::fake(gentle, |_| {})?;
+    for name in ["1", "2", "3", "4", "5"] {
+        scene.runner.submit(install(&Key::new("a", name)))?;
+    }
+    scene.until("four never ran", || (scene.lines("log").len() == 4).then_some(())).await?;
+    scene.runner.drain(Duration::from_mins(1)).await;
+    let log = scene.lines("log");
+    assert_eq!(log.iter().filter(|line| line.starts_with("gentle")).count(), 4, "{log:?}");
+    assert!(!log.contains(&"start 5".to_owned()), "{log:?}");
+    assert_eq!(scene.runner.submit(install(&Key::new("a", "6"))), Err(Refused::Draining));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_rollback_gets_the_grace_to_end_by_itself() -> Result<()> {
+    let scene = Scene::fake(GATED, |_| {})?;
+    let key = Key::new("a", "web");
+    let rollback = Operation::Rollback { revision: 1, wait: false, history_max: 5, force_conflicts: false };
+    scene.runner.submit(request(&key, rollback))?;
+    scene.until("not started", || (scene.lines("log").len() == 1).then_some(())).await?;
+    let draining = scene.runner.drain(Duration::from_mins(1));
+    tokio::pin!(draining);
+    // It is polled once, so that it has asked for the end before the gate opens.
+    assert!(futures::poll!(&mut draining).is_pending());
+    open_gate(&scene)?;
+    draining.await;
+    assert_eq!(scene.finished(&key).await?.result, Ok(()));
+    Ok(())
+}
+
+#[tokio::test]
+async fn huge_output_is_bounded_and_garbage_is_a_failure() -> Result<()> {
+    let noisy = r"head -c 20000000 /dev/urandom >&2; head -c 20000000 /dev/zero; exit 3";
+    let scene = Scene::fake(noisy, |_| {})?;
+    let finished = scene.run(install(&Key::new("a", "web"))).await?;
+    let failure = finished.result.as_ref().unwrap_err();
+    assert_eq!((finished.exit, failure.class), (Some(3), Class::Other));
+    assert!(failure.message.len() <= 4096 && finished.stdout.len() <= 64 * 1024);
+    assert!(finished.peak_bytes > 100_000);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_helm_that_cannot_start_is_a_failure() -> Result<()> {
+    let scene = Scene::fake("", |config| config.helm = "/no/helm".into())?;
+    let failure = scene.run(install(&Key::new("a", "web"))).await?.result.clone().unwrap_err();
+    assert!(failure.message.contains("cannot start helm"), "{failure}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn nothing_lives_on_when_its_guard_is_killed() -> Result<()> {
+    let scene =
+        Scene::fake(r#"echo "$$ $PPID" >"$SCENE/pids.new"; mv "$SCENE/pids.new" "$SCENE/pids"; sleep 1000"#, |_| {})?;
+    let key = Key::new("a", "web");
+    scene.runner.submit(install(&key))?;
+    let pids = scene.until("not started", || scene.lines("pids").pop()).await?;
+    let (helm, guard) = pids.split_once(' ').unwrap();
+    let guard = rustix::process::Pid::from_raw(guard.parse()?).unwrap();
+    rustix::process::kill_process(guard, rustix::process::Signal::KILL)?;
+    let finished = scene.finished(&key).await?;
+    assert_eq!(finished.result.as_ref().unwrap_err().class, Class::Killed);
+    scene.until("helm lives on", || (!is_alive(helm)).then_some(())).await
+}

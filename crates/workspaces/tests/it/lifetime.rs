@@ -1,0 +1,61 @@
+//! Helm ends with the process that runs it, whatever ends that.
+
+use std::{path::PathBuf, process::Stdio};
+
+use anyhow::{Context, Result};
+use runtime::Key;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+};
+use workspaces::helm::Runner;
+
+use crate::harness::{Scene, config, install, is_alive};
+
+const MARKER: &str = "HELM ";
+/// Refuses to end, and has a child that does as well.
+const DEAF: &str = r#"trap '' TERM; sh -c 'trap "" TERM; sleep 1000; true' & echo "$! $$ $PPID" >"$SCENE/pids.new"
+                      mv "$SCENE/pids.new" "$SCENE/pids"; while :; do sleep 1000; done"#;
+
+/// The victim: run by the test below in a process of its own.
+#[tokio::test]
+#[ignore = "started and killed by helm_ends_with_a_killed_operator"]
+async fn victim() -> Result<()> {
+    let scene = Scene::fake(DEAF, |_| {})?;
+    let mut request = install(&Key::new("a", "web"));
+    request.values = vec![workspaces::helm::Private::new("canary")];
+    scene.runner.submit(request)?;
+    let pids = scene.until("not started", || scene.lines("pids").pop()).await?;
+    println!("\n{MARKER}{}", serde_json::to_string(&(pids, scene.directory.path()))?);
+    std::future::pending().await
+}
+
+#[tokio::test]
+async fn helm_ends_with_a_killed_operator() -> Result<()> {
+    #[expect(clippy::disallowed_methods, reason = "the victim is this test's own binary")]
+    let mut victim = Command::new(std::env::current_exe()?)
+        .args(["lifetime::victim", "--exact", "--ignored", "--nocapture"])
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut lines = BufReader::new(victim.stdout.take().context("stdout is piped")?).lines();
+    let (pids, directory): (String, PathBuf) = loop {
+        let line = lines.next_line().await?.context("the victim ended too early")?;
+        if let Some(found) = line.strip_prefix(MARKER) {
+            break serde_json::from_str(found)?;
+        }
+    };
+    assert!(pids.split(' ').count() == 3 && pids.split(' ').all(is_alive), "{pids}");
+    victim.kill().await?;
+    let scene = Scene::fake("", |_| {})?;
+    scene.until("helm lives on", || (!pids.split(' ').any(is_alive)).then_some(())).await?;
+    let private = directory.join("private");
+    assert_eq!(std::fs::read_dir(&private)?.count(), 1, "a killed process cannot clear up");
+    let next = Runner::start(config("/no/helm".into(), &directory))?;
+    let left: Vec<_> = std::fs::read_dir(&private)?.collect::<Result<_, _>>()?;
+    assert_eq!(left.len(), 1, "only the next runner's own is left: {left:?}");
+    assert!(!left[0].path().join("0").exists());
+    drop(next);
+    std::fs::remove_dir_all(directory)?;
+    Ok(())
+}

@@ -1,0 +1,270 @@
+//! Charts from where they are published, fetched by the real helm.
+
+use std::{
+    fmt::Write,
+    fs,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use anyhow::Result;
+use runtime::Key;
+use sha2::{Digest, Sha256};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+};
+use workspaces::helm::{
+    Chart, ChartRef, Charts, ChartsConfig, Class, Credentials, Failure, Found, OperationKind, Private,
+};
+
+use crate::harness::{Scene, pack};
+
+/// A chart repository: the files of a directory, an ETag for each, a log of requests.
+struct Repository {
+    url: String,
+    directory: PathBuf,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Repository {
+    async fn start(directory: PathBuf, authorization: Option<&'static str>) -> Result<Self> {
+        fs::create_dir_all(&directory)?;
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let repository = Self { url, directory: directory.clone(), log: log.clone() };
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer(stream, directory.clone(), log.clone(), authorization));
+            }
+        });
+        Ok(repository)
+    }
+
+    fn publish(&self, name: &str, versions: &[&str]) -> Result<()> {
+        let mut index = format!("apiVersion: v1\nentries:\n  {name}:\n");
+        for version in versions {
+            let digest = digest(&fs::read(pack(&self.directory, name, version, "")?)?);
+            let url = format!("{name}-{version}.tgz");
+            writeln!(
+                index,
+                "  - {{apiVersion: v2, name: {name}, version: {version}, digest: {digest}, urls: [{url}]}}"
+            )?;
+        }
+        Ok(fs::write(self.directory.join("index.yaml"), index)?)
+    }
+
+    /// What was asked for since the last look.
+    fn requests(&self) -> Vec<String> {
+        std::mem::take(&mut self.log.lock().unwrap())
+    }
+
+    fn chart(&self, version: &str) -> ChartRef {
+        chart(&self.url, version)
+    }
+}
+
+async fn answer(
+    stream: TcpStream,
+    directory: PathBuf,
+    log: Arc<Mutex<Vec<String>>>,
+    authorization: Option<&str>,
+) -> Result<()> {
+    let mut stream = BufReader::new(stream);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") && stream.read_line(&mut head).await? > 0 {}
+    let header = |name: &str| {
+        let mut lines = head.lines().filter_map(|line| line.split_once(": "));
+        lines.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.to_owned())
+    };
+    let path = head.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
+    let content = fs::read(directory.join(&path));
+    let etag = content.as_ref().map(|content| digest(content)).unwrap_or_default();
+    let (status, content) = match content {
+        _ if authorization.is_some() && header("authorization").as_deref() != authorization => {
+            ("401 Unauthorized", vec![])
+        }
+        Err(_) => ("404 Not Found", vec![]),
+        Ok(_) if header("if-none-match").as_ref() == Some(&etag) => ("304 Not Modified", vec![]),
+        Ok(content) => ("200 OK", content),
+    };
+    log.lock().unwrap().push(format!("{path} {}", &status[..3]));
+    let length = content.len();
+    let head = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nETag: {etag}\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(&content).await?;
+    Ok(stream.flush().await?)
+}
+
+fn digest(content: &[u8]) -> String {
+    Sha256::digest(content).iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+}
+
+fn chart(repo: &str, version: &str) -> ChartRef {
+    ChartRef {
+        repo: repo.into(),
+        name: "four".into(),
+        version: version.into(),
+        digest: None,
+        plain_http: false,
+        credentials: None,
+        ca: None,
+    }
+}
+
+fn asker() -> Key {
+    Key::new("a", "web")
+}
+
+/// Waits for what is not `Working`.
+async fn find(scene: &Scene, charts: &Charts, wanted: &ChartRef) -> Result<Result<Arc<Chart>, Failure>> {
+    let look = || match charts.find(&asker(), wanted) {
+        Found::Ready(chart) => Some(Ok(chart)),
+        Found::Failed(failure) => Some(Err(failure)),
+        Found::Working => None,
+    };
+    scene.until("no answer about the chart", look).await
+}
+
+fn pulls(scene: &Scene) -> u64 {
+    let ended = scene.runner.snapshot().ended;
+    ended.iter().filter(|((kind, _), _)| *kind == OperationKind::Pull).map(|(_, tally)| tally.count).sum()
+}
+
+/// Every look is worth a request.
+fn impatient() -> ChartsConfig {
+    ChartsConfig { time_to_live: Duration::ZERO, retry: Duration::ZERO, ..ChartsConfig::default() }
+}
+
+#[tokio::test]
+async fn w34_an_exact_version_is_fetched_once_for_all() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    repository.publish("four", &["1.0.0", "1.2.0", "2.0.0"])?;
+    let charts = Charts::open(impatient(), scene.runner.clone())?;
+    let wanted = repository.chart("1.2.0");
+    let others: Vec<_> = (0..5).map(|other| Key::new("a", other.to_string())).collect();
+    for other in &others {
+        assert!(matches!(charts.find(other, &wanted), Found::Working));
+    }
+    let found = find(&scene, &charts, &wanted).await?.unwrap();
+    let bytes = fs::read(scene.path("repository/four-1.2.0.tgz"))?;
+    assert_eq!((found.name.as_str(), found.version.as_str()), ("four", "1.2.0"));
+    assert_eq!((&found.digest, fs::read(&found.path)?), (&digest(&bytes), bytes));
+    assert_eq!(repository.requests(), ["index.yaml 200", "four-1.2.0.tgz 200"]);
+    // Again, and after a restart: not a request and not a process.
+    assert_eq!(find(&scene, &charts, &wanted).await?.unwrap(), found);
+    let reopened = Charts::open(impatient(), scene.runner.clone())?;
+    assert!(matches!(reopened.find(&asker(), &wanted), Found::Ready(chart) if chart == found));
+    assert_eq!((repository.requests(), pulls(&scene)), (vec![], 1));
+    Ok(())
+}
+
+#[tokio::test]
+async fn w34_a_range_follows_the_repository_without_helm_until_it_changes() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    repository.publish("four", &["1.0.0", "2.0.0"])?;
+    let charts = Charts::open(impatient(), scene.runner.clone())?;
+    let wanted = repository.chart("^1.0");
+    assert_eq!(find(&scene, &charts, &wanted).await?.unwrap().version, "1.0.0");
+    repository.requests();
+    // The old answer stands while the repository is asked whether it is still right.
+    assert_eq!(find(&scene, &charts, &wanted).await?.unwrap().version, "1.0.0");
+    scene.until("the index is not asked for", || (repository.requests() == ["index.yaml 304"]).then_some(())).await?;
+    assert_eq!(pulls(&scene), 1);
+    repository.publish("four", &["1.0.0", "1.3.0", "2.0.0"])?;
+    let newer =
+        || matches!(charts.find(&asker(), &wanted), Found::Ready(chart) if chart.version == "1.3.0").then_some(());
+    scene.until("the newer version is not found", newer).await?;
+    assert_eq!(pulls(&scene), 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn w34_an_unknown_version_is_looked_for_in_a_new_index_and_named() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    repository.publish("four", &["1.0.0"])?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    assert_eq!(find(&scene, &charts, &repository.chart("1.0.0")).await?.unwrap().version, "1.0.0");
+    repository.publish("four", &["1.0.0", "3.0.0"])?;
+    assert_eq!(find(&scene, &charts, &repository.chart("3.0.0")).await?.unwrap().version, "3.0.0");
+    let failure = find(&scene, &charts, &repository.chart("9.0.0")).await?.unwrap_err();
+    assert_eq!(failure.class, Class::ChartNotFound);
+    assert_eq!(failure.message, format!("{} has no chart four with a version that fits \"9.0.0\"", repository.url));
+    repository.requests();
+    assert_eq!(find(&scene, &charts, &repository.chart("9.0.0")).await?, Err(failure));
+    assert_eq!(repository.requests(), [""; 0], "a failure is not tried again at once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn w34_credentials_open_a_repository_and_appear_nowhere() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), Some("Basic dTpjYW5hcnk=")).await?;
+    repository.publish("four", &["1.0.0"])?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    let mut wanted = repository.chart("1.0.0");
+    let refused = find(&scene, &charts, &wanted).await?.unwrap_err();
+    assert_eq!(refused.class, Class::Unauthorised, "{refused}");
+    wanted.credentials = Some(Credentials { username: "u".into(), password: Private::new("canary") });
+    assert_eq!(find(&scene, &charts, &wanted).await?.unwrap().version, "1.0.0");
+    assert!(!format!("{wanted:?}").contains("canary"));
+    for entry in ["charts", "index"] {
+        for file in fs::read_dir(scene.path("cache").join(entry))? {
+            assert!(!String::from_utf8_lossy(&fs::read(file?.path())?).contains("canary"));
+        }
+    }
+    assert!(scene.operation_directories().is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn w34_a_pinned_digest_must_match() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    repository.publish("four", &["1.0.0"])?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    let right = digest(&fs::read(scene.path("repository/four-1.0.0.tgz"))?);
+    let pinned = |digest: &str| ChartRef { digest: Some(digest.into()), ..repository.chart("1.0.0") };
+    assert!(find(&scene, &charts, &pinned(&format!("sha256:{right}"))).await?.is_ok());
+    let failure = find(&scene, &charts, &pinned(&right.replace(['0', '1'], "f"))).await?.unwrap_err();
+    assert_eq!(failure.class, Class::DigestMismatch, "{failure}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn w34_local_charts_need_no_helm() -> Result<()> {
+    let scene = Scene::real().await?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    let packed = pack(scene.directory.path(), "four", "1.0.0", "")?;
+    let found = find(&scene, &charts, &chart(&format!("file://{}", packed.display()), "")).await?.unwrap();
+    assert_eq!((found.version.as_str(), found.digest.as_str()), ("1.0.0", digest(&fs::read(&packed)?).as_str()));
+    let directory = scene.path("chart");
+    fs::create_dir(&directory)?;
+    fs::write(directory.join("Chart.yaml"), "{apiVersion: v2, name: here, version: 0.1.0}")?;
+    let found = find(&scene, &charts, &chart(&format!("file://{}", directory.display()), "")).await?.unwrap();
+    assert_eq!((found.path.as_path(), found.version.as_str()), (directory.as_path(), "0.1.0"));
+    let missing = find(&scene, &charts, &chart("file:///no/chart", "")).await?.unwrap_err();
+    assert_eq!((missing.class, pulls(&scene)), (Class::ChartNotFound, 0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_least_recently_used_chart_goes_unless_it_is_held() -> Result<()> {
+    let scene = Scene::real().await?;
+    let charts = Charts::open(ChartsConfig { cache_bytes: 1, ..ChartsConfig::default() }, scene.runner.clone())?;
+    let local = |version| {
+        let packed = pack(scene.directory.path(), "four", version, "")?;
+        Ok::<_, anyhow::Error>(chart(&format!("file://{}", packed.display()), ""))
+    };
+    let held = find(&scene, &charts, &local("1.0.0")?).await?.unwrap();
+    let dropped = find(&scene, &charts, &local("2.0.0")?).await?.unwrap().path.clone();
+    assert!(held.path.exists() && dropped.exists());
+    let newest = find(&scene, &charts, &local("3.0.0")?).await?.unwrap();
+    assert!(held.path.exists() && newest.path.exists() && !dropped.exists());
+    Ok(())
+}
