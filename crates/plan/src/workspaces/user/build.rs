@@ -1,6 +1,6 @@
 //! From a User to the objects of its code-server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::condition::Reason;
 use api::workspace::{
@@ -157,8 +157,8 @@ fn service(owner: &Owner, name: &str, slug: &str, settings: &CodeServer) -> Deri
 
 /// Names and numbers, each number once.
 fn ports(settings: &CodeServer) -> Vec<(String, i32)> {
-    let exposed: BTreeMap<_, _> = settings.exposures.iter().map(|exposure| (exposure.port, ())).collect();
-    let further = exposed.into_keys().filter(|port| *port != PORT).map(|port| (format!("port-{port}"), port));
+    let exposed: BTreeSet<_> = settings.exposures.iter().map(|exposure| exposure.port).collect();
+    let further = exposed.into_iter().filter(|port| *port != PORT).map(|port| (format!("port-{port}"), port));
     std::iter::once(("http".to_owned(), PORT)).chain(further).collect()
 }
 

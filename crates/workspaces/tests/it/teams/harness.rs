@@ -30,7 +30,7 @@ use testbed::{
 };
 use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
-use workspaces::{MANAGER, teams};
+use workspaces::teams;
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
 pub const PATIENCE: Duration = Duration::from_mins(3);
