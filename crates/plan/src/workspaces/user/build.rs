@@ -176,6 +176,8 @@ fn stateful_set(owner: &Owner, spec: &UserSpec, settings: &CodeServer, secret: &
     }
     let pod = json!({
         "serviceAccountName": name,
+        // Seven variables for each Service of the namespace would soon be more than a process can be started with.
+        "enableServiceLinks": false,
         "securityContext": {
             "runAsNonRoot": true, "runAsUser": CODER, "runAsGroup": CODER, "fsGroup": CODER,
             "seccompProfile": { "type": "RuntimeDefault" },
@@ -264,7 +266,8 @@ fn ingresses(owner: &Owner, spec: &UserSpec, settings: &CodeServer, name: &str) 
     let exposed = settings.exposures.iter().map(|exposure| {
         let prefix = exposure.host_prefix.as_deref().unwrap_or(&exposure.service);
         let access = exposure.access.unwrap_or_default();
-        one(format!("{name}-{prefix}"), &exposure_host(exposure, host), exposure.port, access)
+        // No slug has a dot: a user ana-x does not meet the exposure x of ana.
+        one(format!("{name}.{prefix}"), &exposure_host(exposure, host), exposure.port, access)
     });
     std::iter::once(own).chain(exposed).collect()
 }
