@@ -6,7 +6,10 @@ mod subject;
 mod team;
 mod user;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use api::workspace::{HelmRelease, LABEL_MANAGED_BY, LABEL_USER, MANAGED_BY, User, Workspace};
 use k8s_openapi::api::{
@@ -146,7 +149,7 @@ pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config)
         shelves: shelves.clone(),
         concerns: concerns.clone(),
         writer: operator.writer(MANAGER),
-        contents: std::sync::Mutex::new(HashMap::new()),
+        contents: Mutex::default(),
         events: operator.events.clone(),
         clock: operator.clock.clone(),
     };

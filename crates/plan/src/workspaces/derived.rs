@@ -72,6 +72,7 @@ impl ObjectKind {
             Self::NetworkPolicy => &["/spec"],
             Self::Service => &["/spec/selector"],
             Self::StatefulSet => &["/spec/template/spec/nodeSelector"],
+            Self::HelmRelease => &["/spec/values"],
             _ => &[],
         }
     }

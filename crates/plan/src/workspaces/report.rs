@@ -28,11 +28,8 @@ impl<K, O> Round<'_, K, O> {
 
     /// Objects that this round set out to change: nothing that is known of them is about their new form.
     pub(super) fn changed(&self) -> BTreeSet<&ObjectId> {
-        let applied = |action| match action {
-            &Action::Apply { ref id, .. } => Some(id),
-            _ => None,
-        };
-        self.plan.actions.iter().filter_map(applied).collect()
+        let actions = self.plan.actions.iter();
+        actions.filter_map(|action| if let Action::Apply { id, .. } = action { Some(id) } else { None }).collect()
     }
 
     /// What the API server refused.

@@ -1,4 +1,5 @@
 //! What of each kind is kept in memory.
+#![allow(clippy::unnecessary_wraps, clippy::needless_pass_by_value, reason = "the form that every kind's filter has")]
 
 use api::workspace::{HelmRelease, LABEL_MANAGED_BY, MANAGED_BY, User, Workspace};
 use k8s_openapi::{
@@ -101,27 +102,22 @@ impl Owned for SecretFacts {
     }
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
 pub fn whole<K>(object: Json<K>) -> Option<Stored> {
     Some(Stored::new(&object.metadata, || object.content, Value::Null))
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
 pub fn with_status<K>(object: Json<K>) -> Option<Stored> {
     Some(Stored::new(&object.metadata, || object.content, object.status))
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
 pub fn metadata<K>(object: Metadata<K>) -> Option<Stored> {
     Some(Stored::of_metadata(object))
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
 pub fn is_going(namespace: Metadata<Namespace>) -> Option<bool> {
     Some(namespace.metadata.deletion_timestamp.is_some())
 }
 
-#[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
 pub fn pod(pod: Json<Pod>) -> Option<PodFacts> {
     Some(PodFacts::read(&pod.status))
 }
@@ -148,7 +144,6 @@ fn part<T: DeserializeOwned>(part: &Value) -> Option<T> {
 
 macro_rules! typed {
     ($keep:ident, $kind:ident) => {
-        #[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
         pub fn $keep(object: Json<$kind>) -> Option<$kind> {
             let (spec, status) = (part(&object.content["spec"]), part(&object.status));
             Some($kind { metadata: object.metadata, spec, status })

@@ -32,6 +32,9 @@ use super::{
 /// A Secret's content in base64.
 type Content = BTreeMap<String, String>;
 
+/// Contents by Workspace and name of the Secret, with the version that was read.
+pub type Contents = HashMap<Key, HashMap<String, (u64, Content)>>;
+
 pub struct TeamLayer {
     pub workspaces: Arc<Kind<Json<Workspace>, Workspace>>,
     pub releases: Arc<Releases>,
@@ -43,9 +46,8 @@ pub struct TeamLayer {
     pub shelves: Arc<Shelves>,
     pub concerns: Concerns,
     pub writer: Writer,
-    /// What configs take from other Secrets, by Workspace and Secret, with the version it was read at: a settled
-    /// Workspace reads nothing.
-    pub contents: Mutex<HashMap<Key, HashMap<String, (u64, Content)>>>,
+    /// What configs take from other Secrets, so that a settled Workspace reads nothing.
+    pub contents: Mutex<Contents>,
     pub events: Recorder,
     pub clock: Clock,
 }
@@ -124,7 +126,7 @@ impl Layer for TeamLayer {
 }
 
 impl TeamLayer {
-    fn contents(&self) -> MutexGuard<'_, HashMap<Key, HashMap<String, (u64, Content)>>> {
+    fn contents(&self) -> MutexGuard<'_, Contents> {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -99,10 +99,10 @@ impl Layer for UserLayer {
     }
 }
 
-/// 144 bits from the kernel: nobody guesses them, and 36 characters can still be typed.
+/// 128 bits from the kernel: nobody guesses them, and 32 characters can still be typed.
 fn new_password() -> String {
-    let mut bytes = [0_u8; 18];
+    let mut bytes = [0; 16];
     let random = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
     random.expect("the kernel gives random bytes");
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:032x}", u128::from_be_bytes(bytes))
 }

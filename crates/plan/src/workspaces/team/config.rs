@@ -72,13 +72,13 @@ impl<'a> Configs<'a> {
 impl Version {
     fn new(workspace: &str, name: &str, config: &Config, surroundings: &Surroundings) -> Result<Self, Why> {
         let (kind, data) = match (&config.from_secret, config.kind.unwrap_or_default()) {
-            (Some(source), _) => match surroundings.sources.get(&source.name) {
-                Some(Some(data)) => (ObjectKind::Secret, json!(data)),
-                _ => {
+            (Some(source), _) => {
+                let Some(Some(data)) = surroundings.sources.get(&source.name) else {
                     let message = format!("spec.configs.{name}: there is no Secret {}; create it", source.name);
                     return Err(Why { reason: Reason::ValuesMissing, message });
-                }
-            },
+                };
+                (ObjectKind::Secret, json!(data))
+            }
             (None, ConfigKind::ConfigMap) => (ObjectKind::ConfigMap, json!(config.data)),
             (None, ConfigKind::Secret) => {
                 let encode = |text: &String| json!(ByteString(text.clone().into_bytes()));

@@ -8,7 +8,7 @@ use api::workspace::{
     UserSpec, Workspace, WorkspaceSpec, WorkspaceUser,
 };
 use k8s_openapi::api::core::v1::EnvVar;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::config::Configs;
 use super::network::{self, Endpoint};
@@ -152,7 +152,14 @@ fn person(owner: &Owner, spec: &WorkspaceSpec, user: &WorkspaceUser, configs: &C
         image_pull_secrets: spec.image_pull_secrets.clone(),
         stopped: Some(spec.stopped == Some(true)),
     };
-    owner.derive(ObjectKind::User, user.slug.as_str(), json!({ "spec": person }))
+    owner.derive(ObjectKind::User, user.slug.as_str(), json!({ "spec": without_empty(json!(person)) }))
+}
+
+/// Of a map that an apply leaves without any field the API server makes null, which our schemas refuse.
+fn without_empty(value: Value) -> Value {
+    let Value::Object(fields) = value else { return value };
+    let fields = fields.into_iter().map(|(name, value)| (name, without_empty(value)));
+    fields.filter(|(_, value)| value.as_object().is_none_or(|map| !map.is_empty())).collect()
 }
 
 /// The defaults with a user's own settings over them.

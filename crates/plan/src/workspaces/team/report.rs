@@ -44,8 +44,8 @@ pub fn status(round: &Round<'_, Workspace, Observed>, now: Timestamp) -> Workspa
         observed_generation: workspace.metadata.generation,
         phase: Some(view.phase(&services, &users)),
         conditions: view.conditions(&conditions, &services, &users),
-        services_ready: services.share(),
-        users_ready: users.share(),
+        services_ready: Some(services.share()),
+        users_ready: Some(users.share()),
         services: services.all,
         users: users.all,
         inventory: inventory(uid, &round.observed.objects, round.plan, round.outcomes),
@@ -63,8 +63,8 @@ struct Summaries<T> {
 }
 
 impl<T> Summaries<T> {
-    fn share(&self) -> Option<String> {
-        Some(format!("{}/{}", self.ready, self.counted))
+    fn share(&self) -> String {
+        format!("{}/{}", self.ready, self.counted)
     }
 
     fn are_ready(&self) -> bool {

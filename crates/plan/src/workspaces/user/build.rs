@@ -1,6 +1,6 @@
 //! From a User to the objects of its code-server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::condition::Reason;
 use api::workspace::{
@@ -157,8 +157,8 @@ fn service(owner: &Owner, name: &str, slug: &str, settings: &CodeServer) -> Deri
 
 /// Names and numbers, each number once.
 fn ports(settings: &CodeServer) -> Vec<(String, i32)> {
-    let exposed: BTreeMap<_, _> = settings.exposures.iter().map(|exposure| (exposure.port, ())).collect();
-    let further = exposed.into_keys().filter(|port| *port != PORT).map(|port| (format!("port-{port}"), port));
+    let exposed: BTreeSet<_> = settings.exposures.iter().map(|exposure| exposure.port).collect();
+    let further = exposed.into_iter().filter(|port| *port != PORT).map(|port| (format!("port-{port}"), port));
     std::iter::once(("http".to_owned(), PORT)).chain(further).collect()
 }
 
@@ -176,6 +176,8 @@ fn stateful_set(owner: &Owner, spec: &UserSpec, settings: &CodeServer, secret: &
     }
     let pod = json!({
         "serviceAccountName": name,
+        // Seven variables for each Service of the namespace would soon be more than a process can be started with.
+        "enableServiceLinks": false,
         "securityContext": {
             "runAsNonRoot": true, "runAsUser": CODER, "runAsGroup": CODER, "fsGroup": CODER,
             "seccompProfile": { "type": "RuntimeDefault" },
@@ -264,7 +266,8 @@ fn ingresses(owner: &Owner, spec: &UserSpec, settings: &CodeServer, name: &str) 
     let exposed = settings.exposures.iter().map(|exposure| {
         let prefix = exposure.host_prefix.as_deref().unwrap_or(&exposure.service);
         let access = exposure.access.unwrap_or_default();
-        one(format!("{name}-{prefix}"), &exposure_host(exposure, host), exposure.port, access)
+        // No slug has a dot: a user ana-x does not meet the exposure x of ana.
+        one(format!("{name}.{prefix}"), &exposure_host(exposure, host), exposure.port, access)
     });
     std::iter::once(own).chain(exposed).collect()
 }

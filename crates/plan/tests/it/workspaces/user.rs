@@ -171,6 +171,18 @@ fn w07_the_pod_says_why_a_user_fails() {
 }
 
 #[test]
+fn names_of_one_user_never_meet_those_of_another() {
+    let with = |slug: &str, exposure: &str| {
+        let exposures = json!([{ "service": exposure, "port": 3000 }]);
+        json!({ "slug": slug, "email": "a@b", "permissions": ["code-server"], "codeServer": { "exposures": exposures } })
+    };
+    let mut world = World::new(json!({ "domain": "example.com", "users": [with("ana", "x"), with("ana-x", "y")] }));
+    world.settle();
+    assert!(world.condition("Ready").starts_with("True"), "{}", world.condition("Ready"));
+    assert_eq!(world.names(ObjectKind::Ingress).len(), 4);
+}
+
+#[test]
 fn two_users_of_one_slug_do_not_share() {
     let mut world = World::ready(one_user(json!({})));
     world.object(ObjectKind::StatefulSet, SET).owner_uid = Some("another".to_owned());

@@ -30,7 +30,7 @@ use testbed::{
 };
 use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
-use workspaces::{MANAGER, teams};
+use workspaces::teams;
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
 pub const PATIENCE: Duration = Duration::from_mins(3);
@@ -87,6 +87,14 @@ impl World {
         let mut objects: Vec<_> = api::workspace::crds().iter().map(|crd| json!(crd)).collect();
         objects.push(json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } }));
         objects.extend(rbac.objects());
+        // An API server on a loopback address publishes none of its own.
+        objects.push(json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": {
+                "name": "kubernetes", "namespace": "default", "labels": { "kubernetes.io/service-name": "kubernetes" },
+            },
+            "endpoints": [{ "addresses": ["192.0.2.10"] }], "ports": [{ "name": "https", "port": 6443 }],
+        }));
         control_plane.install(&objects).await?;
         let client = control_plane.client_as(&Account::service_account(NAMESPACE, ACCOUNT)).await?;
         let settings = Settings {
