@@ -221,6 +221,7 @@ fn workspaces_config(values: &Values, client: ClientConfig) -> Result<workspaces
         values.helm_operation_memory.unwrap_or(config.operation_memory).min(config.policy.total_memory);
     config.policy.lock_patience = values.helm_lock_patience.unwrap_or(config.policy.lock_patience);
     config.policy.other_namespaces = values.helm_other_namespaces.unwrap_or(false);
+    config.policy.local_charts = values.helm_local_charts.unwrap_or(false);
     config.charts.time_to_live = values.chart_time_to_live.unwrap_or(config.charts.time_to_live);
     const PROXIES: [&str; 6] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
     config.environment = std::env::vars_os().filter(|(name, _)| PROXIES.iter().any(|proxy| name == proxy)).collect();

@@ -79,10 +79,16 @@ pub fn install(operator: &mut Operator, config: Config) -> io::Result<()> {
 
     let teams = teams::Config { concurrency: config.concurrency, resync: config.resync };
     let tell = teams::install(operator, &shared, &teams);
-    let (at, told, teams) = (indexes.clone(), queue.clone(), tell.release);
+    let (at, told, teams, results) = (indexes.clone(), queue.clone(), tell.release, runner.clone());
     operator.watch(&shared.releases, move |change| {
         release_changed(&at, &told, change);
         teams(change);
+        // Nobody is left to ask how its last operation ended.
+        if let Some(former) = change.before.filter(|_| change.after.is_none()).map(release::release_key)
+            && at.releases.keys(&former).is_empty()
+        {
+            results.take(&former);
+        }
     });
     let (at, told, teams) = (indexes.clone(), queue.clone(), tell.secret);
     operator.watch(&shared.secrets, move |change| {
@@ -138,7 +144,12 @@ fn start_runner(
     settings.grace = config.grace;
     settings.environment.clone_from(&config.environment);
     settings.clock = operator.clock.clone();
-    settings.on_change = Box::new(move |release| look(&told, at.releases.keys(release)));
+    settings.on_change = Box::new(move |release| {
+        let keys = at.releases.keys(release);
+        let is_kept = !keys.is_empty();
+        look(&told, keys);
+        is_kept
+    });
     let runner = Runner::start(settings)?;
     let (ending, leadership, grace) = (runner.clone(), operator.leadership(), config.grace);
     // The last moments are for the guard and its SIGKILL.

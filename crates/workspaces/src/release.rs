@@ -73,6 +73,8 @@ struct Notes {
     replicas: Option<Looked<Vec<StoppedWorkload>>>,
     /// When a range was last looked up.
     chart_at: Option<Instant>,
+    /// The value of the reconcile annotation that the chart's source was last asked for.
+    asked_for: Option<String>,
 }
 
 pub(crate) struct ReleaseLayer {

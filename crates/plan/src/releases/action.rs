@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use api::workspace::{OperationKind, StoppedWorkload};
 
+use crate::Why;
+
 /// A helm operation with all that was decided about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
@@ -15,6 +17,8 @@ pub struct Operation {
     pub revision: u32,
     /// Of a rollback.
     pub to_revision: Option<u32>,
+    /// What that revision was made of, where it is known.
+    pub to_digest: Option<String>,
     pub timeout: Duration,
     pub wait: bool,
 }
@@ -63,8 +67,6 @@ impl Action {
 pub enum Outcome {
     Done,
     Failed,
-    /// Refused by the API server; helps nobody to try at once.
-    Rejected {
-        message: String,
-    },
+    /// Refused, and it helps nobody to try at once.
+    Rejected(Why),
 }

@@ -11,12 +11,15 @@ use jiff::Timestamp;
 
 use super::{
     Action, Chart, Desired, Drift, FailureClass, Identity, Job, Known, Memory, Observed, Operation, Policy, Replicas,
-    State, Stored, StoredStatus, Values, config_digest, state, validate,
+    State, Stored, StoredStatus, Values, config_digest, memory::REMOVAL, state, validate,
 };
 use crate::{Plan, Why};
 
 /// A read that failed is tried again soon; what it waits for is usually an API server that comes back.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Stands for the content of a revision that somebody else made, once it is rolled back to.
+const FOREIGN: &str = "foreign";
 
 pub fn plan(object: &HelmRelease, observed: &Observed, now: Timestamp, policy: &Policy) -> Plan<Action> {
     let round = Deciding { object, observed, now, policy, memory: Memory::recall(object, observed, now) };
@@ -73,6 +76,10 @@ impl Deciding<'_> {
             Known::No(why) => return unknown(plan, why),
         };
         let Some((version, values)) = self.sources(&desired, plan) else { return };
+        // What a range leads to may change by itself, and be better than what failed.
+        if desired.chart.exact_version().is_none() {
+            plan.look_within(desired.interval);
+        }
         let digest = config_digest(&desired.chart, &version, &values);
         if self.rolls_back_by_request(&desired, stored, &digest, plan) {
             return;
@@ -106,7 +113,7 @@ impl Deciding<'_> {
     fn is_busy(&self, plan: &mut Plan<Action>) -> bool {
         match self.observed.job {
             Job::Idle => return false,
-            Job::Waiting(_) | Job::Running(_) => {}
+            Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => {}
             Job::Finished(_) => plan.look_within(Duration::ZERO),
         }
         true
@@ -160,7 +167,7 @@ impl Deciding<'_> {
         let remedy = self.memory.status.remedy.as_ref().filter(|remedy| remedy.digest == digest);
         if is_exhausted || (remedy.is_some() && self.memory.force.is_none()) {
             if remedy.is_none()
-                && let Some(remedy) = remediation(strategy.remediation, desired, stored, digest)
+                && let Some(remedy) = self.remediation(strategy.remediation, desired, stored, digest)
             {
                 return plan.actions.push(Action::Start(remedy));
             }
@@ -255,7 +262,7 @@ impl Deciding<'_> {
         match stored.iter().find(|s| Some(s.revision) == revision) {
             Some(_) if !is_free => return false,
             Some(target) => {
-                let rollback = rollback(desired, stored, digest, target.revision);
+                let rollback = self.rollback(desired, stored, digest, target.revision);
                 plan.actions.push(Action::Start(rollback));
             }
             None => {
@@ -267,6 +274,33 @@ impl Deciding<'_> {
         true
     }
 
+    fn remediation(
+        &self,
+        wanted: UpgradeRemediation,
+        desired: &Desired,
+        stored: &[Stored],
+        digest: &str,
+    ) -> Option<Operation> {
+        match wanted {
+            UpgradeRemediation::None => None,
+            UpgradeRemediation::Rollback => Some(self.rollback(desired, stored, digest, last_good(stored)?.revision)),
+            UpgradeRemediation::Uninstall if stored.is_empty() => None,
+            UpgradeRemediation::Uninstall => Some(operation(OperationKind::Uninstall, desired, stored, digest, "")),
+        }
+    }
+
+    fn rollback(&self, desired: &Desired, stored: &[Stored], digest: &str, to: u32) -> Operation {
+        let target = self.memory.status.history.iter().find(|known| known.revision == to);
+        let version = target.and_then(|known| known.chart_version.as_deref()).unwrap_or_default();
+        Operation {
+            to_revision: Some(to),
+            to_digest: Some(target.and_then(|known| known.digest.clone()).unwrap_or_else(|| FOREIGN.to_owned())),
+            timeout: desired.rollback_timeout,
+            wait: desired.rollback_wait && !desired.stopped,
+            ..operation(OperationKind::Rollback, desired, stored, digest, version)
+        }
+    }
+
     /// Drift, replicas and the next look of a release that is as it should be.
     fn settle(&self, desired: &Desired, plan: &mut Plan<Action>) {
         if desired.drift != DriftDetection::Disabled {
@@ -276,9 +310,6 @@ impl Deciding<'_> {
             plan.look_within(desired.interval);
         }
         self.scale(desired, plan);
-        if is_range(desired) {
-            plan.look_within(desired.interval);
-        }
     }
 
     fn scale(&self, desired: &Desired, plan: &mut Plan<Action>) {
@@ -353,18 +384,19 @@ impl Deciding<'_> {
             plan.look_within(left);
             return plan.block(Reason::Locked, "a helm process that is not ours is at work on the release");
         }
-        let failures = self.memory.status.failures + self.memory.status.interruptions;
-        let is_retry = self.memory.status.last_failure == Some(Reason::UninstallFailed);
-        if is_retry && self.observed.is_namespace_terminating {
-            return plan.actions.push(release);
-        }
-        let pause = Duration::from_secs(1 << failures.min(8));
-        if is_retry && let Some(left) = self.left(self.memory.status.last_attempted_at, pause) {
-            plan.block(Reason::UninstallFailed, self.memory.status.last_output.clone().unwrap_or_default());
-            return plan.look_within(left);
+        let status = &self.memory.status;
+        if let Some(reason) = status.last_failure.filter(|_| self.memory.is_removing()) {
+            if status.failures > 0 && self.observed.is_namespace_terminating {
+                return plan.actions.push(release);
+            }
+            let pause = Duration::from_secs(1 << (status.failures + status.interruptions).min(8));
+            if let Some(left) = self.left(status.last_attempted_at, pause) {
+                plan.block(reason, status.last_output.clone().unwrap_or_default());
+                return plan.look_within(left);
+            }
         }
         let version = self.memory.newest().and_then(|newest| newest.chart_version.clone()).unwrap_or_default();
-        plan.actions.push(Action::Start(operation(OperationKind::Uninstall, &desired, stored, "", &version)));
+        plan.actions.push(Action::Start(operation(OperationKind::Uninstall, &desired, stored, REMOVAL, &version)));
     }
 
     /// Whether data of a workspace's service stands in the way of its removal.
@@ -385,33 +417,10 @@ fn unknown(plan: &mut Plan<Action>, why: &str) {
     plan.look_within(LOOK_AGAIN);
 }
 
-/// Whether what a version leads to may change by itself.
-fn is_range(desired: &Desired) -> bool {
-    desired.chart.exact_version().is_none()
-}
-
 /// The revision to go back to.
 fn last_good(stored: &[Stored]) -> Option<&Stored> {
     let of = |status| stored.iter().rev().find(move |stored| stored.status == status);
     of(StoredStatus::Deployed).or_else(|| of(StoredStatus::Superseded))
-}
-
-fn remediation(wanted: UpgradeRemediation, desired: &Desired, stored: &[Stored], digest: &str) -> Option<Operation> {
-    match wanted {
-        UpgradeRemediation::None => None,
-        UpgradeRemediation::Rollback => Some(rollback(desired, stored, digest, last_good(stored)?.revision)),
-        UpgradeRemediation::Uninstall if stored.is_empty() => None,
-        UpgradeRemediation::Uninstall => Some(operation(OperationKind::Uninstall, desired, stored, digest, "")),
-    }
-}
-
-fn rollback(desired: &Desired, stored: &[Stored], digest: &str, to: u32) -> Operation {
-    Operation {
-        to_revision: Some(to),
-        timeout: desired.rollback_timeout,
-        wait: desired.rollback_wait && !desired.stopped,
-        ..operation(OperationKind::Rollback, desired, stored, digest, "")
-    }
 }
 
 fn operation(kind: OperationKind, desired: &Desired, stored: &[Stored], digest: &str, version: &str) -> Operation {
@@ -421,6 +430,7 @@ fn operation(kind: OperationKind, desired: &Desired, stored: &[Stored], digest: 
         chart_version: (!version.is_empty()).then(|| version.to_owned()),
         revision: stored.last().map_or(0, |newest| newest.revision),
         to_revision: None,
+        to_digest: None,
         timeout: desired.timeout,
         // Workloads at zero never become ready.
         wait: desired.wait && !desired.stopped,

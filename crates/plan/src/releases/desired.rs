@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::condition::Reason;
 use api::workspace::{
     ChartReference, CrdPolicy, DriftDetection, DriftIgnore, HelmRelease, InstallRemediation, MAX_RELEASE_NAME,
-    UpgradeRemediation,
+    Repository, UpgradeRemediation,
 };
 use serde_json::json;
 
@@ -21,6 +21,8 @@ pub struct Policy {
     pub total_memory: u64,
     /// Whether a release may go to another namespace than its object's.
     pub other_namespaces: bool,
+    /// Whether charts may come from the operator's own disk: who may write HelmReleases could read it then.
+    pub local_charts: bool,
     /// How long somebody else's unfinished operation is left alone after its last change.
     pub lock_patience: Duration,
     /// How often what ended an attempt from outside may do so before it counts as a failure.
@@ -34,6 +36,7 @@ impl Default for Policy {
         Self {
             total_memory: 1 << 30,
             other_namespaces: false,
+            local_charts: false,
             // What the specification gives a helm process that is not ours to show a sign of life.
             lock_patience: Duration::from_secs(30),
             // A node that keeps killing helm is no accident any more.
@@ -77,6 +80,8 @@ pub struct Desired {
     pub stopped: bool,
 }
 
+/// Below this helm 4.3.1 cannot install a chart of four objects; at half of it, it does not even start.
+pub const LEAST_MEMORY: u64 = 128 << 20;
 /// What an operation may take unless the spec says otherwise; Helm's own default.
 const TIMEOUT: Duration = Duration::from_mins(5);
 /// How often ranges are looked up and drift is looked for unasked: a compromise between news and load.
@@ -108,8 +113,15 @@ pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
             release.len()
         )));
     }
-    if spec.chart.repository().is_none() {
-        return Err(invalid("spec.chart.repo must begin with http://, https://, oci:// or file://"));
+    match spec.chart.repository() {
+        Some(Repository::Http | Repository::Oci) => {}
+        Some(Repository::File) if policy.local_charts => {}
+        Some(Repository::File) => {
+            return Err(invalid(
+                "spec.chart.repo is a file:// on the operator's own disk, which it may not read charts from; name a repository, or start the operator with --helm-local-charts",
+            ));
+        }
+        None => return Err(invalid("spec.chart.repo must begin with http://, https://, oci:// or file://")),
     }
     let memory =
         match spec.memory.as_deref() {
@@ -118,6 +130,11 @@ pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
                 invalid(format!("spec.memory {text:?} is not an amount of memory; write it like 512Mi"))
             })?),
         };
+    if let Some(memory) = memory.filter(|memory| *memory < LEAST_MEMORY) {
+        return Err(invalid(format!(
+            "spec.memory is {memory} bytes, helm needs at least {LEAST_MEMORY}; write 128Mi or more"
+        )));
+    }
     if let Some(memory) = memory.filter(|memory| *memory > policy.total_memory) {
         return Err(Why {
             reason: Reason::MemoryExceedsBudget,

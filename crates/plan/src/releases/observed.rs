@@ -103,7 +103,12 @@ pub enum Values {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Chart {
     /// Known, from an exact version, from status or from a fetch.
-    Resolved { version: String, digest: Option<String> },
+    Resolved {
+        version: String,
+        digest: Option<String>,
+        /// Whether nobody is asking at the moment if there is a newer one.
+        is_checked: bool,
+    },
     /// Being looked up or fetched.
     Fetching,
     /// It cannot be had.
@@ -116,6 +121,8 @@ pub enum Job {
     Idle,
     Waiting(OperationKind),
     Running(OperationKind),
+    /// It was asked to end.
+    Ending(OperationKind),
     Finished(Ended),
 }
 

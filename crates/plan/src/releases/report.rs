@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::{
     Action, Chart, Desired, Drift, Job, Memory, Observed, Operation, Outcome, Policy, State, Values, config_digest,
-    reference_digest, state, validate,
+    memory::REMOVAL, reference_digest, state, validate,
 };
 use crate::{Plan, Why};
 
@@ -31,7 +31,7 @@ impl Round<'_> {
 
     fn rejection(&self) -> Option<Why> {
         self.outcomes.iter().find_map(|outcome| match outcome {
-            Outcome::Rejected { message } => Some(Why { reason: Reason::Forbidden, message: message.clone() }),
+            Outcome::Rejected(why) => Some(why.clone()),
             Outcome::Done | Outcome::Failed => None,
         })
     }
@@ -61,13 +61,20 @@ fn remember_sources(status: &mut HelmReleaseStatus, round: &Round<'_>, desired: 
     if let Values::Read { sources, .. } = &round.observed.values {
         status.values_from.clone_from(sources);
     }
-    if let (Chart::Resolved { version, digest }, Some(desired)) = (&round.observed.chart, desired) {
+    if let (Chart::Resolved { version, digest, .. }, Some(desired)) = (&round.observed.chart, desired) {
         let reference = reference_digest(&desired.chart);
         status.resolved = Some(ResolvedChart { reference, version: version.clone(), digest: digest.clone() });
     }
     let annotations = round.object.metadata.annotations.as_ref();
-    let is_looked = round.observed.chart != Chart::Fetching && round.plan.actions.is_empty();
-    if is_looked && let Some(value) = annotations.and_then(|all| all.get(RECONCILE_ANNOTATION)) {
+    let is_looked = match round.observed.chart {
+        Chart::Resolved { is_checked, .. } => is_checked,
+        Chart::Fetching => false,
+        Chart::Failed(_) => true,
+    };
+    if is_looked
+        && round.plan.actions.is_empty()
+        && let Some(value) = annotations.and_then(|all| all.get(RECONCILE_ANNOTATION))
+    {
         status.last_handled_reconcile = Some(value.clone());
     }
 }
@@ -93,6 +100,7 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
         chart_version: operation.chart_version.clone(),
         revision: operation.revision,
         to_revision: operation.to_revision,
+        to_digest: operation.to_digest.clone(),
         started_at: Some(now),
     });
     match operation.kind {
@@ -108,7 +116,7 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
             }
             status.last_handled_force = memory.force.clone().or(status.last_handled_force.take());
         }
-        OperationKind::Rollback | OperationKind::Uninstall if !operation.digest.is_empty() => {
+        OperationKind::Rollback | OperationKind::Uninstall if operation.digest != REMOVAL => {
             let requested = operation.kind == OperationKind::Rollback && memory.rollback.is_some();
             if requested {
                 status.last_handled_rollback.clone_from(&memory.rollback);
@@ -116,7 +124,14 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
             let digest = operation.digest.clone();
             status.remedy = Some(Remedy { kind: operation.kind, digest, requested, succeeded: false });
         }
-        _ => {}
+        // The removal of the release: failures of what was tried before say nothing about it.
+        OperationKind::Uninstall => {
+            if !memory.is_removing() {
+                (status.failures, status.interruptions, status.last_failure) = (0, 0, None);
+            }
+            status.last_attempted_digest = Some(REMOVAL.to_owned());
+        }
+        OperationKind::Rollback | OperationKind::Test | OperationKind::Fetch => {}
     }
 }
 
@@ -156,7 +171,7 @@ impl<'a> Facts<'a> {
             _ => None,
         });
         let at_work = match &round.observed.job {
-            Job::Waiting(kind) | Job::Running(kind) => Some(*kind),
+            Job::Waiting(kind) | Job::Running(kind) | Job::Ending(kind) => Some(*kind),
             Job::Idle if round.observed.chart == Chart::Fetching => Some(OperationKind::Fetch),
             Job::Idle | Job::Finished(_) => None,
         };

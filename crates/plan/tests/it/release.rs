@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::workspace::{
-    FINALIZER, FORCE_ANNOTATION, HelmRelease, OperationKind, ROLLBACK_ANNOTATION, ReleaseOperation, StoppedWorkload,
-    TestResult,
+    FINALIZER, FORCE_ANNOTATION, HelmRelease, OperationKind, RECONCILE_ANNOTATION, ROLLBACK_ANNOTATION,
+    ReleaseOperation, StoppedWorkload, TestResult,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -50,7 +50,7 @@ impl World {
             observed: Observed {
                 storage: Known::Yes(vec![]),
                 values: values("v1"),
-                chart: Chart::Resolved { version: "1.0.0".into(), digest: None },
+                chart: Chart::Resolved { version: "1.0.0".into(), digest: None, is_checked: true },
                 job: Job::Idle,
                 dependencies: vec![],
                 cycle: None,
@@ -124,6 +124,7 @@ impl World {
                 }
                 self.storage().push(stored(next, ended, at));
             }
+            OperationKind::Uninstall if failure.is_some() => {}
             OperationKind::Uninstall => self.storage().clear(),
             OperationKind::Test | OperationKind::Fetch => {}
         }
@@ -211,7 +212,7 @@ fn w28_a_restart_of_an_unchanged_release_plans_nothing() {
 fn w03_version_repo_or_values_alone_are_an_upgrade() {
     let changes: [fn(&mut World); 3] = [
         |world| world.change("v2"),
-        |world| world.observed.chart = Chart::Resolved { version: "1.0.1".into(), digest: None },
+        |world| world.observed.chart = Chart::Resolved { version: "1.0.1".into(), digest: None, is_checked: true },
         |world| world.object.spec.as_mut().unwrap().chart.repo = "http://elsewhere".into(),
     ];
     for change in changes {
@@ -290,6 +291,7 @@ fn interrupted(kind: OperationKind, revision: u32) -> ReleaseOperation {
         chart_version: Some("1.0.0".into()),
         revision,
         to_revision: None,
+        to_digest: None,
         started_at: None,
     }
 }
@@ -388,20 +390,78 @@ fn w29_deletion_uninstalls_before_the_finalizer_goes() {
 
 #[test]
 fn w29_a_failed_uninstall_is_tried_again_and_keeps_the_finalizer() {
+    let failures = [
+        (FailureClass::Other, Reason::UninstallFailed),
+        (FailureClass::Forbidden, Reason::Forbidden),
+        (FailureClass::Timeout, Reason::TimedOut),
+    ];
+    for (class, reason) in failures {
+        let mut world = fails_to_uninstall(class);
+        let plan = world.rest();
+        assert!(!world.is_gone);
+        assert_eq!(plan.blocked.unwrap().reason, reason);
+        world.now += plan.next_look.unwrap();
+        world.settle();
+        assert!(world.is_gone);
+        assert_eq!(world.kinds(), [Install, Uninstall, Uninstall]);
+    }
+}
+
+fn fails_to_uninstall(class: FailureClass) -> World {
     let mut world = World::new(json!({}));
     world.settle();
     world.delete();
-    world.failures = vec![FailureClass::Other];
-    // The fake clears its storage even when it fails; a real one does not.
-    let kept = world.storage().clone();
+    world.failures = vec![class];
     let _ = world.round();
-    *world.storage() = kept;
-    let plan = world.rest();
-    assert!(!world.is_gone);
-    assert_eq!(plan.blocked.unwrap().reason, Reason::UninstallFailed);
-    world.now += plan.next_look.unwrap();
+    world
+}
+
+#[test]
+fn w39_in_a_dying_namespace_one_failed_uninstall_is_enough() {
+    for class in [FailureClass::Other, FailureClass::Forbidden] {
+        let mut world = fails_to_uninstall(class);
+        world.observed.is_namespace_terminating = true;
+        world.settle();
+        assert!(world.is_gone);
+        assert_eq!(world.kinds(), [Install, Uninstall]);
+    }
+}
+
+#[test]
+fn w39_a_failure_before_the_deletion_does_not_spare_the_uninstall() {
+    let mut world = World::new(json!({}));
+    world.failures = vec![FailureClass::Other];
     world.settle();
+    world.observed.is_namespace_terminating = true;
+    world.delete();
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Uninstall]);
     assert!(world.is_gone);
+}
+
+#[test]
+fn a_range_is_looked_up_again_although_what_it_led_to_failed() {
+    let chart = json!({ "repo": "http://charts", "name": "four", "version": "^1.0" });
+    let mut world = World::new(json!({ "chart": chart, "interval": "1m" }));
+    world.failures = vec![FailureClass::Other];
+    assert_eq!(world.rest().next_look, Some(Duration::from_mins(1)));
+    world.observed.chart = Chart::Resolved { version: "1.0.1".into(), digest: None, is_checked: true };
+    world.settle();
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::UpgradeSucceeded));
+}
+
+#[test]
+fn a_look_that_was_asked_for_is_over_when_the_answer_is_there() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.annotate(RECONCILE_ANNOTATION, "now");
+    let handled = |world: &World| world.object.status.as_ref().unwrap().last_handled_reconcile.clone();
+    world.observed.chart = Chart::Resolved { version: "1.0.0".into(), digest: None, is_checked: false };
+    world.settle();
+    assert_eq!(handled(&world), None);
+    world.observed.chart = Chart::Resolved { version: "1.0.0".into(), digest: None, is_checked: true };
+    world.settle();
+    assert_eq!(handled(&world).as_deref(), Some("now"));
 }
 
 #[test]
@@ -423,6 +483,8 @@ fn deleting_during_an_install_cancels_it_first() {
     world.observed.job = Job::Running(Install);
     world.delete();
     assert_eq!(world.plan().actions, [Action::Cancel]);
+    world.observed.job = Job::Ending(Install);
+    assert!(world.plan().actions.is_empty(), "once is enough");
 }
 
 #[test]
@@ -534,6 +596,32 @@ fn w08_a_stopped_release_comes_back_with_its_former_replicas() {
 }
 
 #[test]
+fn a_rollback_is_known_by_what_it_went_back_to_although_helm_dropped_that_revision() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.change("v2");
+    world.settle();
+    world.annotate(ROLLBACK_ANNOTATION, "1");
+    let _ = world.round();
+    world.storage().remove(0);
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Upgrade, Rollback]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::RollbackSucceeded));
+}
+
+#[test]
+fn a_rollback_to_what_somebody_else_made_stays_too() {
+    let mut world = World::new(json!({}));
+    let at = world.now;
+    world.storage().push(stored(1, StoredStatus::Deployed, at));
+    world.settle();
+    world.annotate(ROLLBACK_ANNOTATION, "1");
+    world.settle();
+    assert_eq!(world.kinds(), [Upgrade, Rollback]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::RollbackSucceeded));
+}
+
+#[test]
 fn a_rollback_that_was_asked_for_stays_until_something_changes() {
     let mut world = World::new(json!({}));
     world.settle();
@@ -575,4 +663,22 @@ fn a_status_of_an_operation_that_never_began_is_not_in_the_way() {
     world.settle();
     assert_eq!(world.kinds(), [Install]);
     assert_eq!(world.object.status.as_ref().unwrap().operation, None);
+}
+
+#[test]
+fn w21_what_cannot_run_is_refused_and_says_what_to_do() {
+    let local = json!({ "repo": "file:///charts/four", "name": "four" });
+    let cases = [
+        (json!({ "memory": "2Gi" }), Reason::MemoryExceedsBudget, "--helm-memory"),
+        (json!({ "memory": "64Mi" }), Reason::InvalidSpec, "128Mi"),
+        (json!({ "targetNamespace": "else" }), Reason::InvalidSpec, "--helm-other-namespaces"),
+        (json!({ "chart": local }), Reason::InvalidSpec, "--helm-local-charts"),
+    ];
+    for (spec, reason, remedy) in cases {
+        let mut world = World::new(spec);
+        let blocked = world.rest().blocked.unwrap();
+        assert_eq!(blocked.reason, reason);
+        assert!(blocked.message.contains(remedy), "{}", blocked.message);
+        assert!(world.operations.is_empty());
+    }
 }

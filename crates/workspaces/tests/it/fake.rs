@@ -3,8 +3,9 @@
 use std::{fs, time::Duration};
 
 use anyhow::Result;
+use plan::releases::LEAST_MEMORY;
 use runtime::Key;
-use workspaces::helm::{Class, LEAST_MEMORY, Operation, OperationKind, Private, Refused, State};
+use workspaces::helm::{Class, Operation, OperationKind, Private, Refused, State};
 
 use crate::harness::{Scene, install, is_alive, request, uninstall};
 

@@ -1,5 +1,5 @@
-//! The workspaces layer on real parts: the helm runner (with a fake helm for load and misbehaviour alone), releases,
-//! and teams.
+//! The workspaces layer on real parts: the helm runner (with a fake helm for load and misbehaviour alone), HelmReleases
+//! by an operator that has the rights which the chart gives it, and teams.
 #![expect(clippy::unwrap_used, reason = "all of this is tests; clippy takes only the marked functions for such")]
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
@@ -9,3 +9,8 @@ mod lifetime;
 mod release;
 mod source;
 mod teams;
+
+mod capture;
+mod change;
+mod space;
+mod world;
