@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::workspace::{OperationKind, StoppedWorkload};
+use api::workspace::{OperationKind, ReleaseOperation, StoppedWorkload};
 
 /// A helm operation with all that was decided about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,21 @@ pub struct Operation {
     pub to_revision: Option<u32>,
     pub timeout: Duration,
     pub wait: bool,
+}
+
+/// As far as status keeps it: how long it may take does not matter once it began.
+impl From<&ReleaseOperation> for Operation {
+    fn from(begun: &ReleaseOperation) -> Self {
+        Self {
+            kind: begun.kind,
+            digest: begun.digest.clone(),
+            chart_version: begun.chart_version.clone(),
+            revision: begun.revision,
+            to_revision: begun.to_revision,
+            timeout: Duration::ZERO,
+            wait: false,
+        }
+    }
 }
 
 /// One effect, safe to repeat.

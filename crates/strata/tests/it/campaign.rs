@@ -262,14 +262,15 @@ impl Campaign {
     }
 
     fn summary(&self, seed: u64) -> String {
-        let mut lines = vec![format!(
-            "seed {seed}: {} points; operations {:?}",
-            self.points.values().sum::<usize>(),
-            self.flows
-        )];
+        let mut lines =
+            vec![format!("seed {seed}: {} points; operations {:?}", self.points.values().sum::<usize>(), self.flows)];
         for (victim, points) in &self.points {
-            let hit: Vec<_> =
-                self.hit.iter().filter(|((of, _), _)| of == victim).map(|((_, what), n)| format!("{n} {what}")).collect();
+            let hit: Vec<_> = self
+                .hit
+                .iter()
+                .filter(|((of, _), _)| of == victim)
+                .map(|((_, what), n)| format!("{n} {what}"))
+                .collect();
             lines.push(format!("  {victim:?}: {points} points, in the middle of {}", hit.join(", ")));
         }
         lines.join("\n")

@@ -124,9 +124,7 @@ impl Release {
         self.wishes += 1;
         let (wish, name) = (self.wishes, self.name.as_str());
         let content = |version| Content { version, note: format!("wish {wish}"), revision: 0 };
-        let spec = |content: &Content, replicas: i32| {
-            json!({ "chart": { "version": content.version }, "values": { "note": content.note, "replicas": replicas } })
-        };
+        let spec = |content: &Content, replicas: i32| json!({ "chart": { "version": content.version }, "values": { "note": content.note, "replicas": replicas } });
         let replicas = i32::from(self.chart == "web");
         match self.flow {
             Flow::Install => {
@@ -176,10 +174,9 @@ impl Release {
     /// Waits for the end of this wave's operation and looks at everything that there must be, or must not.
     pub async fn finished(&mut self, place: &Namespace) -> Result<()> {
         let end = await_condition(place.releases.clone(), &self.name, |object: Option<&HelmRelease>| {
-            object.filter(|object| object.metadata.uid.as_ref() == Some(&self.uid)).map_or_else(
-                || self.flow == Flow::Uninstall,
-                |object| self.is_reached(object),
-            )
+            object
+                .filter(|object| object.metadata.uid.as_ref() == Some(&self.uid))
+                .map_or_else(|| self.flow == Flow::Uninstall, |object| self.is_reached(object))
         });
         let result = match tokio::time::timeout(PATIENCE, end).await {
             Ok(object) => self.check(place, object?.as_ref()).await,
@@ -194,9 +191,9 @@ impl Release {
     fn is_reached(&self, object: &HelmRelease) -> bool {
         let (Some(status), Some(wanted)) = (&object.status, &self.wanted) else { return false };
         let is = |kind, wanted| {
-            status.condition(kind).is_some_and(|found| {
-                found.status == wanted && found.observed_generation == object.metadata.generation
-            })
+            status
+                .condition(kind)
+                .is_some_and(|found| found.status == wanted && found.observed_generation == object.metadata.generation)
         };
         let (ready, remediated) = match self.flow {
             Flow::Install | Flow::Upgrade => (ConditionStatus::True, ConditionStatus::False),
