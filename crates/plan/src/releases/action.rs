@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::workspace::{OperationKind, StoppedWorkload};
+use api::workspace::{OperationKind, ReleaseOperation, StoppedWorkload};
 
 use crate::Why;
 
@@ -21,6 +21,22 @@ pub struct Operation {
     pub to_digest: Option<String>,
     pub timeout: Duration,
     pub wait: bool,
+}
+
+/// As far as status keeps it: how long it may take does not matter once it began.
+impl From<&ReleaseOperation> for Operation {
+    fn from(begun: &ReleaseOperation) -> Self {
+        Self {
+            kind: begun.kind,
+            digest: begun.digest.clone(),
+            chart_version: begun.chart_version.clone(),
+            revision: begun.revision,
+            to_revision: begun.to_revision,
+            to_digest: begun.to_digest.clone(),
+            timeout: Duration::ZERO,
+            wait: false,
+        }
+    }
 }
 
 /// One effect, safe to repeat.

@@ -89,8 +89,7 @@ impl Deciding<'_> {
             State::Locked { stored: newest, .. }
                 if newest.status == StoredStatus::Uninstalling && self.is_uninstall_due(&digest) =>
             {
-                let operation = operation(OperationKind::Uninstall, &desired, stored, &digest, "");
-                plan.actions.push(Action::Start(operation));
+                self.start(operation(OperationKind::Uninstall, &desired, stored, &digest, ""), plan);
             }
             State::Locked { stored, is_ours } => self.unlock(stored, is_ours, plan),
             State::Absent | State::OutOfSync(_) | State::Failed => {
@@ -165,25 +164,28 @@ impl Deciding<'_> {
         let is_exhausted =
             self.memory.failures(digest) > strategy.retries || interruptions > self.policy.max_interruptions;
         let remedy = self.memory.status.remedy.as_ref().filter(|remedy| remedy.digest == digest);
-        if is_exhausted || (remedy.is_some() && self.memory.force.is_none()) {
-            if remedy.is_none()
-                && let Some(remedy) = self.remediation(strategy.remediation, desired, stored, digest)
-            {
-                return plan.actions.push(Action::Start(remedy));
-            }
-            let status = &self.memory.status;
-            let reason = status.last_failure.unwrap_or(Reason::UpgradeFailed);
-            return plan.block(reason, status.last_output.clone().unwrap_or_else(|| "helm failed".to_owned()));
+        if !is_exhausted && (remedy.is_none() || self.memory.force.is_some()) {
+            let kind = if stored.is_empty() { OperationKind::Install } else { OperationKind::Upgrade };
+            return self.start(operation(kind, desired, stored, digest, version), plan);
         }
-        // Growing delays, so that what keeps interrupting is not kept busy by us.
-        let pause = Duration::from_secs(1 << interruptions.min(8));
-        if interruptions > 0
-            && let Some(left) = self.left(self.memory.status.last_attempted_at, pause)
+        if remedy.is_none()
+            && let Some(remedy) = self.remediation(strategy.remediation, desired, stored, digest)
         {
-            return plan.look_within(left);
+            return self.start(remedy, plan);
         }
-        let kind = if stored.is_empty() { OperationKind::Install } else { OperationKind::Upgrade };
-        plan.actions.push(Action::Start(operation(kind, desired, stored, digest, version)));
+        let status = &self.memory.status;
+        let reason = status.last_failure.unwrap_or(Reason::UpgradeFailed);
+        plan.block(reason, status.last_output.clone().unwrap_or_else(|| "helm failed".to_owned()));
+    }
+
+    /// With growing delays, so that what keeps interrupting is not kept busy by us.
+    fn start(&self, operation: Operation, plan: &mut Plan<Action>) {
+        let interruptions = self.memory.interruptions(&operation.digest);
+        let pause = Duration::from_secs(1 << interruptions.min(8));
+        match self.left(self.memory.status.last_attempted_at, pause).filter(|_| interruptions > 0) {
+            Some(left) => plan.look_within(left),
+            None => plan.actions.push(Action::Start(operation)),
+        }
     }
 
     /// What must hold before anything is installed or changed.
@@ -262,8 +264,7 @@ impl Deciding<'_> {
         match stored.iter().find(|s| Some(s.revision) == revision) {
             Some(_) if !is_free => return false,
             Some(target) => {
-                let rollback = self.rollback(desired, stored, digest, target.revision);
-                plan.actions.push(Action::Start(rollback));
+                self.start(self.rollback(desired, stored, digest, target.revision), plan);
             }
             None => {
                 let kept: Vec<_> = stored.iter().map(|s| s.revision.to_string()).collect();

@@ -133,6 +133,13 @@ pub struct Ended {
     pub result: Result<(), Failure>,
 }
 
+impl Ended {
+    /// Whether helm found the release locked by somebody else.
+    pub(super) fn is_in_progress(&self) -> bool {
+        matches!(&self.result, Err(failure) if failure.class == FailureClass::InProgress)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub class: FailureClass,
@@ -216,6 +223,10 @@ impl Observed {
             Known::Yes(stored) => Some(stored),
             Known::No(_) => None,
         }
+    }
+
+    pub(super) fn newest(&self) -> Option<&Stored> {
+        self.stored()?.last()
     }
 
     pub(super) fn missing_dependencies(&self) -> BTreeSet<&str> {

@@ -24,7 +24,19 @@ struct World {
     failures: Vec<FailureClass>,
     /// What helm did, in order.
     operations: Vec<Operation>,
+    /// The next operation that is cut off in the middle.
+    cut: Option<Cut>,
     is_gone: bool,
+}
+
+/// How somebody's SIGKILL ends an operation.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    kind: OperationKind,
+    /// The new revision that it leaves, if any.
+    left: Option<StoredStatus>,
+    /// Whether the operator is killed, too: then nobody hears of the end.
+    with_operator: bool,
 }
 
 fn stored(revision: u32, status: StoredStatus, at: Timestamp) -> Stored {
@@ -63,6 +75,7 @@ impl World {
             now: Timestamp::from_second(1_000_000).unwrap(),
             failures: vec![],
             operations: vec![],
+            cut: None,
             is_gone: false,
         }
     }
@@ -116,6 +129,16 @@ impl World {
         let failure = (!self.failures.is_empty()).then(|| self.failures.remove(0));
         let at = self.now;
         let next = self.storage().last().map_or(1, |newest| newest.revision + 1);
+        if let Some(cut) = self.cut.take_if(|cut| cut.kind == operation.kind) {
+            if cut.left == Some(StoredStatus::Deployed) {
+                self.storage().iter_mut().for_each(|s| s.status = StoredStatus::Superseded);
+            }
+            self.storage().extend(cut.left.map(|status| stored(next, status, at)));
+            let result = Err(Failure { class: FailureClass::Interrupted, message: "killed".into() });
+            let ended = Ended { operation, result };
+            self.observed.job = if cut.with_operator { Job::Idle } else { Job::Finished(ended) };
+            return;
+        }
         let ended = if failure.is_some() { StoredStatus::Failed } else { StoredStatus::Deployed };
         match operation.kind {
             OperationKind::Install | OperationKind::Upgrade | OperationKind::Rollback => {
@@ -315,6 +338,88 @@ fn w27_whatever_an_operator_left_behind_ends_deployed() {
         let expected = usize::from(left != Some(StoredStatus::Deployed));
         assert_eq!(world.operations.len(), expected, "{left:?}");
     }
+}
+
+/// Rounds and pauses until nothing is left to do, which takes as many seconds as it says.
+fn rest_in_time(world: &mut World) -> Duration {
+    let mut waited = Duration::ZERO;
+    while let Some(pause) = world.rest().next_look {
+        waited += pause;
+        world.now += pause;
+    }
+    waited
+}
+
+fn check_cut(cut: Cut, steps: impl Fn(&mut World), wanted: (ConditionStatus, Reason), digest_of: u32) {
+    let mut world = World::new(json!({ "upgrade": { "remediation": "rollback" } }));
+    world.settle();
+    world.change("v2");
+    world.settle();
+    world.cut = Some(cut);
+    steps(&mut world);
+    let waited = rest_in_time(&mut world);
+    assert!(world.cut.is_none(), "{cut:?} never happened");
+    assert_eq!(world.condition(ConditionType::Ready), wanted, "{cut:?}");
+    let status = world.object.status.clone().unwrap();
+    let digest = |revision: u32| status.history.iter().find(|e| e.revision == revision).unwrap().digest.clone();
+    assert_eq!((status.history[0].status.as_str(), &status.history[0].digest), ("deployed", &digest(digest_of)));
+    assert!(digest(digest_of).is_some() && status.operation.is_none(), "{cut:?}");
+    // Whatever was done is not done again, and our own lock is waited for by nobody.
+    let again = usize::from(cut.left != Some(StoredStatus::Deployed));
+    assert_eq!(
+        world.operations.iter().filter(|operation| operation.kind == cut.kind).count(),
+        again + usize::from(cut.kind == Upgrade),
+        "{cut:?}"
+    );
+    let pause = if cut.with_operator || again == 0 { 0 } else { 2 };
+    assert_eq!(waited.as_secs(), pause, "{cut:?}");
+}
+
+#[test]
+fn w27_whatever_is_cut_off_is_done_again_unless_it_was_done() {
+    let pending = |kind| if kind == Rollback { StoredStatus::PendingRollback } else { StoredStatus::PendingUpgrade };
+    for (kind, with_operator) in [(Upgrade, true), (Upgrade, false), (Rollback, true), (Rollback, false)] {
+        for left in [None, Some(pending(kind)), Some(StoredStatus::Failed), Some(StoredStatus::Deployed)] {
+            let cut = Cut { kind, left, with_operator };
+            if kind == Upgrade {
+                let newest = if matches!(left, None | Some(StoredStatus::Deployed)) { 3 } else { 4 };
+                check_cut(cut, |world| world.change("v3"), (ConditionStatus::True, Reason::UpgradeSucceeded), newest);
+                continue;
+            }
+            let ask = |world: &mut World| world.annotate(ROLLBACK_ANNOTATION, "1@now");
+            check_cut(cut, ask, (ConditionStatus::True, Reason::RollbackSucceeded), 1);
+            let fail = |world: &mut World| {
+                world.failures = vec![FailureClass::Other];
+                world.change("v3");
+            };
+            check_cut(cut, fail, (ConditionStatus::False, Reason::UpgradeFailed), 2);
+        }
+    }
+}
+
+#[test]
+fn w27_an_uninstall_as_remedy_goes_on_where_it_was_cut_off() {
+    for with_operator in [true, false] {
+        for left in [None, Some(StoredStatus::Uninstalling)] {
+            let mut world = World::new(json!({ "install": { "remediation": "uninstall" } }));
+            world.failures = vec![FailureClass::Other];
+            world.cut = Some(Cut { kind: Uninstall, left, with_operator });
+            rest_in_time(&mut world);
+            assert!(world.cut.is_none());
+            assert_eq!(world.kinds(), [Install, Uninstall], "{left:?}");
+            assert_eq!(world.condition(ConditionType::Remediated), (ConditionStatus::True, Reason::UninstallSucceeded));
+        }
+    }
+}
+
+#[test]
+fn w27_a_take_over_that_never_began_is_not_taken_for_done() {
+    let mut world = World::new(json!({}));
+    let at = world.now;
+    world.storage().push(stored(4, StoredStatus::Deployed, at));
+    world.cut = Some(Cut { kind: Upgrade, left: None, with_operator: true });
+    world.settle();
+    assert_eq!(world.kinds(), [Upgrade]);
 }
 
 #[test]

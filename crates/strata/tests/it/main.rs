@@ -2,6 +2,7 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
+mod campaign;
 mod chart_args;
 mod chart_rights;
 mod cli;

@@ -96,19 +96,9 @@ impl ReleaseLayer {
             (helm::State::Waiting, _) => Job::Waiting(kind),
             (helm::State::Running { is_ending: false, .. }, _) => Job::Running(kind),
             (helm::State::Running { is_ending: true, .. }, _) => Job::Ending(kind),
-            (helm::State::Finished(finished), Some(operation)) => Job::Finished(Ended {
-                operation: releases::Operation {
-                    kind: operation.kind,
-                    digest: operation.digest.clone(),
-                    chart_version: operation.chart_version.clone(),
-                    revision: operation.revision,
-                    to_revision: operation.to_revision,
-                    to_digest: operation.to_digest.clone(),
-                    timeout: Duration::ZERO,
-                    wait: false,
-                },
-                result: finished.result.clone().map_err(failure),
-            }),
+            (helm::State::Finished(finished), Some(operation)) => {
+                Job::Finished(Ended { operation: operation.into(), result: finished.result.clone().map_err(failure) })
+            }
             // Its end was stored already.
             (helm::State::Finished(_), None) => {
                 self.runner.take(release);
