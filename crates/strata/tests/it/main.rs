@@ -11,6 +11,7 @@ mod dev;
 mod handover;
 mod kill;
 mod process;
+mod workspace_rights;
 
 // One folder of verbs for both crates' tests; its head says why it is not a crate.
 #[path = "../../../performers/tests/it/harness/mod.rs"]
