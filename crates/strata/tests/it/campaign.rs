@@ -41,7 +41,7 @@ use crate::{
 /// Twice what the runner carries out at once, so that some are hit while they wait.
 const RELEASES: usize = 8;
 /// How often one wave is hit: the later ones fall into what the next operator does about the former.
-const STRIKES: usize = 2;
+const STRIKES: u32 = 2;
 /// An orphaned helm has five seconds to end; a loaded machine is slower.
 const ORPHAN_PATIENCE: Duration = Duration::from_secs(30);
 /// Processes give no event to wait for.
@@ -162,13 +162,14 @@ impl Campaign {
     async fn wave(&mut self, victim: Option<Victim>, usual: Duration) -> Result<Vec<String>> {
         self.draw_flows();
         let moments: Vec<Moment> = (0..STRIKES).map(|_| self.draw_moment(usual)).collect();
-        let stored = self.stored.subscribe();
+        let mut stored = self.stored.subscribe();
         for release in &mut self.releases {
             release.trigger(&self.place).await?;
         }
         if let Some(victim) = victim {
             for moment in &moments {
-                self.strike(victim, *moment, usual, stored.resubscribe()).await?;
+                self.strike(victim, *moment, usual, stored).await?;
+                stored = self.stored.subscribe();
             }
         }
         let ends = join_all(self.releases.iter_mut().map(|release| release.finished(&self.place))).await;
@@ -208,7 +209,7 @@ impl Campaign {
         let statuses: Vec<&str> = flows.iter().flat_map(|flow| flow.statuses()).copied().collect();
         if self.random.below(2) == 0 {
             let share = u32::try_from(self.random.below(1000)).unwrap_or(0);
-            Moment::After(usual * share / 1000)
+            Moment::After(usual / STRIKES * share / 1000)
         } else {
             Moment::Stored(statuses[self.random.below(statuses.len())])
         }
