@@ -56,7 +56,7 @@ impl Config {
             concurrency: 8,
             resync: Duration::from_mins(2),
             policy: Policy::default(),
-            // A quarter of the total: four run at once.
+            // A quarter of the total: four run at once, three of them of one namespace.
             operation_memory: 256 << 20,
             grace: Duration::from_secs(30),
             charts: ChartsConfig::default(),

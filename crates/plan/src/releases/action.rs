@@ -55,6 +55,10 @@ pub enum Action {
         uid: String,
         resource_version: String,
     },
+    /// Tells that a rollback that was asked for cannot be, and does not come back to it.
+    RefuseRollback {
+        message: String,
+    },
     /// Compares live objects with the release.
     LookForDrift,
     /// Sets drifted objects back.
@@ -73,7 +77,11 @@ impl Action {
     pub fn needs_identity(&self) -> bool {
         match self {
             Self::Start(_) | Self::LookForDrift | Self::CorrectDrift | Self::LookAtReplicas | Self::Scale(_) => true,
-            Self::AddFinalizer { .. } | Self::Cancel | Self::Unlock { .. } | Self::ReleaseFinalizer { .. } => false,
+            Self::AddFinalizer { .. }
+            | Self::Cancel
+            | Self::Unlock { .. }
+            | Self::RefuseRollback { .. }
+            | Self::ReleaseFinalizer { .. } => false,
         }
     }
 }

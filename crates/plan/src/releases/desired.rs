@@ -156,6 +156,19 @@ pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
     })
 }
 
+/// What is needed to uninstall a release, however its spec was changed since: a release must never be left behind
+/// because a limit or a flag of the operator changed. `None` if there is no spec to read.
+pub(super) fn removable(object: &HelmRelease) -> Option<Desired> {
+    let mut object = object.clone();
+    let spec = object.spec.as_mut()?;
+    spec.memory = None;
+    spec.timeout = spec.timeout.filter(|timeout| !timeout.0.is_zero());
+    // The chart is not looked at.
+    "http://unused".clone_into(&mut spec.chart.repo);
+    let lenient = Policy { other_namespaces: true, ..Policy::default() };
+    validate(&object, &lenient).ok()
+}
+
 fn check_repository(chart: &ChartReference, policy: &Policy) -> Result<(), Why> {
     match chart.repository() {
         Some(Repository::Http | Repository::Oci) => Ok(()),

@@ -32,6 +32,8 @@ impl Memory {
         let former = std::mem::take(&mut status.history);
         status.history = observed.stored().map_or_else(|| former.clone(), |stored| history(&former, stored));
         match &observed.job {
+            // What an end means is in Helm's storage; until that is known it is not taken note of.
+            Job::Finished(_) if observed.stored().is_none() => {}
             Job::Finished(ended) => end(&mut status, ended, observed, &former, now),
             Job::Idle => settle_interrupted(&mut status, observed, &former),
             Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => {}
@@ -60,6 +62,14 @@ impl Memory {
     /// Whether the removal of the release was tried.
     pub fn is_removing(&self) -> bool {
         self.status.last_attempted_digest.as_deref() == Some(REMOVAL)
+    }
+
+    /// Whether anything was ever tried with this release.
+    pub fn has_acted(&self) -> bool {
+        let status = &self.status;
+        status.operation.is_some()
+            || status.last_attempted_digest.is_some()
+            || status.history.iter().any(|revision| revision.digest.is_some())
     }
 
     /// The newest revision, if it is one of ours.

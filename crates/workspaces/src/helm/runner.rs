@@ -61,7 +61,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// With the defaults of the specification: 1 GiB for all, 256 MiB for each, so that four run at once.
+    /// With the defaults of the specification: 1 GiB for all, 256 MiB for each, so that four run at once, three of them
+    /// of one namespace.
     pub fn new(helm: PathBuf, guard: Guard, private: PathBuf, cache: PathBuf) -> Self {
         Self {
             helm,
@@ -186,8 +187,10 @@ impl Runner {
     pub fn start(config: Config) -> io::Result<Self> {
         let private = PrivateDirectory::open(&config.private)?;
         private_directories().create(command::index_directory(&config.cache))?;
+        // Room for one usual operation is left to others.
+        let share = config.total_memory.saturating_sub(config.operation_memory);
         let shared = Shared {
-            queue: Queue::new(config.total_memory),
+            queue: Queue::new(config.total_memory, share),
             running: HashMap::new(),
             finished: HashMap::new(),
             tallies: BTreeMap::new(),

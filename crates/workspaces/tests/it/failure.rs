@@ -40,7 +40,9 @@ async fn w30_a_failure_is_told_everywhere_and_tried_again_only_after_a_change() 
     assert!(ended(world, "install", "other") > before);
 
     // Rounds alone try nothing and write nothing.
-    let failed = space.until("web", "settled", |release| release.status.as_ref().unwrap().observed_generation == Some(1)).await?;
+    let failed = space
+        .until("web", "settled", |release| release.status.as_ref().unwrap().observed_generation == Some(1))
+        .await?;
     let mark = space.mark()?;
     for round in ["1", "2", "3"] {
         space.annotate("web", "example.test/touched", round).await?;
@@ -56,7 +58,11 @@ async fn w30_a_failure_is_told_everywhere_and_tried_again_only_after_a_change() 
     space.change("web", json!({ "values": { "fault": "" } })).await?;
     let mended = space.ready("web").await?;
     assert_eq!((failures(&mended), mended.status.unwrap().last_output), (0, None));
-    assert_eq!(space.told("web").await?.iter().filter(|event| event.starts_with("InstallFailed")).count(), 1);
+    assert_eq!(
+        space.told("web").await?.iter().filter(|event| event.starts_with("InstallFailed")).count(),
+        2,
+        "one for each attempt"
+    );
     Ok(())
 }
 
@@ -196,10 +202,16 @@ async fn w37_metrics_tell_of_operations_and_releases() -> Result<()> {
         let labels = [namespace.clone(), format!("ready=\"{status}\""), format!("reason=\"{reason}\"")];
         world.operator.metric("strata_releases", &labels.each_ref().map(String::as_str))
     };
-    let is_counted = || async { Ok((count("True", "InstallSucceeded"), count("False", "InstallFailed")) == (1.0, 1.0)) };
+    let is_counted =
+        || async { Ok((count("True", "InstallSucceeded"), count("False", "InstallFailed")) == (1.0, 1.0)) };
     eventually("both are counted", is_counted).await?;
     let text = world.operator.metrics.encode()?;
-    for name in ["strata_helm_waiting ", "strata_helm_running ", "strata_helm_memory_bytes ", "strata_helm_memory_budget_bytes 4294967296"] {
+    for name in [
+        "strata_helm_waiting ",
+        "strata_helm_running ",
+        "strata_helm_memory_bytes ",
+        "strata_helm_memory_budget_bytes 4294967296",
+    ] {
         assert!(text.lines().any(|line| line.starts_with(name)), "{name} is missing in\n{text}");
     }
     Ok(())
@@ -210,14 +222,13 @@ async fn w14_one_namespace_at_a_standstill_delays_no_other_and_one_release_is_se
     // A world of its own: its budget admits four at once, and it is to be used up.
     let world = World::start(crate::space::HelmRole::Bound, |config| config.policy.total_memory = 1 << 30).await?;
     let (slow, quick) = (world.space("slow").await?, world.space("quick").await?);
-    let stuck = json!({ "timeout": "20s", "values": { "fault": "not-ready" } });
+    let stuck = json!({ "timeout": "1m", "values": { "fault": "not-ready" } });
     let names = ["a", "b", "c", "d", "e", "f"];
     try_join_all(names.map(|name| slow.create(name, slow.spec("broken", "1.0.0", stuck.clone())))).await?;
     let is_full = || async { Ok(world.operator.metric("strata_helm_waiting", &[]) > 0.0) };
     eventually("more wants to run than may", is_full).await?;
-    let started = tokio::time::Instant::now();
     quick.install("web", quick.four(json!({}))).await?;
-    assert!(started.elapsed() < Duration::from_secs(15), "it waited for the others' time-outs");
+    assert_eq!(ended(&world, "install", "timeout"), 0.0, "it waited for the others' end");
 
     // Three changes in a row: never two at once, and the last one stands.
     for note in ["b", "c", "d"] {

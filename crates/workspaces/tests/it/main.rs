@@ -12,5 +12,7 @@ mod teams;
 
 mod capture;
 mod change;
+mod failure;
+mod origin;
 mod space;
 mod world;

@@ -90,7 +90,8 @@ async fn w34_a_range_takes_the_newest_and_follows_what_is_published() -> Result<
     space.annotate("asked", RECONCILE_ANNOTATION, "now").await?;
     space.until("asked", "upgraded", |release| version(release) == "1.1.0").await?;
     let asked = space.ready("asked").await?;
-    let handled = |release: &HelmRelease| release.status.as_ref().and_then(|status| status.last_handled_reconcile.clone());
+    let handled =
+        |release: &HelmRelease| release.status.as_ref().and_then(|status| status.last_handled_reconcile.clone());
     assert_eq!(handled(&asked).as_deref(), Some("now"));
     space.check_history("asked", "1 superseded, 2 deployed").await?;
     space.check_history("pinned", "1 deployed").await?;
