@@ -13,6 +13,7 @@ mod life;
 mod load;
 mod operator;
 mod print;
+mod releases;
 mod tally;
 
 use std::path::Path;
@@ -30,6 +31,8 @@ use operator::Operator;
 pub enum Benchmark {
     /// Performers from nothing to Ready, at rest, changed, restarted, handed over
     Performers(Flags),
+    /// Helm releases from nothing to Ready beside a bare loop of helm, and unchanged ones after a restart
+    Releases(releases::Flags),
 }
 
 #[derive(Args, Clone, Copy)]
@@ -58,25 +61,41 @@ pub struct Results {
 }
 
 pub fn run(benchmark: &Benchmark) -> Result<()> {
-    let Benchmark::Performers(flags) = benchmark;
     if cfg!(debug_assertions) {
         return build::go_on_optimised();
     }
     let program = build::operator()?;
     // One thread, as the operator has: the benchmark shares the machine with what it measures.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let results = runtime.block_on(async {
+    runtime.block_on(async {
         tokio::select! {
-            results = measure(*flags, &program) => results,
+            result = bench(benchmark, &program) => result,
             _ = tokio::signal::ctrl_c() => bail!("interrupted; everything that was started has been ended"),
         }
-    })?;
-    let goals = goal::goals(&results);
-    if flags.json {
-        let document = serde_json::json!({ "results": results, "goals": goals, "peer": goal::PEER });
+    })
+}
+
+async fn bench(benchmark: &Benchmark, program: &Path) -> Result<()> {
+    match benchmark {
+        Benchmark::Performers(flags) => {
+            let results = measure(*flags, program).await?;
+            let peer =
+                format!("the published Go operator with {} performers on this kind of machine", goal::PEER.count);
+            tell(&results, &goal::goals(&results), &goal::PEER, &peer, flags.json)
+        }
+        Benchmark::Releases(flags) => {
+            let results = releases::measure(*flags, program).await?;
+            tell(&results, &releases::goals(&results), &releases::PEER, releases::PEER_NAME, flags.json)
+        }
+    }
+}
+
+fn tell(results: &impl Serialize, goals: &[goal::Goal], peer: &impl Serialize, name: &str, json: bool) -> Result<()> {
+    if json {
+        let document = serde_json::json!({ "results": results, "goals": goals, "peer": peer });
         println!("{}", serde_json::to_string_pretty(&document)?);
     } else {
-        print::goals(&goals);
+        print::goals(goals, name);
     }
     Ok(())
 }
@@ -89,7 +108,7 @@ async fn measure(flags: Flags, program: &Path) -> Result<Results> {
         }
     };
     progress("starting the control plane");
-    let ground = Ground::start(count).await.context("the control plane did not start")?;
+    let ground = Ground::performers(count).await.context("the control plane did not start")?;
     let conditions = Conditions::read(&ground)?;
     show(print::conditions(&conditions));
 

@@ -2,6 +2,7 @@
 
 mod acceptance;
 mod bench;
+mod campaign;
 mod ci;
 mod codegen;
 mod deny;
@@ -59,6 +60,11 @@ enum Task {
         #[command(subcommand)]
         benchmark: bench::Benchmark,
     },
+    /// Disturb the operator at seeded moments and see whether everything recovers
+    Campaign {
+        #[command(subcommand)]
+        campaign: campaign::Campaign,
+    },
 }
 
 #[derive(Subcommand)]
@@ -97,5 +103,6 @@ fn run(task: Task) -> Result<()> {
         Task::Acceptance { update: true } => ci::update_acceptance(),
         Task::Acceptance { update: false } => ci::acceptance(),
         Task::Bench { benchmark } => bench::run(&benchmark),
+        Task::Campaign { campaign } => campaign::run(&campaign),
     }
 }

@@ -19,7 +19,7 @@ use std::{
 
 use api::workspace::{API_VERSION, HelmRelease, HelmReleaseStatus, StoppedWorkload};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference, Secret};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::GroupVersionKind;
 use plan::{
     Plan,
@@ -27,25 +27,19 @@ use plan::{
     object::merge_patch,
     releases::{self, Action, Difference, Outcome, Policy, Round},
 };
-use runtime::{
-    Clock, DynamicWatches, Error, Executed, Index, Key, Kind, Layer, Metadata, Occurrence, Recorder, Versioned, Writer,
-};
+use runtime::{Clock, DynamicWatches, Error, Executed, Index, Key, Layer, Occurrence, Recorder, Versioned, Writer};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 pub(crate) use identity::Identities;
 pub(crate) use live::Discovered;
 pub(crate) use metrics::ReleaseMetrics;
-pub(crate) use view::{ReleaseView, SecretFacts, keep_config_map, keep_secret, release_key};
+pub(crate) use view::{SecretFacts, keep_secret, release_key};
 
-use crate::helm::{Charts, Runner};
-
-/// Field manager of what is done about releases.
-pub(crate) const MANAGER: &str = "strata-workspaces";
-
-pub(crate) type Releases = Kind<ReleaseView, HelmRelease>;
-pub(crate) type Secrets = Kind<Metadata<Secret>, SecretFacts>;
-pub(crate) type ConfigMaps = Kind<Metadata<ConfigMap>, Box<str>>;
+use crate::{
+    helm::{Charts, Runner},
+    teams::{ConfigMaps, Releases, Secrets},
+};
 
 /// The ways back from what changed to the releases that must look.
 #[derive(Default)]
@@ -122,8 +116,6 @@ pub(crate) struct Observed {
     object: Arc<Versioned<HelmRelease>>,
     release: Key,
     surroundings: releases::Observed,
-    /// Whether the deployed manifest holds data, where that was found out in this round.
-    holds_data: Option<bool>,
     /// Version of the object after this round's own writes: what the next write must build on.
     version: AtomicU64,
     /// The status after this round's own writes.
@@ -172,7 +164,7 @@ impl Layer for ReleaseLayer {
         let written = if is_released { Ok(false) } else { self.write_status(key, observed, &after).await };
         if written.is_ok() {
             // What ended is part of the stored status now; until then it is asked for again.
-            if matches!(observed.surroundings.job, releases::Job::Finished(_)) {
+            if observed.surroundings.has_ended() {
                 self.runner.take(&observed.release);
             }
             self.tell(key, observed, before, &after, plan, outcomes);
@@ -192,7 +184,6 @@ impl ReleaseLayer {
 
     fn status(&self, observed: &Observed, plan: &Plan<Action>, outcomes: &[Outcome]) -> HelmReleaseStatus {
         let mut status = releases::status(&self.round(observed, plan, outcomes), self.clock.now());
-        status.holds_data = observed.holds_data.or(status.holds_data);
         // An operation that began in this round was stored before it did, with the time of then.
         let written = observed.written.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(operation), Some(written)) = (&mut status.operation, &*written)

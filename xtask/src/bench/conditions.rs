@@ -30,7 +30,8 @@ pub struct Conditions {
 
 impl Conditions {
     pub fn read(ground: &Ground) -> Result<Self> {
-        let names = ground.control_plane.programs().into_iter().map(|program| program.name);
+        let others = ground.tools.iter().map(|&name| name.to_owned());
+        let names = ground.control_plane.programs().into_iter().map(|program| program.name).chain(others);
         let uname = rustix::system::uname();
         Ok(Self {
             cpu: field("/proc/cpuinfo", "model name")?,

@@ -38,7 +38,7 @@ pub struct Goal {
 }
 
 impl Goal {
-    fn new(what: &'static str, unit: &'static str, limit: f64, measured: f64, peer: Option<f64>) -> Self {
+    pub fn new(what: &'static str, unit: &'static str, limit: f64, measured: f64, peer: Option<f64>) -> Self {
         Self { what, unit, limit, measured, peer }
     }
 

@@ -1,6 +1,9 @@
 //! The control plane that everything is measured on, with the operator installed as its chart does.
 
-use std::time::{Duration, Instant};
+use std::{
+    ffi::OsString,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use kube::Client;
@@ -27,19 +30,49 @@ pub struct Ground {
     pub client: Client,
     pub options: Options,
     pub count: usize,
+    /// What the operator is started with beside its addresses and its lease.
+    pub operator_flags: Vec<OsString>,
+    /// Programs of [`testbed::tools`] that take part beside the control plane's.
+    pub tools: &'static [&'static str],
 }
 
 impl Ground {
-    pub async fn start(count: usize) -> Result<Self> {
+    pub async fn performers(count: usize) -> Result<Self> {
         let options = Options { workloads: Some(Workloads::large()), ..Options::default() };
-        let control_plane = ControlPlane::start(options.clone()).await?;
-        let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": OPERATOR_NAMESPACE } });
-        let mut objects = vec![namespace, json!(api::performer::crd())];
+        let mut ground = Self::start(count, options).await?;
         let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, performers::rights::CLUSTER);
-        objects.extend(rbac.objects());
-        control_plane.install(&objects).await?;
+        ground.install([json!(api::performer::crd())].into_iter().chain(rbac.objects())).await?;
+        ground.operator_flags = vec!["--layers=performers".into()];
+        Ok(ground)
+    }
+
+    /// Releases of the benchmark have no pods, so the usual few nodes are plenty.
+    pub async fn releases(count: usize) -> Result<Self> {
+        let mut ground = Self::start(count, Options::default()).await?;
+        let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, workspaces::rights::CLUSTER);
+        let crds = api::workspace::crds().map(|crd| json!(crd));
+        let helm = [
+            json!(workspaces::rights::helm_role()),
+            json!(workspaces::rights::helm_binding(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT)),
+        ];
+        ground.install(crds.into_iter().chain(rbac.objects()).chain(helm)).await?;
+        ground.tools = &["helm"];
+        let directory = ground.control_plane.directory().join("helm");
+        ground.operator_flags = vec!["--layers=workspaces".into(), "--helm".into(), helm_program().await?.into()];
+        ground.operator_flags.extend(["--helm-directory".into(), directory.into()]);
+        Ok(ground)
+    }
+
+    async fn start(count: usize, options: Options) -> Result<Self> {
+        let control_plane = ControlPlane::start(options.clone()).await?;
         let client = control_plane.client().await?;
-        Ok(Self { control_plane, client, options, count })
+        Ok(Self { control_plane, client, options, count, operator_flags: Vec::new(), tools: &[] })
+    }
+
+    async fn install(&self, objects: impl Iterator<Item = serde_json::Value>) -> Result<()> {
+        let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": OPERATOR_NAMESPACE } });
+        let objects: Vec<_> = [namespace].into_iter().chain(objects).collect();
+        Ok(self.control_plane.install(&objects).await?)
     }
 
     pub fn operator_user() -> User {
@@ -74,6 +107,10 @@ impl Ground {
             }
         }
     }
+}
+
+pub async fn helm_program() -> Result<std::path::PathBuf> {
+    Ok(testbed::tools::path("helm").await?)
 }
 
 /// Leases and node states are renewed for ever.

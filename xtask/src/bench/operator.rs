@@ -34,6 +34,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(10);
 pub struct Operator {
     child: Child,
     health: SocketAddr,
+    metrics: SocketAddr,
     started: Instant,
 }
 
@@ -52,16 +53,26 @@ impl Operator {
     /// Starts it and waits until its caches are filled.
     pub async fn start(ground: &Ground, program: &Path, name: &str) -> Result<Self> {
         let kubeconfig = ground.control_plane.kubeconfig_as(&Ground::operator_user()).await?;
-        let health = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+        let [health, metrics] = [(); 2].map(|()| SocketAddr::from((Ipv4Addr::LOCALHOST, free_port())));
         let log = ground.control_plane.directory().join(format!("{name}.log"));
         let program = Program::new(name, program, log)
-            .args(["operator", "--leader-elect=true", "--lease-name", LEASE, "--lease-namespace", OPERATOR_NAMESPACE])
+            .args([
+                "operator",
+                "--layers",
+                "performers",
+                "--leader-elect=true",
+                "--lease-name",
+                LEASE,
+                "--lease-namespace",
+                OPERATOR_NAMESPACE,
+            ])
             .args(["--lease-duration", &format!("{}s", LEASE_DURATION.as_secs())])
             .args(["--health-probe-bind-address", &health.to_string()])
-            .args(["--metrics-bind-address", &format!("{}:{}", Ipv4Addr::LOCALHOST, free_port())])
+            .args(["--metrics-bind-address", &metrics.to_string()])
+            .args(&ground.operator_flags)
             .args([Path::new("--kubeconfig"), &kubeconfig]);
         let started = Instant::now();
-        let operator = Self { child: Child::start(program)?, health, started };
+        let operator = Self { child: Child::start(program)?, health, metrics, started };
         while !operator.answers_ready().await {
             if !operator.child.is_running() || started.elapsed() > START_PATIENCE {
                 bail!("the operator did not get ready; the end of its log:\n{}", operator.child.log_tail());
@@ -106,16 +117,25 @@ impl Operator {
         usage(self.child.pid()).context("the operator's process is gone")
     }
 
-    async fn answers_ready(&self) -> bool {
-        let ask = async {
-            let mut stream = TcpStream::connect(self.health).await?;
-            stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await?;
-            std::io::Result::Ok(answer.starts_with("HTTP/1.1 200 "))
-        };
-        ask.await.unwrap_or(false)
+    /// The sum of all lines of a metric that begin so.
+    pub async fn metric(&self, line: &str) -> Result<f64> {
+        let text = get(self.metrics, "/metrics").await?;
+        let values =
+            text.lines().filter(|l| l.starts_with(line)).filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok());
+        Ok(values.sum())
     }
+
+    async fn answers_ready(&self) -> bool {
+        get(self.health, "/readyz").await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200 "))
+    }
+}
+
+async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
 }
 
 fn usage(pid: u32) -> Result<Usage> {

@@ -4,7 +4,7 @@ use super::{
     change::Change,
     conditions::Conditions,
     floor::{Floor, RawCreates},
-    goal::{Goal, PEER},
+    goal::Goal,
     handover::HandOver,
     life::{Rest, Restart},
     load::Load,
@@ -23,7 +23,7 @@ pub fn conditions(c: &Conditions) -> String {
   audit log   {}
   limits      {}
   nodes       {} simulated
-  performers  {}, written by {} requests at once\n",
+  objects     {}, written by {} requests at once\n",
         c.cpu,
         c.cores,
         c.memory_mb,
@@ -104,7 +104,7 @@ fn tally(tally: &Tally, by: usize) -> String {
     if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
 }
 
-fn memory(usage: &Usage) -> String {
+pub fn memory(usage: &Usage) -> String {
     format!(
         "{:.1} MB resident ({:.1} of it the program file), at most {:.1}",
         usage.rss_mb, usage.rss_file_mb, usage.peak_mb
@@ -155,7 +155,7 @@ pub fn hand_over(signal: &str, times: &HandOver) -> String {
     )
 }
 
-pub fn goals(goals: &[Goal]) {
+pub fn goals(goals: &[Goal], peer: &str) {
     println!("Goals\n  {:<44} {:>10} {:>10} {:>7}  {:<8} peer", "", "goal", "measured", "ratio", "");
     for goal in goals {
         let ratio = goal.ratio().map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"));
@@ -164,7 +164,7 @@ pub fn goals(goals: &[Goal]) {
         let what = if goal.unit.is_empty() { goal.what.to_owned() } else { format!("{} ({})", goal.what, goal.unit) };
         println!("  {what:<44} {:>10.2} {:>10.2} {ratio:>7}  {verdict:<8} {peer}", goal.limit, goal.measured);
     }
-    println!("  peer: the published Go operator with {} performers on this kind of machine", PEER.count);
+    println!("  peer: {peer}");
     for goal in goals.iter().filter(|goal| !goal.is_met()) {
         println!("missed: {} by {:.2} {}", goal.what, goal.measured - goal.limit, goal.unit);
     }

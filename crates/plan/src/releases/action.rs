@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::workspace::{OperationKind, StoppedWorkload};
+use api::workspace::{OperationKind, ReleaseOperation, StoppedWorkload};
 
 use crate::Why;
 
@@ -23,6 +23,29 @@ pub struct Operation {
     pub wait: bool,
 }
 
+/// As far as status keeps it: how long it may take does not matter once it began.
+impl From<&ReleaseOperation> for Operation {
+    fn from(begun: &ReleaseOperation) -> Self {
+        Self {
+            kind: begun.kind,
+            digest: begun.digest.clone(),
+            chart_version: begun.chart_version.clone(),
+            revision: begun.revision,
+            to_revision: begun.to_revision,
+            to_digest: begun.to_digest.clone(),
+            timeout: Duration::ZERO,
+            wait: false,
+        }
+    }
+}
+
+impl Operation {
+    /// What a request for it is known by: another one of the same release has another.
+    pub fn label(&self) -> String {
+        format!("{} {} {}", self.kind.as_str(), self.revision, self.digest)
+    }
+}
+
 /// One effect, safe to repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -38,6 +61,10 @@ pub enum Action {
         revision: u32,
         uid: String,
         resource_version: String,
+    },
+    /// Tells that a rollback that was asked for cannot be, and does not come back to it.
+    RefuseRollback {
+        message: String,
     },
     /// Compares live objects with the release.
     LookForDrift,
@@ -57,7 +84,11 @@ impl Action {
     pub fn needs_identity(&self) -> bool {
         match self {
             Self::Start(_) | Self::LookForDrift | Self::CorrectDrift | Self::LookAtReplicas | Self::Scale(_) => true,
-            Self::AddFinalizer { .. } | Self::Cancel | Self::Unlock { .. } | Self::ReleaseFinalizer { .. } => false,
+            Self::AddFinalizer { .. }
+            | Self::Cancel
+            | Self::Unlock { .. }
+            | Self::RefuseRollback { .. }
+            | Self::ReleaseFinalizer { .. } => false,
         }
     }
 }

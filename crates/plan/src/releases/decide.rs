@@ -11,12 +11,18 @@ use jiff::Timestamp;
 
 use super::{
     Action, Chart, Desired, Drift, FailureClass, Identity, Job, Known, Memory, Observed, Operation, Policy, Replicas,
-    State, Stored, StoredStatus, Values, config_digest, memory::REMOVAL, state, validate,
+    State, Stored, StoredStatus, Values, config_digest, memory::REMOVAL, removable, state, validate,
 };
 use crate::{Plan, Why};
 
 /// A read that failed is tried again soon; what it waits for is usually an API server that comes back.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Accounts and bindings are not watched; who makes one waits no longer than this.
+const IDENTITY_LOOK: Duration = Duration::from_secs(30);
+
+/// Without a watch on a kind, drift of its objects is looked for this often, to be corrected within half a minute.
+const UNHEARD_LOOK: Duration = Duration::from_secs(20);
 
 /// Stands for the content of a revision that somebody else made, once it is rolled back to.
 const FOREIGN: &str = "foreign";
@@ -29,6 +35,7 @@ pub fn plan(object: &HelmRelease, observed: &Observed, now: Timestamp, policy: &
     } else {
         round.keep(&mut plan);
     }
+    round.hold_back(&mut plan);
     plan
 }
 
@@ -62,6 +69,9 @@ impl Deciding<'_> {
             return plan.block(Reason::ObjectTaken, message);
         }
         if self.is_busy(plan) {
+            if self.is_overtaken(&desired) {
+                plan.actions.push(Action::Cancel);
+            }
             return;
         }
         if desired.suspend {
@@ -89,8 +99,7 @@ impl Deciding<'_> {
             State::Locked { stored: newest, .. }
                 if newest.status == StoredStatus::Uninstalling && self.is_uninstall_due(&digest) =>
             {
-                let operation = operation(OperationKind::Uninstall, &desired, stored, &digest, "");
-                plan.actions.push(Action::Start(operation));
+                self.start(operation(OperationKind::Uninstall, &desired, stored, &digest, ""), plan);
             }
             State::Locked { stored, is_ours } => self.unlock(stored, is_ours, plan),
             State::Absent | State::OutOfSync(_) | State::Failed => {
@@ -114,9 +123,27 @@ impl Deciding<'_> {
         match self.observed.job {
             Job::Idle => return false,
             Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => {}
+            // Without a look at Helm's storage nobody knows what an end means.
+            Job::Finished(_) if self.observed.stored().is_none() => plan.look_within(LOOK_AGAIN),
             Job::Finished(_) => plan.look_within(Duration::ZERO),
         }
         true
+    }
+
+    /// Whether what waits for its turn is not wanted any more. What runs is let end.
+    fn is_overtaken(&self, desired: &Desired) -> bool {
+        let (Job::Waiting(OperationKind::Install | OperationKind::Upgrade), Some(waiting)) =
+            (&self.observed.job, &self.memory.status.operation)
+        else {
+            return false;
+        };
+        let wanted = match (&self.observed.values, &self.observed.chart) {
+            (Values::Read { digest, .. }, Chart::Resolved { version, .. }) => {
+                Some(config_digest(&desired.chart, version, digest))
+            }
+            _ => None,
+        };
+        desired.suspend || wanted.is_some_and(|wanted| wanted != waiting.digest)
     }
 
     /// Version and values digest, once both are known.
@@ -156,38 +183,45 @@ impl Deciding<'_> {
 
     /// Installs or upgrades, unless that was tried often enough.
     fn attempt(&self, desired: &Desired, stored: &[Stored], digest: &str, version: &str, plan: &mut Plan<Action>) {
-        if self.is_hindered(desired, plan) {
+        if self.is_hindered(plan) {
             return;
         }
         let is_installed = last_good(stored).is_some();
         let strategy = if is_installed { desired.upgrade } else { desired.install };
-        let interruptions = self.memory.interruptions(digest);
-        let is_exhausted =
-            self.memory.failures(digest) > strategy.retries || interruptions > self.policy.max_interruptions;
+        // What keeps interrupting may be gone by the next interval.
+        let is_harried = self.memory.interruptions(digest) > self.policy.max_interruptions;
+        let rest = self.left(self.memory.status.last_attempted_at, desired.interval).filter(|_| is_harried);
+        if let Some(rest) = rest {
+            plan.look_within(rest);
+        }
+        let is_exhausted = self.memory.failures(digest) > strategy.retries || rest.is_some();
         let remedy = self.memory.status.remedy.as_ref().filter(|remedy| remedy.digest == digest);
-        if is_exhausted || (remedy.is_some() && self.memory.force.is_none()) {
-            if remedy.is_none()
-                && let Some(remedy) = self.remediation(strategy.remediation, desired, stored, digest)
-            {
-                return plan.actions.push(Action::Start(remedy));
-            }
-            let status = &self.memory.status;
-            let reason = status.last_failure.unwrap_or(Reason::UpgradeFailed);
-            return plan.block(reason, status.last_output.clone().unwrap_or_else(|| "helm failed".to_owned()));
+        if !is_exhausted && (remedy.is_none() || self.memory.force.is_some()) {
+            let kind = if is_installed { OperationKind::Upgrade } else { OperationKind::Install };
+            return self.start(operation(kind, desired, stored, digest, version), plan);
         }
-        // Growing delays, so that what keeps interrupting is not kept busy by us.
-        let pause = Duration::from_secs(1 << interruptions.min(8));
-        if interruptions > 0
-            && let Some(left) = self.left(self.memory.status.last_attempted_at, pause)
+        if remedy.is_none()
+            && let Some(remedy) = self.remediation(strategy.remediation, desired, stored, digest)
         {
-            return plan.look_within(left);
+            return self.start(remedy, plan);
         }
-        let kind = if is_installed { OperationKind::Upgrade } else { OperationKind::Install };
-        plan.actions.push(Action::Start(operation(kind, desired, stored, digest, version)));
+        let status = &self.memory.status;
+        let reason = status.last_failure.unwrap_or(Reason::UpgradeFailed);
+        plan.block(reason, status.last_output.clone().unwrap_or_else(|| "helm failed".to_owned()));
+    }
+
+    /// With growing delays, so that what keeps interrupting is not kept busy by us.
+    fn start(&self, operation: Operation, plan: &mut Plan<Action>) {
+        let interruptions = self.memory.interruptions(&operation.digest);
+        let pause = Duration::from_secs(1 << interruptions.min(8));
+        match self.left(self.memory.status.last_attempted_at, pause).filter(|_| interruptions > 0) {
+            Some(left) => plan.look_within(left),
+            None => plan.actions.push(Action::Start(operation)),
+        }
     }
 
     /// What must hold before anything is installed or changed.
-    fn is_hindered(&self, desired: &Desired, plan: &mut Plan<Action>) -> bool {
+    fn is_hindered(&self, plan: &mut Plan<Action>) -> bool {
         if let Some(cycle) = &self.observed.cycle {
             plan.block(Reason::DependencyCycle, format!("cycle: {}", cycle.join(" → ")));
         }
@@ -199,14 +233,21 @@ impl Deciding<'_> {
             let hint = if absent.is_empty() { String::new() } else { format!("; not there: {}", absent.join(", ")) };
             plan.block(Reason::DependencyNotReady, format!("waits for {names}{hint}"));
         }
-        if let Some((reason, message)) = self.missing_identity(desired) {
-            plan.block(reason, message);
-            plan.look_within(desired.interval);
-        }
         plan.blocked.is_some()
     }
 
-    fn missing_identity(&self, desired: &Desired) -> Option<(Reason, String)> {
+    /// Nothing is done in a release's name unless somebody may act in it, whatever it is and however small.
+    fn hold_back(&self, plan: &mut Plan<Action>) {
+        if let Some((reason, message)) = self.missing_identity()
+            && plan.actions.iter().any(Action::needs_identity)
+        {
+            plan.actions.retain(|action| !action.needs_identity());
+            plan.block(reason, message);
+            plan.look_within(IDENTITY_LOOK);
+        }
+    }
+
+    fn missing_identity(&self) -> Option<(Reason, String)> {
         match &self.observed.identity {
             Identity::Usable => None,
             Identity::AccountRequired => Some((
@@ -215,7 +256,7 @@ impl Deciding<'_> {
             )),
             Identity::AccountMissing(name) => Some((
                 Reason::ServiceAccountMissing,
-                format!("ServiceAccount {name} is not there; create it in namespace {}", desired.namespace),
+                format!("ServiceAccount {name} is not there; create it in the HelmRelease's namespace"),
             )),
             Identity::Forbidden(what) => Some((Reason::Forbidden, what.clone())),
             Identity::Unknown(why) => Some((Reason::StateUnknown, why.clone())),
@@ -262,13 +303,12 @@ impl Deciding<'_> {
         match stored.iter().find(|s| Some(s.revision) == revision) {
             Some(_) if !is_free => return false,
             Some(target) => {
-                let rollback = self.rollback(desired, stored, digest, target.revision);
-                plan.actions.push(Action::Start(rollback));
+                self.start(self.rollback(desired, stored, digest, target.revision), plan);
             }
             None => {
                 let kept: Vec<_> = stored.iter().map(|s| s.revision.to_string()).collect();
-                let message = format!("a rollback to {request} was asked for; Helm keeps {}", kept.join(", "));
-                plan.block(Reason::InvalidSpec, message);
+                let message = format!("A rollback to {request} was asked for; Helm keeps {}", kept.join(", "));
+                plan.actions.push(Action::RefuseRollback { message });
             }
         }
         true
@@ -307,7 +347,8 @@ impl Deciding<'_> {
             if self.observed.drift == Drift::NotLooked {
                 plan.actions.push(Action::LookForDrift);
             }
-            plan.look_within(desired.interval);
+            let pause = if self.observed.is_drift_heard { desired.interval } else { UNHEARD_LOOK };
+            plan.look_within(pause.min(desired.interval));
         }
         self.scale(desired, plan);
     }
@@ -352,10 +393,13 @@ impl Deciding<'_> {
         let finalizers = self.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER).cloned().collect();
         let release = Action::ReleaseFinalizer { finalizers };
         let is_suspended = self.object.spec.as_ref().and_then(|spec| spec.suspend).unwrap_or(false);
-        let desired = match validate(self.object, self.policy) {
-            // A release was never made of what cannot be read, and another's is not ours to remove.
-            Ok(desired) if self.observed.rival.is_none() && !is_suspended => desired,
-            _ => return plan.actions.push(release),
+        // Another's release is not ours to remove, nor one that we never did anything to.
+        if self.observed.rival.is_some() || is_suspended || !self.memory.has_acted() {
+            return plan.actions.push(release);
+        }
+        let Some(desired) = removable(self.object) else {
+            let message = "spec cannot be read, so nobody knows what to uninstall; put it right, or uninstall by hand and remove the finalizer";
+            return plan.block(Reason::InvalidSpec, message);
         };
         let stored = match &self.observed.storage {
             Known::Yes(stored) => stored,
@@ -370,7 +414,7 @@ impl Deciding<'_> {
             );
             return plan.block(Reason::DataProtected, message);
         }
-        if let Some((reason, message)) = self.missing_identity(&desired) {
+        if let Some((reason, message)) = self.missing_identity() {
             // What the namespace holds goes with it, and the identity will not come back.
             if self.observed.is_namespace_terminating {
                 return plan.actions.push(release);
@@ -407,7 +451,8 @@ impl Deciding<'_> {
             .annotations
             .as_ref()
             .is_some_and(|all| all.get(DELETE_DATA_ANNOTATION).is_some_and(|value| value == "true"));
-        let holds_data = self.memory.status.holds_data.unwrap_or(false);
+        // What could not be read may hold anything.
+        let holds_data = self.observed.holds_data.unwrap_or(true);
         is_service && holds_data && !is_allowed && !self.observed.is_namespace_terminating
     }
 }

@@ -6,7 +6,7 @@ use api::workspace::{
 };
 use jiff::Timestamp;
 
-use super::{Ended, Failure, FailureClass, Job, Observed, Stored, StoredStatus};
+use super::{Ended, Failure, FailureClass, Job, Observed, Operation, Stored, StoredStatus};
 
 /// Long histories are Helm's business; status shows the newest.
 const SHOWN_REVISIONS: usize = 20;
@@ -29,18 +29,19 @@ pub struct Memory {
 impl Memory {
     pub fn recall(object: &HelmRelease, observed: &Observed, now: Timestamp) -> Self {
         let mut status = object.status.clone().unwrap_or_default();
+        let former = std::mem::take(&mut status.history);
+        status.history = observed.stored().map_or_else(|| former.clone(), |stored| history(&former, stored));
+        match &observed.job {
+            // What an end means is in Helm's storage; until that is known it is not taken note of.
+            Job::Finished(_) if observed.stored().is_none() => {}
+            Job::Finished(ended) => end(&mut status, ended, observed, &former, now),
+            Job::Idle => settle_interrupted(&mut status, observed, &former),
+            Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => {}
+        }
         let annotation = |name: &str| object.metadata.annotations.as_ref()?.get(name).cloned();
         let force = annotation(FORCE_ANNOTATION).filter(|value| Some(value) != status.last_handled_force.as_ref());
         let rollback =
             annotation(ROLLBACK_ANNOTATION).filter(|value| Some(value) != status.last_handled_rollback.as_ref());
-        if let Some(stored) = observed.stored() {
-            status.history = history(&status, stored);
-        }
-        match &observed.job {
-            Job::Finished(ended) => end(&mut status, ended, observed, now),
-            Job::Idle => settle_interrupted(&mut status, observed),
-            Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => {}
-        }
         Self { status, force, rollback }
     }
 
@@ -63,6 +64,14 @@ impl Memory {
         self.status.last_attempted_digest.as_deref() == Some(REMOVAL)
     }
 
+    /// Whether anything was ever tried with this release.
+    pub fn has_acted(&self) -> bool {
+        let status = &self.status;
+        status.operation.is_some()
+            || status.last_attempted_digest.is_some()
+            || status.history.iter().any(|revision| revision.digest.is_some())
+    }
+
     /// The newest revision, if it is one of ours.
     pub fn newest(&self) -> Option<&ReleaseRevision> {
         self.status.history.first()
@@ -70,11 +79,9 @@ impl Memory {
 }
 
 /// Helm's revisions, newest first, with what we know of each beyond Helm's labels.
-fn history(status: &HelmReleaseStatus, stored: &[Stored]) -> Vec<ReleaseRevision> {
+fn history(former: &[ReleaseRevision], stored: &[Stored]) -> Vec<ReleaseRevision> {
     let entry = |stored: &Stored| {
-        let known = status.history.iter().find(|known| {
-            known.revision == stored.revision && known.secret_uid.as_deref() == Some(stored.uid.as_str())
-        });
+        let known = former.iter().find(|known| is_of(known, stored));
         ReleaseRevision {
             revision: stored.revision,
             status: stored.status.as_str().to_owned(),
@@ -86,11 +93,21 @@ fn history(status: &HelmReleaseStatus, stored: &[Stored]) -> Vec<ReleaseRevision
     stored.iter().rev().take(SHOWN_REVISIONS).map(entry).collect()
 }
 
+fn is_of(known: &ReleaseRevision, stored: &Stored) -> bool {
+    known.revision == stored.revision && known.secret_uid.as_deref() == Some(stored.uid.as_str())
+}
+
 /// Takes an operation's end into account.
-fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Observed, now: Timestamp) {
-    status.operation = None;
+fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Observed, former: &[ReleaseRevision], now: Timestamp) {
     status.last_attempted_at = Some(now);
     let operation = &ended.operation;
+    let left_lock = observed.newest().is_some_and(|newest| {
+        newest.status.is_pending() && newest.revision > operation.revision && !ended.is_in_progress()
+    });
+    // What tells that a lock is ours stays until it is gone.
+    if !left_lock {
+        status.operation = None;
+    }
     match (&ended.result, operation.kind) {
         (Ok(()), OperationKind::Test) => set_test(status, TestResult::Succeeded),
         (Err(failure), OperationKind::Test) if !failure.class.is_interruption() => {
@@ -99,15 +116,26 @@ fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Observed, now: 
         }
         (Err(_), OperationKind::Test) | (_, OperationKind::Fetch) => {}
         (Ok(()), OperationKind::Install | OperationKind::Upgrade) => {
-            if is_new(status, observed, operation.revision) {
-                succeed(status, &operation.digest, operation.chart_version.as_deref(), now);
-            }
+            take_over(status, operation, observed, former, now);
         }
         (Ok(()), OperationKind::Rollback) => {
             roll_back(status, operation.to_digest.as_deref(), operation.chart_version.as_deref(), now);
         }
         (Ok(()), OperationKind::Uninstall) => remedied(status),
-        (Err(failure), kind) => fail(status, kind, failure),
+        (Err(failure), kind) if failure.class.is_interruption() => {
+            if !take_over(status, operation, observed, former, now) {
+                status.interruptions += 1;
+                // What it was to remedy stays the thing to tell.
+                if kind != OperationKind::Rollback || status.failures == 0 {
+                    fail(status, kind, failure);
+                }
+                reopen(status, observed);
+            }
+        }
+        (Err(failure), kind) => {
+            status.failures += 1;
+            fail(status, kind, failure);
+        }
     }
 }
 
@@ -149,11 +177,6 @@ fn roll_back(status: &mut HelmReleaseStatus, digest: Option<&str>, chart_version
 }
 
 fn fail(status: &mut HelmReleaseStatus, kind: OperationKind, failure: &Failure) {
-    if failure.class.is_interruption() {
-        status.interruptions += 1;
-    } else {
-        status.failures += 1;
-    }
     status.last_failure = Some(reason_of(kind, failure.class));
     status.last_output = Some(shorten(&failure.message));
 }
@@ -173,15 +196,33 @@ fn reason_of(kind: OperationKind, class: FailureClass) -> Reason {
 
 /// An operation that status tells of and nobody carries out: its operator is gone. What it did is in Helm's storage;
 /// what it did not do is tried again and counts as nobody's failure. A lock that it left stays known as ours.
-fn settle_interrupted(status: &mut HelmReleaseStatus, observed: &Observed) {
-    let (Some(operation), Some(stored)) = (status.operation.clone(), observed.stored()) else { return };
-    let newest = stored.last();
-    if newest.is_some_and(|newest| newest.status.is_pending()) {
-        return;
+fn settle_interrupted(status: &mut HelmReleaseStatus, observed: &Observed, former: &[ReleaseRevision]) {
+    let (Some(begun), Some(_)) = (status.operation.clone(), observed.stored()) else { return };
+    let newest = observed.newest();
+    if !newest.is_some_and(|newest| newest.status.is_pending()) {
+        status.operation = None;
     }
-    status.operation = None;
-    let is_new = is_new(status, observed, operation.revision);
     let at = newest.and_then(|newest| newest.created_at).unwrap_or_default();
+    if !take_over(status, &(&begun).into(), observed, former, at) {
+        reopen(status, observed);
+    }
+}
+
+/// Whether Helm's storage shows that an operation was carried out, whatever became of its process; then it counts.
+fn take_over(
+    status: &mut HelmReleaseStatus,
+    operation: &Operation,
+    observed: &Observed,
+    former: &[ReleaseRevision],
+    at: Timestamp,
+) -> bool {
+    let newest = observed.newest();
+    // Numbers begin anew where the release was uninstalled by hand meanwhile.
+    let is_new = newest.is_some_and(|newest| {
+        newest.status == StoredStatus::Deployed
+            && (newest.revision > operation.revision || !former.iter().any(|known| is_of(known, newest)))
+    });
+    let is_gone = observed.stored().is_some() && newest.is_none_or(|newest| newest.status == StoredStatus::Uninstalled);
     match operation.kind {
         OperationKind::Install | OperationKind::Upgrade if is_new => {
             succeed(status, &operation.digest, operation.chart_version.as_deref(), at);
@@ -189,17 +230,20 @@ fn settle_interrupted(status: &mut HelmReleaseStatus, observed: &Observed) {
         OperationKind::Rollback if is_new => {
             roll_back(status, operation.to_digest.as_deref(), operation.chart_version.as_deref(), at);
         }
-        OperationKind::Uninstall if newest.is_none() => remedied(status),
-        _ => {}
+        OperationKind::Uninstall if is_gone => remedied(status),
+        _ => return false,
     }
+    true
 }
 
-/// Whether the newest revision is deployed and came after `revision`. Numbers begin anew where the release was
-/// uninstalled by hand meanwhile; then it is one that we do not know.
-fn is_new(status: &HelmReleaseStatus, observed: &Observed, revision: u32) -> bool {
-    let newest = observed.stored().and_then(<[Stored]>::last).filter(|s| s.status == StoredStatus::Deployed);
-    let is_known = status.history.first().is_some_and(|entry| entry.digest.is_some());
-    newest.is_some_and(|newest| newest.revision > revision || !is_known)
+/// A remedy that was cut off is due as before, unless its traces alone say how to go on.
+fn reopen(status: &mut HelmReleaseStatus, observed: &Observed) {
+    let is_uninstalling = observed.newest().is_some_and(|newest| newest.status == StoredStatus::Uninstalling);
+    if let Some(remedy) = status.remedy.take_if(|remedy| !remedy.succeeded && !is_uninstalling)
+        && remedy.requested
+    {
+        status.last_handled_rollback = None;
+    }
 }
 
 /// The end of a text: helm says last what went wrong.

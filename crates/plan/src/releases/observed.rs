@@ -26,7 +26,11 @@ pub struct Observed {
     pub cycle: Option<Vec<String>>,
     pub identity: Identity,
     pub drift: Drift,
+    /// Whether changes of all the release's objects are told by watches.
+    pub is_drift_heard: bool,
     pub workloads: Replicas,
+    /// Whether the newest revision holds PersistentVolumeClaims, where somebody looked and could tell.
+    pub holds_data: Option<bool>,
     pub is_namespace_terminating: bool,
     /// Another HelmRelease that was first to claim this release.
     pub rival: Option<String>,
@@ -133,6 +137,13 @@ pub struct Ended {
     pub result: Result<(), Failure>,
 }
 
+impl Ended {
+    /// Whether helm found the release locked by somebody else.
+    pub(super) fn is_in_progress(&self) -> bool {
+        matches!(&self.result, Err(failure) if failure.class == FailureClass::InProgress)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub class: FailureClass,
@@ -216,6 +227,15 @@ impl Observed {
             Known::Yes(stored) => Some(stored),
             Known::No(_) => None,
         }
+    }
+
+    pub(super) fn newest(&self) -> Option<&Stored> {
+        self.stored()?.last()
+    }
+
+    /// Whether an operation has ended and what it did is known.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.job, Job::Finished(_)) && self.stored().is_some()
     }
 
     pub(super) fn missing_dependencies(&self) -> BTreeSet<&str> {

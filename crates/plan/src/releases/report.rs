@@ -3,7 +3,7 @@
 use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::workspace::{
     DriftDetection, HelmRelease, HelmReleaseStatus, OperationKind, RECONCILE_ANNOTATION, ReleaseOperation, Remedy,
-    ResolvedChart, StoppedWorkload, TestResult,
+    ResolvedChart, TestResult,
 };
 use jiff::Timestamp;
 
@@ -45,6 +45,8 @@ pub fn status(round: &Round<'_>, now: Timestamp) -> HelmReleaseStatus {
     let desired = validate(round.object, round.policy).ok();
     let mut status = memory.status.clone();
     remember_sources(&mut status, round, desired.as_ref());
+    remember_replicas(&mut status, round, desired.as_ref().is_some_and(|desired| desired.stopped));
+    status.holds_data = round.observed.holds_data.or(status.holds_data);
     for action in round.done() {
         take_in(&mut status, action, round, &memory, now);
     }
@@ -83,12 +85,13 @@ fn take_in(status: &mut HelmReleaseStatus, action: &Action, round: &Round<'_>, m
     match action {
         Action::Start(operation) => begin(status, operation, round, memory, now),
         Action::Unlock { .. } => status.operation = None,
-        Action::Scale(scaled) => remember_replicas(status, scaled, round),
+        Action::RefuseRollback { .. } => status.last_handled_rollback.clone_from(&memory.rollback),
         Action::AddFinalizer { .. }
         | Action::Cancel
         | Action::LookForDrift
         | Action::CorrectDrift
         | Action::LookAtReplicas
+        | Action::Scale(_)
         | Action::ReleaseFinalizer { .. } => {}
     }
 }
@@ -135,20 +138,17 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
     }
 }
 
-/// Former replicas are stored while workloads are at zero, and forgotten when they are back.
-fn remember_replicas(status: &mut HelmReleaseStatus, scaled: &[StoppedWorkload], round: &Round<'_>) {
-    let is_stopped = round.object.spec.as_ref().and_then(|spec| spec.stopped).unwrap_or(false);
-    if !is_stopped {
-        status.stopped.clear();
-        return;
-    }
+/// Former replicas are stored as soon as they are seen, so before anything is scaled, and forgotten when nothing is left
+/// to be scaled back.
+fn remember_replicas(status: &mut HelmReleaseStatus, round: &Round<'_>, is_stopped: bool) {
     let super::Replicas::Live(live) = &round.observed.workloads else { return };
-    for workload in scaled {
-        let is_same = |other: &&StoppedWorkload| other.kind == workload.kind && other.name == workload.name;
-        if let Some(live) = live.iter().find(is_same) {
-            status.stopped.retain(|other| !is_same(&other));
-            status.stopped.push(live.clone());
+    if is_stopped {
+        for workload in live.iter().filter(|workload| workload.replicas > 0) {
+            status.stopped.retain(|other| (&other.kind, &other.name) != (&workload.kind, &workload.name));
+            status.stopped.push(workload.clone());
         }
+    } else if !round.plan.actions.iter().any(|action| matches!(action, Action::Scale(_))) {
+        status.stopped.clear();
     }
 }
 
@@ -242,7 +242,7 @@ impl<'a> Facts<'a> {
             return (ConditionStatus::False, reason, message);
         }
         if self.desired.is_some_and(|desired| desired.stopped) {
-            return (ConditionStatus::True, Reason::Stopped, "deployed; its workloads are scaled to zero".to_owned());
+            return self.stopped();
         }
         self.released()
     }
@@ -255,6 +255,24 @@ impl<'a> Facts<'a> {
         let is_current = former.observed_generation == object.metadata.generation;
         (self.busy == Some(OperationKind::Fetch) && is_trouble && is_current)
             .then(|| (former.status, former.reason, former.message.clone()))
+    }
+
+    fn stopped(&self) -> Fact {
+        let former = self.round.object.status.as_ref().and_then(|status| status.condition(ConditionType::Ready));
+        let is_at_zero = match &self.round.observed.workloads {
+            super::Replicas::Live(live) => live.iter().all(|workload| workload.replicas == 0),
+            // What was said holds until somebody has looked again.
+            super::Replicas::NotLooked | super::Replicas::Unknown(_) => former.is_some_and(|former| {
+                former.reason == Reason::Stopped
+                    && former.status == ConditionStatus::True
+                    && former.observed_generation == self.round.object.metadata.generation
+            }),
+        };
+        if is_at_zero {
+            (ConditionStatus::True, Reason::Stopped, "deployed; its workloads are scaled to zero".to_owned())
+        } else {
+            (ConditionStatus::Unknown, Reason::Stopped, "deployed; its workloads are being scaled to zero".to_owned())
+        }
     }
 
     fn leaving(&self) -> Fact {

@@ -24,7 +24,19 @@ struct World {
     failures: Vec<FailureClass>,
     /// What helm did, in order.
     operations: Vec<Operation>,
+    /// The next operation that is cut off in the middle.
+    cut: Option<Cut>,
     is_gone: bool,
+}
+
+/// How somebody's SIGKILL ends an operation.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    kind: OperationKind,
+    /// The new revision that it leaves, if any.
+    left: Option<StoredStatus>,
+    /// Whether the operator is killed, too: then nobody hears of the end.
+    with_operator: bool,
 }
 
 fn stored(revision: u32, status: StoredStatus, at: Timestamp) -> Stored {
@@ -56,13 +68,16 @@ impl World {
                 cycle: None,
                 identity: Identity::Usable,
                 drift: Drift::NotLooked,
+                is_drift_heard: true,
                 workloads: Replicas::NotLooked,
+                holds_data: None,
                 is_namespace_terminating: false,
                 rival: None,
             },
             now: Timestamp::from_second(1_000_000).unwrap(),
             failures: vec![],
             operations: vec![],
+            cut: None,
             is_gone: false,
         }
     }
@@ -109,6 +124,7 @@ impl World {
             Action::LookAtReplicas => self.observed.workloads = Replicas::Live(vec![workload(3)]),
             Action::Scale(scaled) => self.observed.workloads = Replicas::Live(scaled.clone()),
             Action::Cancel => self.observed.job = Job::Idle,
+            Action::RefuseRollback { .. } => {}
         }
     }
 
@@ -116,6 +132,16 @@ impl World {
         let failure = (!self.failures.is_empty()).then(|| self.failures.remove(0));
         let at = self.now;
         let next = self.storage().last().map_or(1, |newest| newest.revision + 1);
+        if let Some(cut) = self.cut.take_if(|cut| cut.kind == operation.kind) {
+            if cut.left == Some(StoredStatus::Deployed) {
+                self.storage().iter_mut().for_each(|s| s.status = StoredStatus::Superseded);
+            }
+            self.storage().extend(cut.left.map(|status| stored(next, status, at)));
+            let result = Err(Failure { class: FailureClass::Interrupted, message: "killed".into() });
+            let ended = Ended { operation, result };
+            self.observed.job = if cut.with_operator { Job::Idle } else { Job::Finished(ended) };
+            return;
+        }
         let ended = if failure.is_some() { StoredStatus::Failed } else { StoredStatus::Deployed };
         match operation.kind {
             OperationKind::Install | OperationKind::Upgrade | OperationKind::Rollback => {
@@ -317,6 +343,88 @@ fn w27_whatever_an_operator_left_behind_ends_deployed() {
     }
 }
 
+/// Rounds and pauses until nothing is left to do, which takes as many seconds as it says.
+fn rest_in_time(world: &mut World) -> Duration {
+    let mut waited = Duration::ZERO;
+    while let Some(pause) = world.rest().next_look {
+        waited += pause;
+        world.now += pause;
+    }
+    waited
+}
+
+fn check_cut(cut: Cut, steps: impl Fn(&mut World), wanted: (ConditionStatus, Reason), digest_of: u32) {
+    let mut world = World::new(json!({ "upgrade": { "remediation": "rollback" } }));
+    world.settle();
+    world.change("v2");
+    world.settle();
+    world.cut = Some(cut);
+    steps(&mut world);
+    let waited = rest_in_time(&mut world);
+    assert!(world.cut.is_none(), "{cut:?} never happened");
+    assert_eq!(world.condition(ConditionType::Ready), wanted, "{cut:?}");
+    let status = world.object.status.clone().unwrap();
+    let digest = |revision: u32| status.history.iter().find(|e| e.revision == revision).unwrap().digest.clone();
+    assert_eq!((status.history[0].status.as_str(), &status.history[0].digest), ("deployed", &digest(digest_of)));
+    assert!(digest(digest_of).is_some() && status.operation.is_none(), "{cut:?}");
+    // Whatever was done is not done again, and our own lock is waited for by nobody.
+    let again = usize::from(cut.left != Some(StoredStatus::Deployed));
+    assert_eq!(
+        world.operations.iter().filter(|operation| operation.kind == cut.kind).count(),
+        again + usize::from(cut.kind == Upgrade),
+        "{cut:?}"
+    );
+    let pause = if cut.with_operator || again == 0 { 0 } else { 2 };
+    assert_eq!(waited.as_secs(), pause, "{cut:?}");
+}
+
+#[test]
+fn w27_whatever_is_cut_off_is_done_again_unless_it_was_done() {
+    let pending = |kind| if kind == Rollback { StoredStatus::PendingRollback } else { StoredStatus::PendingUpgrade };
+    for (kind, with_operator) in [(Upgrade, true), (Upgrade, false), (Rollback, true), (Rollback, false)] {
+        for left in [None, Some(pending(kind)), Some(StoredStatus::Failed), Some(StoredStatus::Deployed)] {
+            let cut = Cut { kind, left, with_operator };
+            if kind == Upgrade {
+                let newest = if matches!(left, None | Some(StoredStatus::Deployed)) { 3 } else { 4 };
+                check_cut(cut, |world| world.change("v3"), (ConditionStatus::True, Reason::UpgradeSucceeded), newest);
+                continue;
+            }
+            let ask = |world: &mut World| world.annotate(ROLLBACK_ANNOTATION, "1@now");
+            check_cut(cut, ask, (ConditionStatus::True, Reason::RollbackSucceeded), 1);
+            let fail = |world: &mut World| {
+                world.failures = vec![FailureClass::Other];
+                world.change("v3");
+            };
+            check_cut(cut, fail, (ConditionStatus::False, Reason::UpgradeFailed), 2);
+        }
+    }
+}
+
+#[test]
+fn w27_an_uninstall_as_remedy_goes_on_where_it_was_cut_off() {
+    for with_operator in [true, false] {
+        for left in [None, Some(StoredStatus::Uninstalling)] {
+            let mut world = World::new(json!({ "install": { "remediation": "uninstall" } }));
+            world.failures = vec![FailureClass::Other];
+            world.cut = Some(Cut { kind: Uninstall, left, with_operator });
+            rest_in_time(&mut world);
+            assert!(world.cut.is_none());
+            assert_eq!(world.kinds(), [Install, Uninstall], "{left:?}");
+            assert_eq!(world.condition(ConditionType::Remediated), (ConditionStatus::True, Reason::UninstallSucceeded));
+        }
+    }
+}
+
+#[test]
+fn w27_a_take_over_that_never_began_is_not_taken_for_done() {
+    let mut world = World::new(json!({}));
+    let at = world.now;
+    world.storage().push(stored(4, StoredStatus::Deployed, at));
+    world.cut = Some(Cut { kind: Upgrade, left: None, with_operator: true });
+    world.settle();
+    assert_eq!(world.kinds(), [Upgrade]);
+}
+
 #[test]
 fn somebody_elses_lock_is_left_alone_for_half_a_minute() {
     let mut world = World::new(json!({}));
@@ -356,9 +464,9 @@ fn a_release_that_helm_installed_is_taken_over_with_one_upgrade() {
 }
 
 #[test]
-fn interruptions_are_tried_again_after_growing_pauses_and_end() {
+fn interruptions_are_tried_again_after_growing_pauses() {
     let mut world = World::new(json!({}));
-    world.failures = vec![FailureClass::Interrupted; 10];
+    world.failures = vec![FailureClass::Interrupted; 30];
     let mut pauses = vec![];
     for _ in 0..20 {
         let plan = world.rest();
@@ -366,7 +474,8 @@ fn interruptions_are_tried_again_after_growing_pauses_and_end() {
         pauses.push(pause.as_secs());
         world.now += pause;
     }
-    assert_eq!(pauses, [2, 4, 8, 16, 32]);
+    // Then once in an interval.
+    assert_eq!(pauses[..6], [2, 4, 8, 16, 32, 600]);
     assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::InstallFailed));
 }
 
@@ -497,8 +606,11 @@ fn nothing_is_decided_while_helm_is_at_work_or_on_an_unknown_storage() {
     let plan = world.plan();
     assert!(matches!(plan.actions[..], [Action::AddFinalizer { .. }]));
     assert_eq!(plan.blocked.unwrap().reason, Reason::StateUnknown);
+
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.observed.storage = Known::No("the API server is away".into());
     world.delete();
-    world.object.metadata.finalizers = Some(vec![FINALIZER.into()]);
     assert!(world.plan().actions.is_empty());
 }
 
@@ -637,8 +749,10 @@ fn a_rollback_that_was_asked_for_stays_until_something_changes() {
     world.settle();
     assert_eq!(world.kinds().last(), Some(&Upgrade));
     world.annotate(ROLLBACK_ANNOTATION, "9@now");
-    let blocked = world.rest().blocked.unwrap();
-    assert!(blocked.message.contains("Helm keeps 1, 2, 3, 4"), "{}", blocked.message);
+    let refused = world.round().actions;
+    assert!(matches!(&refused[..], [Action::RefuseRollback { message }] if message.contains("Helm keeps 1, 2, 3, 4")));
+    world.settle();
+    assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True, "an impossible wish blocks nothing");
 }
 
 #[test]
@@ -715,4 +829,121 @@ fn w31_what_was_never_deployed_is_installed_however_often() {
     again.failures = vec![FailureClass::Other];
     again.settle();
     assert_eq!(again.kinds(), [Install]);
+}
+
+#[test]
+fn nothing_is_done_in_a_name_that_nobody_may_act_in() {
+    let cases: [(Value, Hinder); 4] = [
+        (json!({ "driftDetection": "enabled" }), |o| o.drift = Drift::NotLooked),
+        (json!({ "driftDetection": "enabled" }), |o| {
+            o.drift = Drift::Found(vec![Difference { object: "Deployment web".into(), what: "is gone".into() }]);
+        }),
+        (json!({ "stopped": true }), |o| o.workloads = Replicas::NotLooked),
+        (json!({ "stopped": true }), |o| o.workloads = Replicas::Live(vec![workload(3)])),
+    ];
+    for (spec, change) in cases {
+        for identity in [Identity::AccountRequired, Identity::AccountMissing("a".into())] {
+            let mut world = World::new(spec.clone());
+            world.settle();
+            change(&mut world.observed);
+            assert!(world.plan().actions.iter().any(Action::needs_identity), "{spec}");
+            world.observed.identity = identity;
+            let plan = world.plan();
+            assert!(plan.actions.is_empty() && plan.blocked.is_some(), "{spec}: {plan:?}");
+        }
+    }
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.observed.identity = Identity::AccountRequired;
+    world.annotate(ROLLBACK_ANNOTATION, "1@now");
+    assert!(world.plan().actions.is_empty());
+}
+
+#[test]
+fn a_release_that_was_never_touched_stays_when_its_object_goes() {
+    let mut world = World::new(json!({}));
+    let at = world.now;
+    world.storage().push(stored(7, StoredStatus::Deployed, at));
+    world.observed.chart = not_found();
+    world.settle();
+    world.delete();
+    world.settle();
+    assert!(world.is_gone && world.operations.is_empty());
+}
+
+#[test]
+fn w29_a_spec_that_became_invalid_is_uninstalled_all_the_same() {
+    let changes: [fn(&mut World); 3] = [
+        |world| world.object.spec.as_mut().unwrap().memory = Some("900Gi".into()),
+        |world| world.object.spec.as_mut().unwrap().timeout = Some("0s".parse().unwrap()),
+        |world| world.object.spec.as_mut().unwrap().chart.repo = "ftp://x".into(),
+    ];
+    for change in changes {
+        let mut world = World::new(json!({}));
+        world.settle();
+        change(&mut world);
+        assert!(world.rest().blocked.is_some());
+        world.delete();
+        world.settle();
+        assert!(world.is_gone);
+        assert_eq!(world.kinds(), [Install, Uninstall]);
+    }
+}
+
+#[test]
+fn an_end_is_not_taken_note_of_while_storage_is_unknown() {
+    let mut world = World::new(json!({}));
+    while world.operations.is_empty() {
+        let _ = world.round();
+    }
+    let known = world.observed.storage.clone();
+    world.observed.storage = Known::No("the API server is away".into());
+    assert!(!world.observed.has_ended());
+    let plan = world.plan();
+    assert!(plan.actions.is_empty() && plan.next_look > Some(Duration::ZERO));
+    world.observed.storage = known;
+    world.settle();
+    assert_eq!(world.kinds(), [Install]);
+    assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
+}
+
+#[test]
+fn what_waits_is_overtaken_by_a_change_and_by_suspension() {
+    for change in [
+        |world: &mut World| world.change("v2"),
+        |world: &mut World| {
+            world.object.spec.as_mut().unwrap().suspend = Some(true);
+        },
+    ] {
+        let mut world = World::new(json!({}));
+        while world.operations.is_empty() {
+            let _ = world.round();
+        }
+        world.storage().clear();
+        world.observed.job = Job::Waiting(Install);
+        assert!(world.plan().actions.is_empty());
+        change(&mut world);
+        assert_eq!(world.plan().actions, [Action::Cancel]);
+    }
+}
+
+#[test]
+fn w08_replicas_are_remembered_before_anything_is_scaled() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.object.spec.as_mut().unwrap().stopped = Some(true);
+    world.observed.workloads = Replicas::Live(vec![workload(3)]);
+    let plan = world.plan();
+    let policy = Policy::default();
+    // The scaling fails half way.
+    let round = Round {
+        object: &world.object,
+        observed: &world.observed,
+        plan: &plan,
+        outcomes: &[Outcome::Failed],
+        policy: &policy,
+    };
+    let after = status(&round, world.now);
+    assert_eq!(after.stopped, [workload(3)]);
+    assert_eq!(after.condition(ConditionType::Ready).unwrap().status, ConditionStatus::Unknown);
 }

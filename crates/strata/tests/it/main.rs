@@ -2,13 +2,16 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
+mod campaign;
 mod chart_args;
 mod chart_rights;
+mod cli;
 #[cfg(feature = "dev")]
 mod dev;
 mod handover;
 mod kill;
 mod process;
+mod workspace_rights;
 
 // One folder of verbs for both crates' tests; its head says why it is not a crate.
 #[path = "../../../performers/tests/it/harness/mod.rs"]

@@ -25,12 +25,15 @@ use plan::releases::{
 use runtime::{Error, Key, Metadata};
 
 use super::{
-    Looked, Observed, ReleaseLayer, SecretFacts, release_key,
+    Looked, Observed, ReleaseLayer, release_key,
     storage::{self, secret_name},
     values::{self, Document},
     view,
 };
 use crate::helm::{self, ChartRef, Class, Credentials, Found, Private};
+
+/// How long a look at objects that no watch tells of is believed.
+const UNHEARD: Duration = Duration::from_secs(15);
 
 /// A read past the cache; the round is repeated without it.
 const READ_PATIENCE: Duration = Duration::from_secs(10);
@@ -62,7 +65,9 @@ impl ReleaseLayer {
             cycle: desired.as_ref().and_then(|desired| self.cycle(key, desired)),
             identity: Identity::Usable,
             drift: Drift::NotLooked,
+            is_drift_heard: self.indexes.kinds.things(key).iter().all(|kind| self.watches.readiness(kind).is_ok()),
             workloads: Replicas::NotLooked,
+            holds_data: None,
             is_namespace_terminating: is_deleting && self.is_terminating(&release.namespace).await?,
             rival,
         };
@@ -77,9 +82,9 @@ impl ReleaseLayer {
         {
             surroundings.identity = self.identities.check(&key.namespace, desired.account.as_deref()).await;
         }
-        let holds_data = self.holds_data(&object.value, &release, &surroundings).await?;
+        surroundings.holds_data = self.holds_data(&object.value, &release, &surroundings).await?;
         let version = AtomicU64::new(object.version);
-        Ok(Some(Observed { object, release, surroundings, holds_data, version, written: Mutex::default() }))
+        Ok(Some(Observed { object, release, surroundings, version, written: Mutex::default() }))
     }
 
     fn forget(&self, key: &Key) {
@@ -96,21 +101,13 @@ impl ReleaseLayer {
             (helm::State::Waiting, _) => Job::Waiting(kind),
             (helm::State::Running { is_ending: false, .. }, _) => Job::Running(kind),
             (helm::State::Running { is_ending: true, .. }, _) => Job::Ending(kind),
-            (helm::State::Finished(finished), Some(operation)) => Job::Finished(Ended {
-                operation: releases::Operation {
-                    kind: operation.kind,
-                    digest: operation.digest.clone(),
-                    chart_version: operation.chart_version.clone(),
-                    revision: operation.revision,
-                    to_revision: operation.to_revision,
-                    to_digest: operation.to_digest.clone(),
-                    timeout: Duration::ZERO,
-                    wait: false,
-                },
-                result: finished.result.clone().map_err(failure),
-            }),
-            // Its end was stored already.
-            (helm::State::Finished(_), None) => {
+            (helm::State::Finished(finished), Some(operation))
+                if *finished.label == *releases::Operation::from(operation).label() =>
+            {
+                Job::Finished(Ended { operation: operation.into(), result: finished.result.clone().map_err(failure) })
+            }
+            // Its end was stored already, or it is of an operation that another replica has overtaken.
+            (helm::State::Finished(_), _) => {
                 self.runner.take(release);
                 Job::Idle
             }
@@ -141,10 +138,7 @@ impl ReleaseLayer {
 
     fn cached_revisions(&self, release: &Key) -> Vec<Stored> {
         let secrets = self.indexes.revisions.keys(release);
-        let revision = |key: &Key| match &self.secrets.get(key)?.value {
-            SecretFacts::Revision { stored, .. } => Some((**stored).clone()),
-            SecretFacts::Plain { .. } => None,
-        };
+        let revision = |key: &Key| self.secrets.get(key)?.value.revision.as_ref().map(|found| found.1.clone());
         sorted(secrets.iter().filter_map(revision).collect())
     }
 
@@ -184,13 +178,11 @@ impl ReleaseLayer {
 
     fn source_version(&self, source: &ValuesSource, namespace: &str) -> Option<String> {
         let key = Key::new(namespace, source.name.as_str());
-        match source.kind {
-            ValuesKind::Secret => match &self.secrets.get(&key)?.value {
-                SecretFacts::Plain { version } => Some(version.to_string()),
-                SecretFacts::Revision { stored, .. } => Some(stored.resource_version.clone()),
-            },
-            ValuesKind::ConfigMap => Some(self.config_maps.get(&key)?.value.to_string()),
-        }
+        let version = match source.kind {
+            ValuesKind::Secret => self.secrets.store().version(&key),
+            ValuesKind::ConfigMap => self.config_maps.store().version(&key),
+        };
+        version.map(|version| version.to_string())
     }
 
     pub(super) async fn documents(
@@ -258,7 +250,9 @@ impl ReleaseLayer {
         let (Some(newest), Some(desired)) = (stored.last(), desired) else { return };
         let notes = self.notes.lock().get(key).cloned().unwrap_or_default();
         let now = self.clock.instant();
-        let holds = |uid: &str, at| uid == newest.uid && now.saturating_duration_since(at) < desired.interval;
+        // Unheard of, it must be looked for; a little sooner than planning asks, so that it is found due then.
+        let pause = if surroundings.is_drift_heard { desired.interval } else { UNHEARD };
+        let holds = |uid: &str, at| uid == newest.uid && now.saturating_duration_since(at) < pause;
         if let Some(Looked { secret_uid, at, found }) = notes.drift
             && holds(&secret_uid, at)
         {
@@ -389,7 +383,7 @@ impl ReleaseLayer {
         Ok(found.is_none_or(|found| found.metadata.deletion_timestamp.is_some()))
     }
 
-    /// Read once per deployed revision, and only for services of a Workspace, whose data is protected.
+    /// Read when a revision was made and when it is to go, and only for services of a Workspace, whose data is protected.
     async fn holds_data(
         &self,
         object: &HelmRelease,
@@ -397,25 +391,17 @@ impl ReleaseLayer {
         surroundings: &releases::Observed,
     ) -> Result<Option<bool>, Error> {
         let is_service = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(LABEL_WORKSPACE));
-        let (Job::Finished(Ended { result: Ok(()), .. }), Known::Yes(stored), true) =
-            (&surroundings.job, &surroundings.storage, is_service)
-        else {
-            return Ok(None);
-        };
+        let is_due = surroundings.has_ended() || object.metadata.deletion_timestamp.is_some();
+        let (Known::Yes(stored), true) = (&surroundings.storage, is_service && is_due) else { return Ok(None) };
         let Some(newest) = stored.last() else { return Ok(None) };
-        let record = self.record(release, newest.revision).await?.flatten();
+        let record = self.stored_in(release, newest.revision).await?.as_ref().and_then(storage::decode);
         Ok(record.map(|record| storage::holds_data(&storage::manifest(&record))))
     }
 
-    /// Helm's whole record of a revision. `None`: gone; `Some(None)`: not to be read.
-    pub(super) async fn record(
-        &self,
-        release: &Key,
-        revision: u32,
-    ) -> Result<Option<Option<serde_json::Value>>, Error> {
+    /// The Secret with Helm's whole record of a revision.
+    pub(super) async fn stored_in(&self, release: &Key, revision: u32) -> Result<Option<Secret>, Error> {
         let key = Key::new(release.namespace.clone(), secret_name(&release.name, revision));
-        let secret = self.writer.read::<Secret>("secrets", &key).await?;
-        Ok(secret.as_ref().map(storage::decode))
+        self.writer.read::<Secret>("secrets", &key).await
     }
 }
 

@@ -1,0 +1,32 @@
+//! `cargo xtask campaign`: tests with seeded chance, for as long as somebody wants. A short part runs with the tests.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::workspace;
+
+/// A campaign, named for what must survive it.
+#[derive(Subcommand)]
+pub enum Campaign {
+    /// Kill the operator, helm, or both at seeded moments; every Helm release must reach its end without help
+    Releases {
+        /// How many kills
+        #[arg(long, default_value_t = 200, value_name = "N")]
+        points: u32,
+        /// Repeats the choices of a former run, which printed it [default: a new one each time]
+        #[arg(long, value_name = "S")]
+        seed: Option<u64>,
+    },
+}
+
+pub fn run(campaign: &Campaign) -> Result<()> {
+    let Campaign::Releases { points, seed } = campaign;
+    let new = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let seed = seed.unwrap_or_else(new);
+    eprintln!("campaign: {points} points, --seed {seed}");
+    let mut cargo = workspace::cargo(["test", "--workspace", "--", "w27_whoever_is_killed", "--nocapture"]);
+    cargo.env("STRATA_CAMPAIGN_POINTS", points.to_string()).env("STRATA_CAMPAIGN_SEED", seed.to_string());
+    workspace::run(&mut cargo)
+}
