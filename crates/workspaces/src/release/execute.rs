@@ -36,7 +36,8 @@ pub enum Trouble {
     Client(kube::Error),
     /// What was planned on is not so any more; the next round sees.
     Outdated,
-    Chart(String),
+    /// It helps nobody to try at once.
+    Refused(Why),
 }
 
 impl From<Error> for Trouble {
@@ -114,16 +115,16 @@ impl ReleaseLayer {
     ) -> Result<Request, Trouble> {
         let credentials = self.identities.credentials(&key.namespace, desired.account.as_deref()).await?;
         let is_deployment = matches!(operation.kind, OperationKind::Install | OperationKind::Upgrade);
-        let (helm, (values, secrets)) = if is_deployment {
-            let values = self.checked_values(key, observed).await?;
+        let (helm, values, secrets) = if is_deployment {
+            let (values, secrets) = self.checked_values(key, observed).await?;
             let deploy = self.deploy(key, desired, operation, &credentials, observed).await?;
             let helm = match operation.kind {
                 OperationKind::Install => helm::Operation::Install(deploy),
                 _ => helm::Operation::Upgrade(deploy),
             };
-            (helm, values)
+            (helm, values, secrets)
         } else {
-            (other_operation(desired, operation), Default::default())
+            (other_operation(desired, operation), Vec::new(), Vec::new())
         };
         Ok(Request {
             key: observed.release.clone(),
@@ -138,7 +139,7 @@ impl ReleaseLayer {
         })
     }
 
-    /// The values' files, if they still are what was planned on, and what of them must be said nowhere.
+    /// The values' files and what is secret in them, if they still are what was planned on.
     async fn checked_values(
         &self,
         key: &Key,
@@ -166,18 +167,18 @@ impl ReleaseLayer {
         credentials: &Credentials,
         observed: &Observed,
     ) -> Result<Deploy, Trouble> {
-        let wanted = self.chart_reference(desired, &key.namespace).await?.map_err(Trouble::Chart)?;
+        let wanted = self.chart_reference(desired, &key.namespace).await?.map_err(no_chart)?;
         let chart = match self.charts.find(&observed.release, &wanted) {
             Found::Ready(chart) | Found::Aging(chart) if Some(&chart.version) == operation.chart_version.as_ref() => {
                 chart
             }
             Found::Ready(_) | Found::Aging(_) | Found::Working => return Err(Trouble::Outdated),
-            Found::Failed(failure) => return Err(Trouble::Chart(failure.message)),
+            Found::Failed(failure) => return Err(no_chart(failure.message)),
         };
         if desired.crds == CrdPolicy::CreateReplace {
             let path = chart.path.clone();
             let read = tokio::task::spawn_blocking(move || archive::crds(&path, MAX_CRDS)).await;
-            let crds = read.map_err(|_| Trouble::Outdated)?.map_err(|error| Trouble::Chart(error.to_string()))?;
+            let crds = read.map_err(|_| Trouble::Outdated)?.map_err(|error| no_chart(error.to_string()))?;
             apply_crds(&self.acting(credentials), &crds).await?;
         }
         Ok(Deploy {
@@ -191,7 +192,7 @@ impl ReleaseLayer {
 
     /// Marks a revision that nobody works on as failed. Gone or changed meanwhile is for the next round to see.
     async fn unlock(&self, release: &Key, revision: u32, uid: &str, version: &str) -> Result<(), Trouble> {
-        let Some(record) = self.record(release, revision).await? else { return Err(Trouble::Outdated) };
+        let record = self.known_record(release, revision).await?;
         let secrets: Api<Secret> = Api::namespaced(self.writer.client.clone(), &release.namespace);
         let patch = storage::failed(record, uid, version);
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
@@ -211,12 +212,26 @@ impl ReleaseLayer {
         Acting { client: credentials.client.clone(), writer: &self.writer }
     }
 
+    async fn known_record(&self, release: &Key, revision: u32) -> Result<Value, Trouble> {
+        match self.record(release, revision).await? {
+            Some(Some(record)) => Ok(record),
+            Some(None) => {
+                let name = storage::secret_name(&release.name, revision);
+                let message = format!(
+                    "Helm's record of revision {revision} cannot be read; restore the Secret {name}, or delete it if the release may be made anew"
+                );
+                Err(Trouble::Refused(Why { reason: Reason::StateUnknown, message }))
+            }
+            None => Err(Trouble::Outdated),
+        }
+    }
+
     /// The live objects of the newest revision, and who may touch them.
     async fn targets(&self, key: &Key, observed: &Observed) -> Result<(Vec<Target>, Acting<'_>, String), Trouble> {
         let Known::Yes(stored) = &observed.surroundings.storage else { return Err(Trouble::Outdated) };
         let newest = stored.last().ok_or(Trouble::Outdated)?;
         let desired = validate(&observed.object.value, &self.policy).map_err(|_| Trouble::Outdated)?;
-        let record = self.record(&observed.release, newest.revision).await?.ok_or(Trouble::Outdated)?;
+        let record = self.known_record(&observed.release, newest.revision).await?;
         let targets = live::targets(storage::manifest(&record), &observed.release);
         let credentials = self.identities.credentials(&key.namespace, desired.account.as_deref()).await?;
         let acting = self.acting(&credentials);
@@ -314,7 +329,7 @@ async fn apply_crds(acting: &Acting<'_>, files: &[String]) -> Result<(), Trouble
     );
     for file in files {
         let documents = serde_saphyr::from_multiple::<Value>(file)
-            .map_err(|_| Trouble::Chart("a file in the chart's crds folder is not YAML".to_owned()))?;
+            .map_err(|_| no_chart("a file in the chart's crds folder is not YAML".to_owned()))?;
         for document in documents.iter().filter(|document| document["kind"] == "CustomResourceDefinition") {
             let name = document["metadata"]["name"].as_str().unwrap_or_default();
             let params = PatchParams::apply("helm").force();
@@ -333,6 +348,10 @@ fn told<T>(result: Result<T, Trouble>) -> Result<Result<T, String>, Trouble> {
     }
 }
 
+fn no_chart(message: String) -> Trouble {
+    Trouble::Refused(Why { reason: Reason::ChartUnavailable, message })
+}
+
 /// Sorts a result into what the report must know and what ends the round.
 fn executed(result: Result<(), Trouble>) -> Executed<Outcome> {
     let failed = |error| Executed { outcome: Outcome::Failed, error: Some(error) };
@@ -341,10 +360,7 @@ fn executed(result: Result<(), Trouble>) -> Executed<Outcome> {
         Err(Trouble::Runtime(error)) => failed(error),
         Err(Trouble::Client(error)) => client_error(error),
         Err(Trouble::Outdated) => failed(Error::Outdated),
-        Err(Trouble::Chart(message)) => {
-            let why = Why { reason: Reason::ChartUnavailable, message };
-            Executed { outcome: Outcome::Rejected(why), error: Some(Error::Outdated) }
-        }
+        Err(Trouble::Refused(why)) => Executed { outcome: Outcome::Rejected(why), error: Some(Error::Outdated) },
     }
 }
 

@@ -394,15 +394,19 @@ impl ReleaseLayer {
         let is_due = surroundings.has_ended() || object.metadata.deletion_timestamp.is_some();
         let (Known::Yes(stored), true) = (&surroundings.storage, is_service && is_due) else { return Ok(None) };
         let Some(newest) = stored.last() else { return Ok(None) };
-        let record = self.record(release, newest.revision).await?;
+        let record = self.record(release, newest.revision).await?.flatten();
         Ok(record.map(|record| storage::holds_data(&storage::manifest(&record))))
     }
 
-    /// Helm's whole record of a revision.
-    pub(super) async fn record(&self, release: &Key, revision: u32) -> Result<Option<serde_json::Value>, Error> {
+    /// Helm's whole record of a revision. `None`: gone; `Some(None)`: not to be read.
+    pub(super) async fn record(
+        &self,
+        release: &Key,
+        revision: u32,
+    ) -> Result<Option<Option<serde_json::Value>>, Error> {
         let key = Key::new(release.namespace.clone(), secret_name(&release.name, revision));
         let secret = self.writer.read::<Secret>("secrets", &key).await?;
-        Ok(secret.as_ref().and_then(storage::decode))
+        Ok(secret.as_ref().map(storage::decode))
     }
 }
 

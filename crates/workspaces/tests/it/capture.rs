@@ -5,7 +5,6 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use serde_json::Value;
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::EnvFilter;
 
@@ -41,12 +40,5 @@ impl Logs {
 
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
-    }
-
-    /// The lines of the rounds in one namespace.
-    pub fn of_namespace(&self, namespace: &str) -> Vec<Value> {
-        let lines = self.text();
-        let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("every line is JSON"));
-        lines.filter(|line| line["span"]["namespace"] == namespace).collect()
     }
 }

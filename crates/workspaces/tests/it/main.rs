@@ -10,9 +10,16 @@ mod release;
 mod source;
 mod teams;
 
+mod canary;
 mod capture;
 mod change;
+mod depend;
+mod drift;
 mod failure;
+mod identity;
 mod origin;
+mod removal;
+mod restart;
+mod schema;
 mod space;
 mod world;

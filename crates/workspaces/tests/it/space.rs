@@ -7,13 +7,10 @@ use std::{fmt::Debug, future::Future, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use api::workspace::HelmRelease;
-use k8s_openapi::{
-    api::{
-        apps::v1::Deployment,
-        core::v1::{ConfigMap, Namespace, Secret},
-        events::v1::Event,
-    },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{ConfigMap, Namespace, Secret},
+    events::v1::Event,
 };
 use kube::{
     Api, Client, Resource,
@@ -254,6 +251,22 @@ impl<'a> Space<'a> {
         Ok(())
     }
 
+    /// A ServiceAccount, with the rights of a ClusterRole in this namespace.
+    pub async fn account(&self, name: &str, role: Option<&str>) -> Result<()> {
+        let metadata = json!({ "name": name, "namespace": self.namespace });
+        let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata });
+        let binding = role.map(|role| {
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "RoleBinding",
+                "metadata": metadata,
+                "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role },
+                "subjects": [{ "kind": "ServiceAccount", "name": name, "namespace": self.namespace }],
+            })
+        });
+        Ok(self.control_plane.install(&binding.into_iter().chain([account]).collect::<Vec<_>>()).await?)
+    }
+
     pub async fn config_map(&self, name: &str, data: Value) -> Result<()> {
         let map = serde_json::from_value(json!({ "metadata": { "name": name }, "data": data }))?;
         self.config_maps.patch(name, &PatchParams::apply("test").force(), &Patch::Apply::<ConfigMap>(map)).await?;
@@ -307,9 +320,4 @@ impl<'a> Space<'a> {
     pub fn mark(&self) -> Result<Mark> {
         Ok(self.control_plane.audit().mark()?)
     }
-}
-
-/// An object's metadata with this name, for the least of objects.
-pub fn named(name: &str) -> ObjectMeta {
-    ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
 }

@@ -7,7 +7,7 @@ use kube::{
     Config as ClientConfig,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use runtime::{Addresses, Clock, Fatal, LeaseConfig, Metrics, Operator, Settings};
+use runtime::{Clock, Fatal, LeaseConfig, Metrics, Operator, Settings};
 use tempfile::TempDir;
 use testbed::{
     ControlPlane, Options,
@@ -26,7 +26,6 @@ use crate::{
 pub struct Running {
     stop: CancellationToken,
     task: tokio::task::JoinHandle<Result<(), Fatal>>,
-    pub addresses: Addresses,
     pub metrics: Arc<Metrics>,
 }
 
@@ -51,7 +50,8 @@ impl Running {
         let task = tokio::spawn(operator.run(|addresses| {
             let _ = bound.send(addresses);
         }));
-        Ok(Self { stop, task, addresses: addresses.await?, metrics })
+        addresses.await?;
+        Ok(Self { stop, task, metrics })
     }
 
     /// An orderly end, as by SIGTERM.
@@ -73,14 +73,15 @@ impl Running {
     }
 }
 
-/// Short intervals where a test would have to wait, and room for all that tests do at once; what is left at its default
-/// is the resync, so that what happens within seconds was not caused by it.
+/// Short intervals where a test would have to wait, and room for all that tests do at once. No resync in the time of a
+/// test, so that what happens was not caused by it.
 pub async fn config(control_plane: &ControlPlane, directory: &Path) -> Result<Config> {
     let kubeconfig = Kubeconfig::read_from(control_plane.kubeconfig_as(&operator_user()).await?)?;
     let client = ClientConfig::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let guard = Guard { program: env!("CARGO_BIN_EXE_helm-guard").into(), arguments: Vec::new() };
     let helm = testbed::tools::path("helm").await?;
     let mut config = Config::new(client, helm, guard, directory.join("private"), directory.join("cache"));
+    config.resync = Duration::from_hours(1);
     config.policy.total_memory = 4 << 30;
     config.policy.lock_patience = Duration::from_secs(4);
     config.policy.fetch_retry = Duration::from_secs(1);

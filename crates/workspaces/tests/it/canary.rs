@@ -1,0 +1,104 @@
+//! A planted secret appears nowhere but where it belongs.
+
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+
+use anyhow::Result;
+use kube::api::ListParams;
+use serde_json::json;
+use testbed::charts::{self, Access, ChartRepository, PASSWORD, USERNAME};
+
+use crate::{space::message, world::World};
+
+/// In values, and such that no test of anything else holds it.
+const CANARY: &str = "canary-7d1f0e-in-values";
+/// A part of more than one line.
+const LINES: &str = "canary-1st-line\ncanary-2nd-line";
+const NUMBER: &str = "424242424242";
+
+fn all() -> Vec<&'static str> {
+    LINES.lines().chain([CANARY, NUMBER, PASSWORD]).collect()
+}
+
+fn check(place: &str, text: &str) {
+    for secret in all() {
+        let at = text.find(secret);
+        assert!(at.is_none(), "{secret} is in {place}: {:?}", at.map(|at| &text[at.saturating_sub(300)..at]));
+    }
+}
+
+/// Arguments and environments of helm processes and their guards, for as long as it is polled.
+async fn watch_processes(seen: &mut BTreeSet<String>) {
+    loop {
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            for file in ["cmdline", "environ"] {
+                let text = fs::read(entry.path().join(file)).unwrap_or_default();
+                let text = String::from_utf8_lossy(&text).into_owned();
+                if text.contains("helm") {
+                    seen.insert(text);
+                }
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn check_files(directory: &Path) -> Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            // Of operations that other tests run at this moment.
+            let _ = check_files(&path);
+        } else if let Ok(content) = fs::read(&path) {
+            check(&path.display().to_string(), &String::from_utf8_lossy(&content));
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn w24_a_planted_secret_is_in_no_log_event_status_metric_argument_or_file() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("canary").await?;
+    let repository = ChartRepository::start(Access::Login).await?;
+    // A chart that shouts its values.
+    let directory = tempfile::tempdir()?;
+    let source = charts::write_source("broken", directory.path())?;
+    let shout = r#"{{ if .Values.shout }}{{ fail (printf "it is %s and %s and %v" .Values.password .Values.lines .Values.number) }}{{ end }}"#;
+    fs::write(source.join("templates/shout.yaml"), shout)?;
+    repository.publish(&charts::package(&source, "1.0.1", directory.path()).await?)?;
+    space.secret("login", json!({ "username": USERNAME, "password": PASSWORD })).await?;
+    let lines = LINES.replace('\n', "\n  ");
+    let document = format!("password: {CANARY}\nnumber: {NUMBER}\nlines: |-\n  {lines}\n");
+    space.secret("values", json!({ "values.yaml": document })).await?;
+    let spec = |name: &str, version: &str, shout: bool| {
+        json!({
+            "chart": { "repo": repository.url(), "name": name, "version": version, "secretRef": { "name": "login" } },
+            "valuesFrom": [{ "kind": "Secret", "name": "values" }],
+            "values": { "shout": shout },
+        })
+    };
+    let mut seen = BTreeSet::new();
+    let work = async {
+        space.install("web", spec("web", "1.0.0", false)).await?;
+        assert_eq!(space.values("web").await?["password"], CANARY, "the chart got it");
+        space.create("shouts", spec("broken", "1.0.1", true)).await?;
+        let shouts = space.condition("shouts", "Ready", "False", "InstallFailed").await?;
+        assert!(message(&shouts).contains("it is [redacted]"), "{}", message(&shouts));
+        space.until_told("shouts", "InstallFailed").await?;
+        space.create("unknown", spec("four", "7.7.7", false)).await?;
+        space.condition("unknown", "Ready", "False", "ChartNotFound").await?;
+        space.delete("web").await?;
+        space.gone("web").await
+    };
+    tokio::select! {
+        result = work => result?,
+        () = watch_processes(&mut seen) => {}
+    }
+    assert!(seen.iter().any(|text| text.contains("upgrade")), "no helm was seen at work");
+    seen.iter().for_each(|text| check("a process", text));
+    check("the log", &world.logs.text());
+    check("the metrics", &world.operator.metrics.encode()?);
+    check("the events", &json!(space.events.list(&ListParams::default()).await?.items).to_string());
+    check("the objects", &json!(space.releases.list(&ListParams::default()).await?.items).to_string());
+    check_files(world.directory.path())
+}

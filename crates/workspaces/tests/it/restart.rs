@@ -1,0 +1,145 @@
+//! Restarts, standbys, and locks that others left.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use futures::future::try_join_all;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use testbed::{charts, helm::Helm};
+
+use crate::{
+    space::{HelmRole, Space, condition, eventually, message},
+    world::{Running, World, config, lease},
+};
+
+/// Enough for a mistake to show, and few enough to be quick.
+const RELEASES: usize = 24;
+
+#[tokio::test]
+async fn w28_a_restart_with_unchanged_releases_starts_no_helm_and_writes_nothing() -> Result<()> {
+    let world = World::start(HelmRole::Bound, |config| config.concurrency = 16).await?;
+    let space = Space::new(&world.control_plane, world.repository.url(), "unchanged").await?;
+    space.secret("more", json!({ "values.yaml": "note: a" })).await?;
+    let sources =
+        json!([{ "kind": "Secret", "name": "more" }, { "kind": "ConfigMap", "name": "none", "optional": true }]);
+    let names: Vec<_> = (0..RELEASES).map(|number| format!("web-{number}")).collect();
+    try_join_all(names.iter().enumerate().map(|(number, name)| {
+        // Some of everything that is remembered.
+        let version = if number % 2 == 0 { "1.0.0" } else { "^1.0" };
+        space.install(name, space.spec("four", version, json!({ "wait": false, "valuesFrom": sources })))
+    }))
+    .await?;
+    world.operator.stop().await?;
+    // The last entries of the first operator.
+    space.config_map("fence", json!({})).await?;
+    let fence = |entry: &testbed::audit::Entry| entry.name == "fence";
+    world.control_plane.audit().wait_for(Default::default(), fence).await?;
+    let (mark, requests) = (space.mark()?, world.repository.requests().len());
+    let second = Running::start(config(&world.control_plane, world.directory.path()).await?, None).await?;
+    let rounds = || second.metric("strata_reconcile_total", &["helmrelease"]);
+    eventually("every release was looked at", || async { Ok(rounds() >= RELEASES as f64) }).await?;
+    assert_eq!(space.writes(mark)?, []);
+    assert_eq!((second.helm_processes(), world.repository.requests().len()), (0.0, requests));
+    // Not even a read beside the caches' own.
+    let is_ours = |entry: &testbed::audit::Entry| {
+        entry.user == crate::space::OPERATOR_USER && entry.namespace == space.namespace && entry.verb == "get"
+    };
+    let reads: Vec<_> = world.control_plane.audit().entries_after(mark)?.into_iter().filter(is_ours).collect();
+    assert_eq!(reads, []);
+    space.change("web-0", json!({ "values": { "note": "b" } })).await?;
+    space.ready("web-0").await?;
+    assert_eq!(second.helm_processes(), 1.0);
+    second.stop().await
+}
+
+#[tokio::test]
+async fn a_standby_starts_no_helm_until_it_leads() -> Result<()> {
+    let world = World::start(HelmRole::Bound, |_| {}).await?;
+    let space = Space::new(&world.control_plane, world.repository.url(), "standby").await?;
+    world.operator.stop().await?;
+    let folder = |name: &str| world.directory.path().join(name);
+    let first = Running::start(config(&world.control_plane, &folder("a")).await?, Some(lease("a"))).await?;
+    space.install("web", space.four(json!({}))).await?;
+    let second = Running::start(config(&world.control_plane, &folder("b")).await?, Some(lease("b"))).await?;
+    space.install("other", space.four(json!({}))).await?;
+    assert_eq!(second.helm_processes(), 0.0);
+    first.stop().await?;
+    space.change("web", json!({ "values": { "note": "b" } })).await?;
+    space.ready("web").await?;
+    assert!(second.helm_processes() >= 1.0);
+    second.stop().await
+}
+
+/// A stock helm that dies in an install: it is killed when it is dropped.
+async fn die_in_install(space: &Space<'_>, name: &str) -> Result<()> {
+    let helm = Helm::current().await?;
+    tokio::select! {
+        ended = install_slowly(space, &helm, name) => anyhow::bail!("helm ended: {ended:?}"),
+        result = pending(space, name) => result,
+    }
+}
+
+/// Ready when somebody says so to its pods.
+async fn install_slowly(space: &Space<'_>, helm: &Helm, name: &str) -> Result<String> {
+    let archive = charts::sample("broken", "1.0.0").await?.path.display().to_string();
+    space.helm(helm, &["install", name, &archive, "--set", "fault=slow-start", "--wait", "--timeout", "5m"]).await
+}
+
+async fn pending(space: &Space<'_>, name: &str) -> Result<()> {
+    let is_pending = || async { Ok(space.history(name).await? == [(1, "pending-install".to_owned())]) };
+    eventually("helm is at work", is_pending).await
+}
+
+#[tokio::test]
+async fn w27_a_lock_that_a_dead_helm_left_is_taken_over_after_a_while() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("lock").await?;
+    tokio::try_join!(die_in_install(&space, "web"), die_in_install(&space, "spoilt"))?;
+    let patch = json!({ "data": { "release": "bm90IGEgcmVjb3Jk" } });
+    let secret = "sh.helm.release.v1.spoilt.v1";
+    space.secrets.patch(secret, &PatchParams::default(), &Patch::Merge(patch)).await?;
+    let spec = space.spec("broken", "1.0.0", json!({}));
+    space.create("web", spec.clone()).await?;
+    space.create("spoilt", spec).await?;
+    let locked = space.condition("web", "Ready", "False", "Locked").await?;
+    assert!(message(&locked).contains("pending-install"), "{}", message(&locked));
+    space.ready("web").await?;
+    space.until_told("web", "Locked").await?;
+    space.check_history("web", "1 superseded, 2 deployed").await?;
+    // What cannot be read is said, and it is said what helps.
+    let spoilt = space.condition("spoilt", "Ready", "False", "StateUnknown").await?;
+    assert!(message(&spoilt).contains(secret), "{}", message(&spoilt));
+    space.secrets.delete(secret, &Default::default()).await?;
+    space.ready("spoilt").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn w27_a_helm_of_somebody_else_that_is_at_work_is_left_alone() -> Result<()> {
+    let world = World::start(HelmRole::Bound, |config| config.policy.lock_patience = Duration::from_mins(5)).await?;
+    let space = world.space("live").await?;
+    let helm = Helm::current().await?;
+    let interfere = async {
+        pending(&space, "web").await?;
+        space.create("web", space.spec("broken", "1.0.0", json!({}))).await?;
+        space.condition("web", "Ready", "False", "Locked").await?;
+        let mark = space.mark()?;
+        space.annotate("web", "example.test/touched", "1").await?;
+        space.until("web", "still locked", |release| condition(release, "Ready")["reason"] == "Locked").await?;
+        assert_eq!(space.writes(mark)?, []);
+        // Its pods are ready now.
+        let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =
+            kube::Api::namespaced(space.client.clone(), &space.namespace);
+        let ready = json!({ "metadata": { "annotations": { testbed::kwok::BEHAVIOUR_ANNOTATION: "ready" } } });
+        for pod in pods.list(&Default::default()).await? {
+            pods.patch(&pod.metadata.name.unwrap_or_default(), &PatchParams::default(), &Patch::Merge(&ready)).await?;
+        }
+        anyhow::Ok(())
+    };
+    let (ended, interfered) = tokio::join!(install_slowly(&space, &helm, "web"), interfere);
+    interfered?;
+    ended?;
+    space.ready("web").await?;
+    space.check_history("web", "1 superseded, 2 deployed").await
+}

@@ -1,0 +1,130 @@
+//! What the API server itself refuses, and what it can explain.
+
+use anyhow::{Context, Result};
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, GroupVersionKind, PostParams},
+};
+use serde_json::{Value, json};
+
+use crate::world::World;
+
+/// Every field has a text for `kubectl explain`, down to the last.
+fn check_described(path: &str, schema: &Value) {
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        let path = format!("{path}.{name}");
+        // The server's own.
+        if path.ends_with(".metadata") {
+            continue;
+        }
+        let text = field["description"].as_str().unwrap_or_default();
+        assert!(!text.trim().is_empty(), "{path} has no description");
+        check_described(&path, field);
+    }
+    for inner in ["items", "additionalProperties"] {
+        if schema[inner].is_object() {
+            check_described(&format!("{path}[]"), &schema[inner]);
+        }
+    }
+}
+
+#[test]
+fn w01_every_field_is_described() {
+    for crd in api::workspace::crds() {
+        let crd = json!(crd);
+        let kind = crd["spec"]["names"]["kind"].as_str().unwrap_or_default();
+        check_described(kind, &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]);
+    }
+}
+
+#[tokio::test]
+async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("schema").await?;
+    let chart = json!({ "repo": "http://charts.example", "name": "four", "version": "1.0.0" });
+    let release = |fields: Value| {
+        let mut spec = json!({ "chart": chart });
+        spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        spec
+    };
+    let with_chart = |name: &str, value: Value| {
+        let mut chart = chart.clone();
+        chart[name] = value;
+        json!({ "chart": chart })
+    };
+    let workspace = |fields: Value| {
+        let mut spec = json!({ "domain": "example.com" });
+        spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        spec
+    };
+    let ana = json!({ "slug": "ana", "email": "ana@example.com" });
+    let long = "a".repeat(54);
+    // Kind, name, spec, and what the message must hold.
+    let cases: Vec<(&str, &str, Value, &[&str])> = vec![
+        ("HelmRelease", "web", json!({}), &["spec.chart", "Required"]),
+        ("HelmRelease", "web", with_chart("repo", json!("ftp://charts")), &["spec.chart.repo", "https://"]),
+        (
+            "HelmRelease",
+            "web",
+            with_chart("repo", json!("https://u:p@host/x")),
+            &["spec.chart.repo", "spec.chart.secretRef"],
+        ),
+        ("HelmRelease", "web", with_chart("name", json!("../x")), &["spec.chart.name"]),
+        ("HelmRelease", "web", with_chart("digest", json!("abc")), &["spec.chart.digest"]),
+        ("HelmRelease", "web", release(json!({ "timeout": "soon" })), &["spec.timeout"]),
+        ("HelmRelease", "web", release(json!({ "memory": "much" })), &["spec.memory"]),
+        ("HelmRelease", "web", release(json!({ "maxHistory": 0 })), &["spec.maxHistory", "1"]),
+        ("HelmRelease", "web", release(json!({ "driftDetection": "on" })), &["spec.driftDetection", "warn"]),
+        ("HelmRelease", "web", release(json!({ "crds": "always" })), &["spec.crds", "createReplace"]),
+        ("HelmRelease", "web", release(json!({ "dependsOn": ["web"] })), &["spec.dependsOn", "remove it"]),
+        (
+            "HelmRelease",
+            "web",
+            release(json!({ "install": { "remediation": "rollback" } })),
+            &["spec.install.remediation", "uninstall"],
+        ),
+        (
+            "HelmRelease",
+            "web",
+            release(json!({ "valuesFrom": [{ "kind": "Pod", "name": "a" }] })),
+            &["spec.valuesFrom[0].kind", "ConfigMap"],
+        ),
+        ("HelmRelease", "web", release(json!({ "values": [1] })), &["spec.values"]),
+        ("HelmRelease", "web", release(json!({ "releaseName": "a".repeat(54) })), &["spec.releaseName", "53"]),
+        ("HelmRelease", &long, release(json!({})), &["53 characters", "spec.releaseName"]),
+        (
+            "Workspace",
+            "team",
+            workspace(json!({ "users": [{ "slug": "Not A Slug", "email": "a@b.c" }] })),
+            &["spec.users[0].slug"],
+        ),
+        ("Workspace", "team", workspace(json!({ "users": [ana, ana] })), &["spec.users", "Duplicate"]),
+        (
+            "Workspace",
+            "team",
+            workspace(
+                json!({ "services": { "web": { "chart": chart, "expose": { "service": "web", "port": 80, "access": "authenticated" } } } }),
+            ),
+            &["authURL"],
+        ),
+        ("User", "ana", json!({}), &["spec", "Required"]),
+        ("User", "ana", json!({ "slug": "Not A Slug", "email": "ana@example.com" }), &["spec.slug"]),
+    ];
+    for (kind, name, spec, texts) in cases {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("workspaces.strata.dev", "v1alpha1", kind));
+        let api: Api<DynamicObject> = Api::namespaced_with(space.client.clone(), &space.namespace, &resource);
+        let object = DynamicObject::new(name, &resource).data(json!({ "spec": spec }));
+        let refused = api.create(&PostParams { dry_run: true, ..PostParams::default() }, &object).await;
+        let said = refused.err().with_context(|| format!("{kind} {spec} was taken"))?.to_string();
+        for text in texts {
+            assert!(said.contains(text), "{kind} {spec}: {text} is not in {said}");
+        }
+    }
+    // What would leave a release behind is refused as well.
+    space.create("web", release(json!({ "suspend": true }))).await?;
+    for fields in [json!({ "releaseName": "other" }), json!({ "targetNamespace": "other" })] {
+        let said = space.change("web", fields).await.err().context("it was taken")?.to_string();
+        assert!(said.contains("cannot change") && said.contains("create another HelmRelease"), "{said}");
+    }
+    space.delete("web").await
+}
