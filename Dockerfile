@@ -1,7 +1,8 @@
-# The production image: one static program on root certificates and little else.
+# The production image: one static program and helm on root certificates and little else.
 # `--no-default-features` leaves out `strata dev` and everything it needs.
 # Both tags move. Name the bases by digest where a build must be repeatable.
 ARG BUILD_BASE=docker.io/library/rust:1.95-alpine
+ARG GO_BASE=docker.io/library/golang:1.26-alpine
 ARG BASE=gcr.io/distroless/static-debian13:nonroot
 
 FROM ${BUILD_BASE} AS build
@@ -11,7 +12,13 @@ COPY . .
 RUN cargo build --release --locked --no-default-features --package strata \
     && cp target/release/strata /strata
 
+FROM ${GO_BASE} AS helm
+WORKDIR /src
+COPY tools/helm .
+RUN CGO_ENABLED=0 go build -trimpath -o /helm helm.sh/helm/v4/cmd/helm
+
 FROM ${BASE}
 COPY --from=build /strata /strata
+COPY --from=helm /helm /helm
 USER 65532:65532
 ENTRYPOINT ["/strata"]

@@ -4,8 +4,12 @@ use std::collections::BTreeMap;
 
 use crate::report::{Report, Verdict};
 
-/// The rows the performers specification asks for.
-const ROWS: std::ops::RangeInclusive<u32> = 1..=53;
+/// The rows that the specifications ask for: performers, workspaces, and the helm runner with its releases.
+const ROWS: [(char, std::ops::RangeInclusive<u32>); 3] = [('P', 1..=53), ('W', 1..=15), ('W', 20..=40)];
+
+fn row_ids() -> impl Iterator<Item = String> {
+    ROWS.into_iter().flat_map(|(letter, numbers)| numbers.map(move |number| format!("{letter}{number:02}")))
+}
 
 /// What the comparison of table and report found.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -26,8 +30,7 @@ struct Table {
 pub fn check(markdown: &str, report: &Report, skips_allowed: bool) -> Findings {
     let table = parse(markdown);
     let mut findings = Findings { problems: table.problems, skips: Vec::new() };
-    for number in ROWS {
-        let id = format!("P{number:02}");
+    for id in row_ids() {
         match table.rows.get(&id).map(Vec::as_slice) {
             None => findings.problems.push(format!("{id}: no row")),
             Some([]) => findings.problems.push(format!("{id}: names no test")),
@@ -107,7 +110,8 @@ fn numbers(test: &str) -> impl Iterator<Item = String> {
 }
 
 fn is_row_id(cell: &str) -> bool {
-    cell.strip_prefix('P').is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_digit()))
+    let digits = cell.strip_prefix(['P', 'W']);
+    digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 #[cfg(test)]
@@ -115,17 +119,17 @@ mod tests {
     use super::*;
 
     /// A table whose rows all name the test `good`, except those given.
-    fn table(rows: &[(u32, &str)]) -> String {
+    fn table(rows: &[(&str, &str)]) -> String {
         let head = "# Acceptance\n\n| # | Check | Tests |\n| --- | --- | --- |\n".to_owned();
-        let rows = ROWS.filter_map(|number| {
-            let own = rows.iter().find(|(own, _)| *own == number);
+        let rows = row_ids().filter_map(|id| {
+            let own = rows.iter().find(|(own, _)| *own == id);
             let tests = own.map_or("`plan::good`", |(_, tests)| tests);
-            (tests != "-").then(|| format!("| P{number:02} | what | {tests} |\n"))
+            (tests != "-").then(|| format!("| {id} | what | {tests} |\n"))
         });
         std::iter::once(head).chain(rows).collect()
     }
 
-    fn check_rows(rows: &[(u32, &str)], skips_allowed: bool, problems: &[&str], skips: &[&str]) {
+    fn check_rows(rows: &[(&str, &str)], skips_allowed: bool, problems: &[&str], skips: &[&str]) {
         let report = Report {
             tests: [
                 ("plan::good".to_owned(), Verdict::Passed),
@@ -155,29 +159,29 @@ mod tests {
 
     #[test]
     fn a_full_table_of_passed_tests_has_no_findings() {
-        check_rows(&[(2, "plan::good, `plan::good`")], false, &[], &[]);
+        check_rows(&[("P02", "plan::good, `plan::good`")], false, &[], &[]);
     }
 
     #[test]
     fn a_missing_row_is_found() {
-        check_rows(&[(7, "-"), (53, "-")], true, &["P07: no row", "P53: no row"], &[]);
+        check_rows(&[("P07", "-"), ("W40", "-")], true, &["P07: no row", "W40: no row"], &[]);
     }
 
     #[test]
     fn a_row_without_tests_is_found() {
-        check_rows(&[(1, "")], true, &["P01: names no test"], &[]);
+        check_rows(&[("P01", "")], true, &["P01: names no test"], &[]);
     }
 
     #[test]
     fn a_test_that_does_not_exist_is_found_beside_one_that_does() {
         let problem = "P03: plan::gone did not run: no such test";
-        check_rows(&[(3, "`plan::good`, `plan::gone`")], true, &[problem], &[]);
+        check_rows(&[("P03", "`plan::good`, `plan::gone`")], true, &[problem], &[]);
     }
 
     #[test]
     fn failed_and_ignored_tests_are_found() {
         check_rows(
-            &[(4, "plan::bad"), (5, "plan::lazy")],
+            &[("P04", "plan::bad"), ("P05", "plan::lazy")],
             true,
             &["P04: plan::bad failed", "P05: plan::lazy is ignored"],
             &[],
@@ -187,8 +191,8 @@ mod tests {
     #[test]
     fn a_skip_is_listed_with_its_reason_and_is_a_problem_where_not_allowed() {
         let line = "P06: node::away skipped: needs root";
-        check_rows(&[(6, "node::away")], true, &[], &[line]);
-        check_rows(&[(6, "node::away")], false, &[line], &[]);
+        check_rows(&[("P06", "node::away")], true, &[], &[line]);
+        check_rows(&[("P06", "node::away")], false, &[line], &[]);
     }
 
     #[test]

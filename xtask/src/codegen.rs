@@ -73,7 +73,10 @@ fn from_code() -> Result<Vec<Generated>> {
         [performers::rights::CLUSTER, workspaces::rights::CLUSTER, runtime::rights::CLUSTER].concat();
     let own_namespace = runtime::rights::OWN_NAMESPACE;
     let mut generated = vec![
-        Generated::new("charts/strata/generated/cluster-role-rules.yaml", rules(&cluster)?),
+        Generated::new("charts/strata/generated/cluster-role-rules.yaml", rules(runtime::rights::CLUSTER)?),
+        Generated::new("charts/strata/generated/performers-rules.yaml", rules(performers::rights::CLUSTER)?),
+        Generated::new("charts/strata/generated/workspaces-rules.yaml", rules(workspaces::rights::CLUSTER)?),
+        Generated::new("charts/strata/generated/helm-rules.yaml", yaml(&workspaces::rights::helm_role().rules)?),
         Generated::new("charts/strata/generated/role-rules.yaml", rules(own_namespace)?),
         Generated::new("docs/reference/rights.md", reference::rights(&cluster, own_namespace)),
     ];

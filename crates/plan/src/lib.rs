@@ -9,12 +9,13 @@ pub mod event;
 pub mod object;
 pub mod performers;
 pub mod releases;
+pub mod workspaces;
 
 /// What one round intends.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "a plan does nothing until it is executed"]
 pub struct Plan<A> {
-    /// In order; each needs all before it, so a failure ends the round's actions.
+    /// In order. A failure ends the round's actions, unless the layer knows that the others do not need that one.
     pub actions: Vec<A>,
     /// Why the object is not where it should be when neither an action here nor waiting helps. The
     /// status reports it.

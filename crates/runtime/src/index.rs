@@ -51,6 +51,11 @@ impl<R: Clone + Eq + Hash> Index<R> {
         inner.things.get(key).cloned().unwrap_or_default()
     }
 
+    /// Every object that speaks of anything.
+    pub fn all(&self) -> Vec<Key> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).things.keys().cloned().collect()
+    }
+
     /// The objects that speak of `thing`.
     pub fn keys(&self, thing: &R) -> Vec<Key> {
         let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -150,6 +150,9 @@ pub struct Values {
     /// Let releases go to other namespaces than their object's [default: false]
     #[arg(long, env = "STRATA_HELM_OTHER_NAMESPACES", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub helm_other_namespaces: Option<bool>,
+    /// Let releases take charts from the operator's own disk, by file:// [default: false]
+    #[arg(long, env = "STRATA_HELM_LOCAL_CHARTS", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub helm_local_charts: Option<bool>,
     /// Where charts, indexes and, while helm runs, its private files are kept [default: strata in the directory for temporary files]
     #[arg(long, env = "STRATA_HELM_DIRECTORY", value_name = "DIRECTORY")]
     pub helm_directory: Option<PathBuf>,
@@ -186,6 +189,7 @@ impl Values {
             helm_grace_period: self.helm_grace_period.or(other.helm_grace_period),
             helm_lock_patience: self.helm_lock_patience.or(other.helm_lock_patience),
             helm_other_namespaces: self.helm_other_namespaces.or(other.helm_other_namespaces),
+            helm_local_charts: self.helm_local_charts.or(other.helm_local_charts),
             helm_directory: self.helm_directory.or(other.helm_directory),
             chart_time_to_live: self.chart_time_to_live.or(other.chart_time_to_live),
         }

@@ -17,12 +17,12 @@ mod session;
 mod status;
 mod up;
 
-use std::{error::Error, path::PathBuf, process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};
 use place::Place;
 
-use crate::{Failure, config::duration};
+use crate::{Failure, config::duration, explained};
 
 #[derive(Debug, Args)]
 pub struct Flags {
@@ -110,27 +110,6 @@ pub fn run(flags: Flags) -> Result<ExitCode, Failure> {
     // A blocked read of standard input must not hold up the exit.
     runtime.shutdown_background();
     result
-}
-
-/// The error with its causes, as one text.
-fn explained(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        // Transparent wrappers repeat their source.
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
-impl From<kube::Error> for Failure {
-    fn from(error: kube::Error) -> Self {
-        Self::new(format!("the API server: {}", explained(&error)))
-    }
 }
 
 impl From<testbed::control_plane::Error> for Failure {

@@ -1,14 +1,21 @@
-//! The one binary: `strata operator`, `strata crd`, `strata rbac`, `strata dev`.
+//! The one binary: `strata operator`, `strata release`, `strata workspace`, `strata crd`, `strata rbac`, `strata dev`.
 
 mod config;
+mod connection;
 #[cfg(feature = "dev")]
 mod dev;
 mod manifest;
+mod objects;
 mod operator;
+mod output;
+mod release;
+mod verb;
+mod wait;
+mod workspace;
 
-use std::process::ExitCode;
+use std::{error::Error, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Keeps a Kubernetes platform in its declared state.
 ///
@@ -25,6 +32,12 @@ struct Cli {
 enum Command {
     /// Run the operator until SIGTERM or Ctrl-C
     Operator(Box<operator::Flags>),
+    /// Look at Helm releases and steer them
+    #[command(visible_alias = "hr")]
+    Release(Box<release::Flags>),
+    /// Create workspaces, look at them, stop and start them
+    #[command(visible_alias = "ws")]
+    Workspace(Box<workspace::Flags>),
     /// Print the CustomResourceDefinitions, ready for `kubectl apply -f -`
     Crd,
     /// Print the rights the operator needs: ServiceAccount, roles and bindings
@@ -36,6 +49,8 @@ enum Command {
     /// `strata dev status` shows processes and logs. Scripts use `strata dev up --detach` and `strata dev down`.
     #[cfg(feature = "dev")]
     Dev(dev::Flags),
+    /// Print a completion script, for example `source <(strata completion bash)`
+    Completion { shell: clap_complete::Shell },
     /// Print the version
     Version,
 }
@@ -50,28 +65,43 @@ fn main() -> ExitCode {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let result = match Cli::parse().command {
         Command::Operator(flags) => operator::run(&flags),
+        Command::Release(flags) => return exit_code(answer(release::run(*flags)), 1),
+        Command::Workspace(flags) => return exit_code(answer(workspace::run(*flags)), 1),
         Command::Crd => manifest::print_crds(),
         Command::Rbac(flags) => manifest::print_rbac(&flags),
         #[cfg(feature = "dev")]
-        Command::Dev(flags) => return exit_code(dev::run(flags)),
+        Command::Dev(flags) => return exit_code(dev::run(flags), 1),
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "strata", &mut script);
+            output::print(&String::from_utf8_lossy(&script))
+        }
         Command::Version => {
             anstream::println!("strata {}", env!("CARGO_PKG_VERSION"));
             Ok(())
         }
     };
-    exit_code(result.map(|()| ExitCode::SUCCESS))
+    exit_code(result.map(|()| ExitCode::SUCCESS), 1)
 }
 
-fn exit_code(result: Result<ExitCode, Failure>) -> ExitCode {
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            anstream::eprintln!("error: {error}");
-            if let Some(hint) = error.hint {
-                anstream::eprintln!("hint: {hint}");
-            }
-            ExitCode::FAILURE
-        }
+/// Runs a command that speaks to a cluster.
+fn answer(command: impl Future<Output = Result<ExitCode, Failure>>) -> Result<ExitCode, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))?.block_on(command)
+}
+
+/// The exit code, with `failed` for a failure, which is told.
+fn exit_code(result: Result<ExitCode, Failure>, failed: u8) -> ExitCode {
+    result.unwrap_or_else(|failure| {
+        tell(&failure);
+        ExitCode::from(failed)
+    })
+}
+
+fn tell(failure: &Failure) {
+    anstream::eprintln!("error: {failure}");
+    if let Some(hint) = &failure.hint {
+        anstream::eprintln!("hint: {hint}");
     }
 }
 
@@ -92,4 +122,25 @@ impl Failure {
         self.hint = Some(hint.into());
         self
     }
+}
+
+impl From<kube::Error> for Failure {
+    fn from(error: kube::Error) -> Self {
+        Self::new(format!("the API server: {}", explained(&error)))
+    }
+}
+
+/// The error with its causes, as one text.
+fn explained(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Transparent wrappers repeat their source.
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
 }

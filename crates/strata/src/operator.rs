@@ -6,10 +6,7 @@ use std::{
 };
 
 use clap::{ArgAction, Args, ValueEnum};
-use kube::{
-    Config as ClientConfig,
-    config::{KubeConfigOptions, Kubeconfig},
-};
+use kube::Config as ClientConfig;
 use runtime::{Clock, LeaseConfig, ListMode, Operator, Settings};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -18,6 +15,7 @@ use workspaces::helm::Guard;
 use crate::{
     Failure,
     config::{LayerName, Listen, LogFormat, StreamingLists, Values},
+    connection::client_config,
 };
 
 /// The original operator's lease: where both run, only one of them acts.
@@ -123,7 +121,7 @@ fn start_logs(values: &Values) -> Result<(), Failure> {
 }
 
 async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
-    let client_config = client_config(flags).await?;
+    let client_config = client_config(flags.kubeconfig.as_deref(), flags.context.as_deref()).await?;
     let clock = Clock::default();
     let settings = settings(&values, instance(flags), &client_config.default_namespace, &clock);
     let performers = performers_config(&values)?;
@@ -169,25 +167,6 @@ async fn stop_on_signal(stop: CancellationToken) {
     stop.cancel();
     next().await;
     std::process::exit(130);
-}
-
-async fn client_config(flags: &Flags) -> Result<ClientConfig, Failure> {
-    let options = KubeConfigOptions { context: flags.context.clone(), ..KubeConfigOptions::default() };
-    let unreachable = |error: &dyn std::fmt::Display| {
-        Failure::new(format!("no cluster to connect to: {error}"))
-            .hint("name one with --kubeconfig FILE, or start one on this machine with `strata dev up`")
-    };
-    let config = match &flags.kubeconfig {
-        Some(path) => {
-            let kubeconfig = Kubeconfig::read_from(path).map_err(|error| unreachable(&error))?;
-            ClientConfig::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| unreachable(&error))?
-        }
-        None if flags.context.is_some() => {
-            ClientConfig::from_kubeconfig(&options).await.map_err(|error| unreachable(&error))?
-        }
-        None => ClientConfig::infer().await.map_err(|error| unreachable(&error))?,
-    };
-    Ok(config)
 }
 
 fn settings(values: &Values, instance: String, default_namespace: &str, clock: &Clock) -> Settings {
@@ -242,6 +221,7 @@ fn workspaces_config(values: &Values, client: ClientConfig) -> Result<workspaces
         values.helm_operation_memory.unwrap_or(config.operation_memory).min(config.policy.total_memory);
     config.policy.lock_patience = values.helm_lock_patience.unwrap_or(config.policy.lock_patience);
     config.policy.other_namespaces = values.helm_other_namespaces.unwrap_or(false);
+    config.policy.local_charts = values.helm_local_charts.unwrap_or(false);
     config.charts.time_to_live = values.chart_time_to_live.unwrap_or(config.charts.time_to_live);
     const PROXIES: [&str; 6] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
     config.environment = std::env::vars_os().filter(|(name, _)| PROXIES.iter().any(|proxy| name == proxy)).collect();

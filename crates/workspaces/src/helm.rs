@@ -18,4 +18,4 @@ pub use command::{Deploy, Operation, OperationKind, Pull};
 pub use files::Private;
 pub use metrics::{Snapshot, Tally};
 pub use output::{Class, Failure};
-pub use runner::{Config, Finished, Guard, LEAST_MEMORY, Refused, Request, Runner, State};
+pub use runner::{Config, Finished, Guard, Refused, Request, Runner, State};

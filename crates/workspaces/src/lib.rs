@@ -1,18 +1,22 @@
-//! Workspaces: per-team environments. Helm releases, which also stand alone, and what is derived from them.
+//! Workspaces: per-team environments. Helm releases, which also stand alone, and teams' environments made of them.
 
 pub mod helm;
 mod release;
 pub mod rights;
+pub mod teams;
 
 use std::{ffi::OsString, io, path::PathBuf, sync::Arc, time::Duration};
 
 use api::workspace::{HelmRelease, ValuesKind};
 use kube::Config as ClientConfig;
 use plan::releases::Policy;
-use runtime::{Change, Key, Kind, Operator, Queue};
+use runtime::{Change, Key, Operator, Queue};
 
 use helm::{Charts, ChartsConfig, Guard, Runner};
-use release::{Indexes, MANAGER, ReleaseLayer, ReleaseMetrics, SecretFacts};
+use release::{Indexes, ReleaseLayer, ReleaseMetrics, SecretFacts};
+
+/// Field manager of everything this layer writes.
+pub const MANAGER: &str = "strata-workspaces";
 
 /// How the layer works; every interval is here, so that tests shorten it instead of waiting.
 #[derive(Clone, Debug)]
@@ -52,7 +56,7 @@ impl Config {
             concurrency: 8,
             resync: Duration::from_mins(2),
             policy: Policy::default(),
-            // A quarter of the total: four run at once.
+            // A quarter of the total: four run at once, three of them of one namespace.
             operation_memory: 256 << 20,
             grace: Duration::from_secs(30),
             charts: ChartsConfig::default(),
@@ -67,21 +71,34 @@ const LOSS_MARGIN: Duration = Duration::from_millis(500);
 /// Adds the layer to an operator.
 pub fn install(operator: &mut Operator, config: Config) -> io::Result<()> {
     let writer = operator.writer(MANAGER);
-    let releases = Kind::new("helmreleases", writer.clone(), release::ReleaseView::keep);
-    let secrets = Kind::new("secrets", writer.clone(), release::keep_secret);
-    let config_maps = Kind::new("configmaps", writer.clone(), release::keep_config_map);
+    let shared = teams::Shared::new(&writer);
     let queue = operator.queue(config.resync);
     let indexes = Arc::<Indexes>::default();
     let notes = Arc::<release::Memos>::default();
     let runner = start_runner(operator, &config, &queue, &indexes)?;
 
-    let (at, told) = (indexes.clone(), queue.clone());
-    operator.watch(&releases, move |change| release_changed(&at, &told, change));
-    let (at, told) = (indexes.clone(), queue.clone());
-    operator.watch(&secrets, move |change| secret_changed(&at, &told, change));
-    let (at, told) = (indexes.clone(), queue.clone());
-    operator.watch(&config_maps, move |change| {
+    let teams = teams::Config { concurrency: config.concurrency, resync: config.resync };
+    let tell = teams::install(operator, &shared, &teams);
+    let (at, told, teams, results) = (indexes.clone(), queue.clone(), tell.release, runner.clone());
+    operator.watch(&shared.releases, move |change| {
+        release_changed(&at, &told, change);
+        teams(change);
+        // Nobody is left to ask how its last operation ended.
+        if let Some(former) = change.before.filter(|_| change.after.is_none()).map(release::release_key)
+            && at.releases.keys(&former).is_empty()
+        {
+            results.take(&former);
+        }
+    });
+    let (at, told, teams) = (indexes.clone(), queue.clone(), tell.secret);
+    operator.watch(&shared.secrets, move |change| {
+        secret_changed(&at, &told, change);
+        teams(change);
+    });
+    let (at, told, teams) = (indexes.clone(), queue.clone(), tell.config_map);
+    operator.watch(&shared.config_maps, move |change| {
         look(&told, at.config_maps.keys(change.key));
+        teams(change);
     });
     let (at, told, noted) = (indexes.clone(), queue.clone(), notes.clone());
     let watches = operator.dynamic_watches(move |kind, change| {
@@ -90,12 +107,12 @@ pub fn install(operator: &mut Operator, config: Config) -> io::Result<()> {
             told.changed(&key);
         }
     });
-    operator.metrics.collect(Box::new(ReleaseMetrics(releases.clone())));
+    operator.metrics.collect(Box::new(ReleaseMetrics(shared.releases.clone())));
     operator.metrics.collect(Box::new(runner.clone()));
     let layer = ReleaseLayer {
-        releases,
-        secrets,
-        config_maps,
+        releases: shared.releases,
+        secrets: shared.secrets,
+        config_maps: shared.config_maps,
         charts: Charts::open(config.charts, runner.clone())?,
         identities: release::Identities::new(operator.client.clone(), config.client, operator.clock.clone()),
         writer,
@@ -127,7 +144,12 @@ fn start_runner(
     settings.grace = config.grace;
     settings.environment.clone_from(&config.environment);
     settings.clock = operator.clock.clone();
-    settings.on_change = Box::new(move |release| look(&told, at.releases.keys(release)));
+    settings.on_change = Box::new(move |release| {
+        let keys = at.releases.keys(release);
+        let is_kept = !keys.is_empty();
+        look(&told, keys);
+        is_kept
+    });
     let runner = Runner::start(settings)?;
     let (ending, leadership, grace) = (runner.clone(), operator.leadership(), config.grace);
     // The last moments are for the guard and its SIGKILL.
@@ -180,7 +202,9 @@ fn release_changed(indexes: &Indexes, queue: &Queue, change: &Change<'_, HelmRel
     indexes.config_maps.set(key, of_kind(ValuesKind::ConfigMap).collect::<Vec<_>>());
     let needs = spec.map(|spec| spec.depends_on.as_slice()).unwrap_or_default();
     indexes.dependents.set(key, needs.iter().map(sibling).collect::<Vec<_>>());
-    if change.is_heard {
+    // Workspaces write releases too: what is new or asks for something else concerns this queue, whoever learnt of it.
+    let generation = |object: Option<&HelmRelease>| object.map(|object| object.metadata.generation);
+    if change.is_heard || generation(change.before) != generation(change.after) {
         queue.changed(key);
     }
     look(queue, indexes.dependents.keys(key));
@@ -191,9 +215,8 @@ fn release_changed(indexes: &Indexes, queue: &Queue, change: &Change<'_, HelmRel
 }
 
 fn secret_changed(indexes: &Indexes, queue: &Queue, change: &Change<'_, SecretFacts>) {
-    let release = |facts: Option<&SecretFacts>| match facts {
-        Some(SecretFacts::Revision { release, .. }) => Some(Key::new(change.key.namespace.clone(), &**release)),
-        _ => None,
+    let release = |facts: Option<&SecretFacts>| {
+        facts?.revision.as_ref().map(|found| Key::new(change.key.namespace.clone(), found.0.as_str()))
     };
     let (before, after) = (release(change.before), release(change.after));
     indexes.revisions.set(change.key, after.clone());

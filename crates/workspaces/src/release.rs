@@ -19,7 +19,7 @@ use std::{
 
 use api::workspace::{API_VERSION, HelmRelease, HelmReleaseStatus, StoppedWorkload};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference, Secret};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::GroupVersionKind;
 use plan::{
     Plan,
@@ -27,25 +27,19 @@ use plan::{
     object::merge_patch,
     releases::{self, Action, Difference, Outcome, Policy, Round},
 };
-use runtime::{
-    Clock, DynamicWatches, Error, Executed, Index, Key, Kind, Layer, Metadata, Occurrence, Recorder, Versioned, Writer,
-};
+use runtime::{Clock, DynamicWatches, Error, Executed, Index, Key, Layer, Occurrence, Recorder, Versioned, Writer};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 pub(crate) use identity::Identities;
 pub(crate) use live::Discovered;
 pub(crate) use metrics::ReleaseMetrics;
-pub(crate) use view::{ReleaseView, SecretFacts, keep_config_map, keep_secret, release_key};
+pub(crate) use view::{SecretFacts, keep_secret, release_key};
 
-use crate::helm::{Charts, Runner};
-
-/// Field manager of what is done about releases.
-pub(crate) const MANAGER: &str = "strata-workspaces";
-
-pub(crate) type Releases = Kind<ReleaseView, HelmRelease>;
-pub(crate) type Secrets = Kind<Metadata<Secret>, SecretFacts>;
-pub(crate) type ConfigMaps = Kind<Metadata<ConfigMap>, Box<str>>;
+use crate::{
+    helm::{Charts, Runner},
+    teams::{ConfigMaps, Releases, Secrets},
+};
 
 /// The ways back from what changed to the releases that must look.
 #[derive(Default)]
@@ -79,6 +73,8 @@ struct Notes {
     replicas: Option<Looked<Vec<StoppedWorkload>>>,
     /// When a range was last looked up.
     chart_at: Option<Instant>,
+    /// The value of the reconcile annotation that the chart's source was last asked for.
+    asked_for: Option<String>,
 }
 
 pub(crate) struct ReleaseLayer {

@@ -311,9 +311,14 @@ pub enum CrdPolicy {
     CreateReplace,
 }
 
-/// Values are the chart's business: any keys, kept as written.
+/// Values are the chart's business: any keys, kept as written. Atomic, because of a map that a server-side apply leaves
+/// without any key the API server makes null, and to Helm that takes away the chart's own value.
 pub(super) fn free_form(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
+    schemars::json_schema!({
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": true,
+        "x-kubernetes-map-type": "atomic",
+    })
 }
 
 pub(super) fn crd() -> CustomResourceDefinition {

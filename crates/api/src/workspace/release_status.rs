@@ -169,6 +169,9 @@ pub struct ReleaseOperation {
     /// The revision that a rollback goes back to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to_revision: Option<u32>,
+    /// Digest of the revision that a rollback goes back to, which Helm may drop from its history on the way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to_digest: Option<String>,
     /// When it began.
     #[serde(default, deserialize_with = "readable_time", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "date_time")]

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::release::{Strings, free_form};
 use super::{ChartReference, CodeServer, DriftDetection, GROUP, Permission, Span, VERSION, ValuesSource, root};
-use crate::condition::{Condition, known_conditions};
+use crate::condition::{Condition, ConditionType, known_conditions};
 use crate::decode::or_default;
 use crate::kind::kind;
 use crate::schema::{Definition, column, rule, wide_column};
@@ -47,8 +47,8 @@ pub struct WorkspaceSpec {
     /// Code-server settings of every user; a user's own win.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_defaults: Option<UserDefaults>,
-    /// Values that become Secrets and ConfigMaps with a hash of their content in the name. References to
-    /// {workspace}-{name} in valuesFrom of services follow them.
+    /// Values that become Secrets and ConfigMaps with a hash of their content in the name,
+    /// {workspace}-{name}-{hash}. References to {name} in valuesFrom of services and envFrom of users follow them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 100))]
     pub configs: BTreeMap<String, Config>,
@@ -192,6 +192,10 @@ pub struct UserDefaults {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 200))]
     pub env: Vec<EnvVar>,
+    /// Entries of spec.configs, or Secrets and ConfigMaps of this namespace, whose keys become environment variables.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 50))]
+    pub env_from: Vec<ValuesSource>,
     /// Labels that a node must carry.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: Strings,
@@ -230,7 +234,7 @@ pub enum Retention {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Config {
-    /// Secret or ConfigMap (the default).
+    /// Secret or ConfigMap (the default); what comes from a Secret is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<ConfigKind>,
     /// The content, by key.
@@ -285,6 +289,14 @@ pub struct Egress {
     pub protocol: Option<String>,
 }
 
+impl WorkspaceUser {
+    /// Whether the person gets a code-server.
+    pub fn has_code_server(&self) -> bool {
+        let is_disabled = self.code_server.as_ref().is_some_and(|settings| settings.disabled == Some(true));
+        self.permissions.contains(&Permission::CodeServer) && !is_disabled
+    }
+}
+
 /// How the workspace is doing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -313,6 +325,12 @@ pub struct WorkspaceStatus {
     /// Objects derived from this one.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub inventory: Vec<InventoryEntry>,
+}
+
+impl WorkspaceStatus {
+    pub fn condition(&self, kind: ConditionType) -> Option<&Condition> {
+        self.conditions.iter().find(|c| c.kind == kind)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -388,6 +406,10 @@ pub(super) fn crd() -> CustomResourceDefinition {
         rule(
             "!has(self.spec.configs) || self.spec.configs.all(name, name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$') && name.size() <= 63)",
             "spec.configs: a name becomes part of object names; use at most 63 lower-case letters, digits and dashes",
+        ),
+        rule(
+            "!has(self.spec.configs) || self.spec.configs.all(name, !has(self.spec.configs[name].fromSecret) || (!has(self.spec.configs[name].data) && has(self.spec.configs[name].kind) && self.spec.configs[name].kind == 'Secret'))",
+            "spec.configs: fromSecret makes a Secret of another one's content; set kind to Secret and remove data",
         ),
         rule(
             AUTHENTICATED,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::release::Strings;
 use super::{Exposure, GROUP, IngressSettings, InventoryEntry, Storage, VERSION, root};
-use crate::condition::{Condition, known_conditions};
+use crate::condition::{Condition, ConditionType, known_conditions};
 use crate::decode::or_default;
 use crate::kind::kind;
 use crate::schema::{Definition, column, rule, wide_column};
@@ -53,6 +53,14 @@ pub struct UserSpec {
     pub stopped: Option<bool>,
 }
 
+impl UserSpec {
+    /// Whether the person gets a code-server.
+    pub fn has_code_server(&self) -> bool {
+        let is_disabled = self.code_server.as_ref().is_some_and(|settings| settings.disabled == Some(true));
+        self.permissions.contains(&Permission::CodeServer) && !is_disabled
+    }
+}
+
 /// What a person may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum Permission {
@@ -93,7 +101,8 @@ pub struct CodeServer {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 50))]
     pub tolerations: Vec<Toleration>,
-    /// Ports of programs in the code-server that are reached from outside, each at {hostPrefix}-{slug}.
+    /// Ports of programs in the code-server that are reached from outside, each at {hostPrefix}-{host}; service names
+    /// the program, and is the prefix when hostPrefix is left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 20))]
     pub exposures: Vec<Exposure>,
@@ -122,6 +131,12 @@ pub struct UserStatus {
     /// Objects derived from this one.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub inventory: Vec<InventoryEntry>,
+}
+
+impl UserStatus {
+    pub fn condition(&self, kind: ConditionType) -> Option<&Condition> {
+        self.conditions.iter().find(|c| c.kind == kind)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]

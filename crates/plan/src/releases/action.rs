@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use api::workspace::{OperationKind, ReleaseOperation, StoppedWorkload};
 
+use crate::Why;
+
 /// A helm operation with all that was decided about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
@@ -15,6 +17,8 @@ pub struct Operation {
     pub revision: u32,
     /// Of a rollback.
     pub to_revision: Option<u32>,
+    /// What that revision was made of, where it is known.
+    pub to_digest: Option<String>,
     pub timeout: Duration,
     pub wait: bool,
 }
@@ -28,6 +32,7 @@ impl From<&ReleaseOperation> for Operation {
             chart_version: begun.chart_version.clone(),
             revision: begun.revision,
             to_revision: begun.to_revision,
+            to_digest: begun.to_digest.clone(),
             timeout: Duration::ZERO,
             wait: false,
         }
@@ -50,6 +55,10 @@ pub enum Action {
         uid: String,
         resource_version: String,
     },
+    /// Tells that a rollback that was asked for cannot be, and does not come back to it.
+    RefuseRollback {
+        message: String,
+    },
     /// Compares live objects with the release.
     LookForDrift,
     /// Sets drifted objects back.
@@ -68,7 +77,11 @@ impl Action {
     pub fn needs_identity(&self) -> bool {
         match self {
             Self::Start(_) | Self::LookForDrift | Self::CorrectDrift | Self::LookAtReplicas | Self::Scale(_) => true,
-            Self::AddFinalizer { .. } | Self::Cancel | Self::Unlock { .. } | Self::ReleaseFinalizer { .. } => false,
+            Self::AddFinalizer { .. }
+            | Self::Cancel
+            | Self::Unlock { .. }
+            | Self::RefuseRollback { .. }
+            | Self::ReleaseFinalizer { .. } => false,
         }
     }
 }
@@ -78,8 +91,6 @@ impl Action {
 pub enum Outcome {
     Done,
     Failed,
-    /// Refused by the API server; helps nobody to try at once.
-    Rejected {
-        message: String,
-    },
+    /// Refused, and it helps nobody to try at once.
+    Rejected(Why),
 }

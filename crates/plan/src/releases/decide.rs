@@ -11,12 +11,21 @@ use jiff::Timestamp;
 
 use super::{
     Action, Chart, Desired, Drift, FailureClass, Identity, Job, Known, Memory, Observed, Operation, Policy, Replicas,
-    State, Stored, StoredStatus, Values, config_digest, state, validate,
+    State, Stored, StoredStatus, Values, config_digest, desired::removable, memory::REMOVAL, state, validate,
 };
 use crate::{Plan, Why};
 
 /// A read that failed is tried again soon; what it waits for is usually an API server that comes back.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Accounts and bindings are not watched; who makes one waits no longer than this.
+const IDENTITY_LOOK: Duration = Duration::from_secs(30);
+
+/// Without a watch on a kind, drift of its objects is looked for this often, to be corrected within half a minute.
+const UNHEARD_LOOK: Duration = Duration::from_secs(20);
+
+/// Stands for the content of a revision that somebody else made, once it is rolled back to.
+const FOREIGN: &str = "foreign";
 
 pub fn plan(object: &HelmRelease, observed: &Observed, now: Timestamp, policy: &Policy) -> Plan<Action> {
     let round = Deciding { object, observed, now, policy, memory: Memory::recall(object, observed, now) };
@@ -26,6 +35,7 @@ pub fn plan(object: &HelmRelease, observed: &Observed, now: Timestamp, policy: &
     } else {
         round.keep(&mut plan);
     }
+    round.hold_back(&mut plan);
     plan
 }
 
@@ -59,6 +69,9 @@ impl Deciding<'_> {
             return plan.block(Reason::ObjectTaken, message);
         }
         if self.is_busy(plan) {
+            if self.is_overtaken(&desired) {
+                plan.actions.push(Action::Cancel);
+            }
             return;
         }
         if desired.suspend {
@@ -73,6 +86,10 @@ impl Deciding<'_> {
             Known::No(why) => return unknown(plan, why),
         };
         let Some((version, values)) = self.sources(&desired, plan) else { return };
+        // What a range leads to may change by itself, and be better than what failed.
+        if desired.chart.exact_version().is_none() {
+            plan.look_within(desired.interval);
+        }
         let digest = config_digest(&desired.chart, &version, &values);
         if self.rolls_back_by_request(&desired, stored, &digest, plan) {
             return;
@@ -105,10 +122,28 @@ impl Deciding<'_> {
     fn is_busy(&self, plan: &mut Plan<Action>) -> bool {
         match self.observed.job {
             Job::Idle => return false,
-            Job::Waiting(_) | Job::Running(_) => {}
+            Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => {}
+            // Without a look at Helm's storage nobody knows what an end means.
+            Job::Finished(_) if self.observed.stored().is_none() => plan.look_within(LOOK_AGAIN),
             Job::Finished(_) => plan.look_within(Duration::ZERO),
         }
         true
+    }
+
+    /// Whether what waits for its turn is not wanted any more. What runs is let end.
+    fn is_overtaken(&self, desired: &Desired) -> bool {
+        let (Job::Waiting(OperationKind::Install | OperationKind::Upgrade), Some(waiting)) =
+            (&self.observed.job, &self.memory.status.operation)
+        else {
+            return false;
+        };
+        let wanted = match (&self.observed.values, &self.observed.chart) {
+            (Values::Read { digest, .. }, Chart::Resolved { version, .. }) => {
+                Some(config_digest(&desired.chart, version, digest))
+            }
+            _ => None,
+        };
+        desired.suspend || wanted.is_some_and(|wanted| wanted != waiting.digest)
     }
 
     /// Version and values digest, once both are known.
@@ -148,21 +183,25 @@ impl Deciding<'_> {
 
     /// Installs or upgrades, unless that was tried often enough.
     fn attempt(&self, desired: &Desired, stored: &[Stored], digest: &str, version: &str, plan: &mut Plan<Action>) {
-        if self.is_hindered(desired, plan) {
+        if self.is_hindered(plan) {
             return;
         }
         let is_installed = last_good(stored).is_some();
         let strategy = if is_installed { desired.upgrade } else { desired.install };
-        let interruptions = self.memory.interruptions(digest);
-        let is_exhausted =
-            self.memory.failures(digest) > strategy.retries || interruptions > self.policy.max_interruptions;
+        // What keeps interrupting may be gone by the next interval.
+        let is_harried = self.memory.interruptions(digest) > self.policy.max_interruptions;
+        let rest = self.left(self.memory.status.last_attempted_at, desired.interval).filter(|_| is_harried);
+        if let Some(rest) = rest {
+            plan.look_within(rest);
+        }
+        let is_exhausted = self.memory.failures(digest) > strategy.retries || rest.is_some();
         let remedy = self.memory.status.remedy.as_ref().filter(|remedy| remedy.digest == digest);
         if !is_exhausted && (remedy.is_none() || self.memory.force.is_some()) {
-            let kind = if stored.is_empty() { OperationKind::Install } else { OperationKind::Upgrade };
+            let kind = if is_installed { OperationKind::Upgrade } else { OperationKind::Install };
             return self.start(operation(kind, desired, stored, digest, version), plan);
         }
         if remedy.is_none()
-            && let Some(remedy) = remediation(strategy.remediation, desired, stored, digest)
+            && let Some(remedy) = self.remediation(strategy.remediation, desired, stored, digest)
         {
             return self.start(remedy, plan);
         }
@@ -182,7 +221,7 @@ impl Deciding<'_> {
     }
 
     /// What must hold before anything is installed or changed.
-    fn is_hindered(&self, desired: &Desired, plan: &mut Plan<Action>) -> bool {
+    fn is_hindered(&self, plan: &mut Plan<Action>) -> bool {
         if let Some(cycle) = &self.observed.cycle {
             plan.block(Reason::DependencyCycle, format!("cycle: {}", cycle.join(" → ")));
         }
@@ -194,14 +233,21 @@ impl Deciding<'_> {
             let hint = if absent.is_empty() { String::new() } else { format!("; not there: {}", absent.join(", ")) };
             plan.block(Reason::DependencyNotReady, format!("waits for {names}{hint}"));
         }
-        if let Some((reason, message)) = self.missing_identity(desired) {
-            plan.block(reason, message);
-            plan.look_within(desired.interval);
-        }
         plan.blocked.is_some()
     }
 
-    fn missing_identity(&self, desired: &Desired) -> Option<(Reason, String)> {
+    /// Nothing is done in a release's name unless somebody may act in it, whatever it is and however small.
+    fn hold_back(&self, plan: &mut Plan<Action>) {
+        if let Some((reason, message)) = self.missing_identity()
+            && plan.actions.iter().any(Action::needs_identity)
+        {
+            plan.actions.retain(|action| !action.needs_identity());
+            plan.block(reason, message);
+            plan.look_within(IDENTITY_LOOK);
+        }
+    }
+
+    fn missing_identity(&self) -> Option<(Reason, String)> {
         match &self.observed.identity {
             Identity::Usable => None,
             Identity::AccountRequired => Some((
@@ -210,7 +256,7 @@ impl Deciding<'_> {
             )),
             Identity::AccountMissing(name) => Some((
                 Reason::ServiceAccountMissing,
-                format!("ServiceAccount {name} is not there; create it in namespace {}", desired.namespace),
+                format!("ServiceAccount {name} is not there; create it in the HelmRelease's namespace"),
             )),
             Identity::Forbidden(what) => Some((Reason::Forbidden, what.clone())),
             Identity::Unknown(why) => Some((Reason::StateUnknown, why.clone())),
@@ -257,15 +303,42 @@ impl Deciding<'_> {
         match stored.iter().find(|s| Some(s.revision) == revision) {
             Some(_) if !is_free => return false,
             Some(target) => {
-                self.start(rollback(desired, stored, digest, target.revision), plan);
+                self.start(self.rollback(desired, stored, digest, target.revision), plan);
             }
             None => {
                 let kept: Vec<_> = stored.iter().map(|s| s.revision.to_string()).collect();
-                let message = format!("a rollback to {request} was asked for; Helm keeps {}", kept.join(", "));
-                plan.block(Reason::InvalidSpec, message);
+                let message = format!("A rollback to {request} was asked for; Helm keeps {}", kept.join(", "));
+                plan.actions.push(Action::RefuseRollback { message });
             }
         }
         true
+    }
+
+    fn remediation(
+        &self,
+        wanted: UpgradeRemediation,
+        desired: &Desired,
+        stored: &[Stored],
+        digest: &str,
+    ) -> Option<Operation> {
+        match wanted {
+            UpgradeRemediation::None => None,
+            UpgradeRemediation::Rollback => Some(self.rollback(desired, stored, digest, last_good(stored)?.revision)),
+            UpgradeRemediation::Uninstall if stored.is_empty() => None,
+            UpgradeRemediation::Uninstall => Some(operation(OperationKind::Uninstall, desired, stored, digest, "")),
+        }
+    }
+
+    fn rollback(&self, desired: &Desired, stored: &[Stored], digest: &str, to: u32) -> Operation {
+        let target = self.memory.status.history.iter().find(|known| known.revision == to);
+        let version = target.and_then(|known| known.chart_version.as_deref()).unwrap_or_default();
+        Operation {
+            to_revision: Some(to),
+            to_digest: Some(target.and_then(|known| known.digest.clone()).unwrap_or_else(|| FOREIGN.to_owned())),
+            timeout: desired.rollback_timeout,
+            wait: desired.rollback_wait && !desired.stopped,
+            ..operation(OperationKind::Rollback, desired, stored, digest, version)
+        }
     }
 
     /// Drift, replicas and the next look of a release that is as it should be.
@@ -274,12 +347,10 @@ impl Deciding<'_> {
             if self.observed.drift == Drift::NotLooked {
                 plan.actions.push(Action::LookForDrift);
             }
-            plan.look_within(desired.interval);
+            let pause = if self.observed.is_drift_heard { desired.interval } else { UNHEARD_LOOK };
+            plan.look_within(pause.min(desired.interval));
         }
         self.scale(desired, plan);
-        if is_range(desired) {
-            plan.look_within(desired.interval);
-        }
     }
 
     fn scale(&self, desired: &Desired, plan: &mut Plan<Action>) {
@@ -322,10 +393,13 @@ impl Deciding<'_> {
         let finalizers = self.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER).cloned().collect();
         let release = Action::ReleaseFinalizer { finalizers };
         let is_suspended = self.object.spec.as_ref().and_then(|spec| spec.suspend).unwrap_or(false);
-        let desired = match validate(self.object, self.policy) {
-            // A release was never made of what cannot be read, and another's is not ours to remove.
-            Ok(desired) if self.observed.rival.is_none() && !is_suspended => desired,
-            _ => return plan.actions.push(release),
+        // Another's release is not ours to remove, nor one that we never did anything to.
+        if self.observed.rival.is_some() || is_suspended || !self.memory.has_acted() {
+            return plan.actions.push(release);
+        }
+        let Some(desired) = removable(self.object) else {
+            let message = "spec cannot be read, so nobody knows what to uninstall; put it right, or uninstall by hand and remove the finalizer";
+            return plan.block(Reason::InvalidSpec, message);
         };
         let stored = match &self.observed.storage {
             Known::Yes(stored) => stored,
@@ -340,7 +414,7 @@ impl Deciding<'_> {
             );
             return plan.block(Reason::DataProtected, message);
         }
-        if let Some((reason, message)) = self.missing_identity(&desired) {
+        if let Some((reason, message)) = self.missing_identity() {
             // What the namespace holds goes with it, and the identity will not come back.
             if self.observed.is_namespace_terminating {
                 return plan.actions.push(release);
@@ -354,18 +428,19 @@ impl Deciding<'_> {
             plan.look_within(left);
             return plan.block(Reason::Locked, "a helm process that is not ours is at work on the release");
         }
-        let failures = self.memory.status.failures + self.memory.status.interruptions;
-        let is_retry = self.memory.status.last_failure == Some(Reason::UninstallFailed);
-        if is_retry && self.observed.is_namespace_terminating {
-            return plan.actions.push(release);
-        }
-        let pause = Duration::from_secs(1 << failures.min(8));
-        if is_retry && let Some(left) = self.left(self.memory.status.last_attempted_at, pause) {
-            plan.block(Reason::UninstallFailed, self.memory.status.last_output.clone().unwrap_or_default());
-            return plan.look_within(left);
+        let status = &self.memory.status;
+        if let Some(reason) = status.last_failure.filter(|_| self.memory.is_removing()) {
+            if status.failures > 0 && self.observed.is_namespace_terminating {
+                return plan.actions.push(release);
+            }
+            let pause = Duration::from_secs(1 << (status.failures + status.interruptions).min(8));
+            if let Some(left) = self.left(status.last_attempted_at, pause) {
+                plan.block(reason, status.last_output.clone().unwrap_or_default());
+                return plan.look_within(left);
+            }
         }
         let version = self.memory.newest().and_then(|newest| newest.chart_version.clone()).unwrap_or_default();
-        plan.actions.push(Action::Start(operation(OperationKind::Uninstall, &desired, stored, "", &version)));
+        plan.actions.push(Action::Start(operation(OperationKind::Uninstall, &desired, stored, REMOVAL, &version)));
     }
 
     /// Whether data of a workspace's service stands in the way of its removal.
@@ -376,7 +451,8 @@ impl Deciding<'_> {
             .annotations
             .as_ref()
             .is_some_and(|all| all.get(DELETE_DATA_ANNOTATION).is_some_and(|value| value == "true"));
-        let holds_data = self.memory.status.holds_data.unwrap_or(false);
+        // What could not be read may hold anything.
+        let holds_data = self.observed.holds_data.unwrap_or(true);
         is_service && holds_data && !is_allowed && !self.observed.is_namespace_terminating
     }
 }
@@ -386,33 +462,12 @@ fn unknown(plan: &mut Plan<Action>, why: &str) {
     plan.look_within(LOOK_AGAIN);
 }
 
-/// Whether what a version leads to may change by itself.
-fn is_range(desired: &Desired) -> bool {
-    desired.chart.exact_version().is_none()
-}
-
-/// The revision to go back to.
+/// The revision to go back to. What was uninstalled since is no longer there to be gone back to.
 fn last_good(stored: &[Stored]) -> Option<&Stored> {
+    let uninstalled = stored.iter().rposition(|stored| stored.status == StoredStatus::Uninstalled);
+    let stored = &stored[uninstalled.map_or(0, |at| at + 1)..];
     let of = |status| stored.iter().rev().find(move |stored| stored.status == status);
     of(StoredStatus::Deployed).or_else(|| of(StoredStatus::Superseded))
-}
-
-fn remediation(wanted: UpgradeRemediation, desired: &Desired, stored: &[Stored], digest: &str) -> Option<Operation> {
-    match wanted {
-        UpgradeRemediation::None => None,
-        UpgradeRemediation::Rollback => Some(rollback(desired, stored, digest, last_good(stored)?.revision)),
-        UpgradeRemediation::Uninstall if stored.is_empty() => None,
-        UpgradeRemediation::Uninstall => Some(operation(OperationKind::Uninstall, desired, stored, digest, "")),
-    }
-}
-
-fn rollback(desired: &Desired, stored: &[Stored], digest: &str, to: u32) -> Operation {
-    Operation {
-        to_revision: Some(to),
-        timeout: desired.rollback_timeout,
-        wait: desired.rollback_wait && !desired.stopped,
-        ..operation(OperationKind::Rollback, desired, stored, digest, "")
-    }
 }
 
 fn operation(kind: OperationKind, desired: &Desired, stored: &[Stored], digest: &str, version: &str) -> Operation {
@@ -422,6 +477,7 @@ fn operation(kind: OperationKind, desired: &Desired, stored: &[Stored], digest: 
         chart_version: (!version.is_empty()).then(|| version.to_owned()),
         revision: stored.last().map_or(0, |newest| newest.revision),
         to_revision: None,
+        to_digest: None,
         timeout: desired.timeout,
         // Workloads at zero never become ready.
         wait: desired.wait && !desired.stopped,

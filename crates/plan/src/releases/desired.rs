@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use api::condition::Reason;
 use api::workspace::{
-    ChartReference, CrdPolicy, DriftDetection, DriftIgnore, HelmRelease, InstallRemediation, MAX_RELEASE_NAME,
-    UpgradeRemediation,
+    ChartReference, CrdPolicy, DriftDetection, DriftIgnore, HelmRelease, HelmReleaseSpec, InstallRemediation,
+    MAX_RELEASE_NAME, Repository, UpgradeRemediation,
 };
 use serde_json::json;
 
@@ -21,6 +21,8 @@ pub struct Policy {
     pub total_memory: u64,
     /// Whether a release may go to another namespace than its object's.
     pub other_namespaces: bool,
+    /// Whether charts may come from the operator's own disk: who may write HelmReleases could read it then.
+    pub local_charts: bool,
     /// How long somebody else's unfinished operation is left alone after its last change.
     pub lock_patience: Duration,
     /// How often what ended an attempt from outside may do so before it counts as a failure.
@@ -34,6 +36,7 @@ impl Default for Policy {
         Self {
             total_memory: 1 << 30,
             other_namespaces: false,
+            local_charts: false,
             // What the specification gives a helm process that is not ours to show a sign of life.
             lock_patience: Duration::from_secs(30),
             // A node that keeps killing helm is no accident any more.
@@ -77,6 +80,8 @@ pub struct Desired {
     pub stopped: bool,
 }
 
+/// Below this helm 4.3.1 cannot install a chart of four objects; at half of it, it does not even start.
+pub const LEAST_MEMORY: u64 = 128 << 20;
 /// What an operation may take unless the spec says otherwise; Helm's own default.
 const TIMEOUT: Duration = Duration::from_mins(5);
 /// How often ranges are looked up and drift is looked for unasked: a compromise between news and load.
@@ -108,25 +113,8 @@ pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
             release.len()
         )));
     }
-    if spec.chart.repository().is_none() {
-        return Err(invalid("spec.chart.repo must begin with http://, https://, oci:// or file://"));
-    }
-    let memory =
-        match spec.memory.as_deref() {
-            None => None,
-            Some(text) => Some(bytes(text).ok_or_else(|| {
-                invalid(format!("spec.memory {text:?} is not an amount of memory; write it like 512Mi"))
-            })?),
-        };
-    if let Some(memory) = memory.filter(|memory| *memory > policy.total_memory) {
-        return Err(Why {
-            reason: Reason::MemoryExceedsBudget,
-            message: format!(
-                "spec.memory asks for {memory} bytes, all helm processes together may use {}; lower it, or raise --helm-memory",
-                policy.total_memory
-            ),
-        });
-    }
+    check_repository(&spec.chart, policy)?;
+    let memory = memory(spec, policy)?;
     let (install, upgrade) = (spec.install.clone().unwrap_or_default(), spec.upgrade.clone().unwrap_or_default());
     let timeout = spec.timeout.map_or(TIMEOUT, |span| span.0);
     if timeout.is_zero() {
@@ -166,6 +154,51 @@ pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
         suspend: spec.suspend.unwrap_or(false),
         stopped: spec.stopped.unwrap_or(false),
     })
+}
+
+/// What is needed to uninstall a release, however its spec was changed since: a release must never be left behind
+/// because a limit or a flag of the operator changed. `None` if there is no spec to read.
+pub(super) fn removable(object: &HelmRelease) -> Option<Desired> {
+    let mut object = object.clone();
+    let spec = object.spec.as_mut()?;
+    spec.memory = None;
+    spec.timeout = spec.timeout.filter(|timeout| !timeout.0.is_zero());
+    // The chart is not looked at.
+    "http://unused".clone_into(&mut spec.chart.repo);
+    let lenient = Policy { other_namespaces: true, ..Policy::default() };
+    validate(&object, &lenient).ok()
+}
+
+fn check_repository(chart: &ChartReference, policy: &Policy) -> Result<(), Why> {
+    match chart.repository() {
+        Some(Repository::Http | Repository::Oci) => Ok(()),
+        Some(Repository::File) if policy.local_charts => Ok(()),
+        Some(Repository::File) => Err(invalid(
+            "spec.chart.repo is a file:// on the operator's own disk, which it may not read charts from; name a repository, or start the operator with --helm-local-charts",
+        )),
+        None => Err(invalid("spec.chart.repo must begin with http://, https://, oci:// or file://")),
+    }
+}
+
+fn memory(spec: &HelmReleaseSpec, policy: &Policy) -> Result<Option<u64>, Why> {
+    let Some(text) = spec.memory.as_deref() else { return Ok(None) };
+    let memory = bytes(text)
+        .ok_or_else(|| invalid(format!("spec.memory {text:?} is not an amount of memory; write it like 512Mi")))?;
+    if memory < LEAST_MEMORY {
+        return Err(invalid(format!(
+            "spec.memory is {memory} bytes, helm needs at least {LEAST_MEMORY}; write 128Mi or more"
+        )));
+    }
+    if memory > policy.total_memory {
+        return Err(Why {
+            reason: Reason::MemoryExceedsBudget,
+            message: format!(
+                "spec.memory asks for {memory} bytes, all helm processes together may use {}; lower it, or raise --helm-memory",
+                policy.total_memory
+            ),
+        });
+    }
+    Ok(Some(memory))
 }
 
 /// Stands for where a chart is to come from, so that a resolved version is known to answer this very question.

@@ -9,7 +9,7 @@ use crate::event::{Event, EventKind};
 /// Events of one round: `before` and `after` are the stored and the new status.
 pub fn events(before: Option<&HelmReleaseStatus>, after: &HelmReleaseStatus, round: &Round<'_>) -> Vec<Event> {
     let mut events: Vec<Event> = round.done().filter_map(|action| of_action(action, round)).collect();
-    if let Job::Finished(ended) = &round.observed.job {
+    if let (Job::Finished(ended), true) = (&round.observed.job, round.observed.has_ended()) {
         events.push(of_end(ended));
     }
     for kind in [ConditionType::Ready, ConditionType::Drifted] {
@@ -27,6 +27,16 @@ fn of_action(action: &Action, round: &Round<'_>) -> Option<Event> {
         Action::Unlock { revision, .. } => {
             Some(normal(Reason::Locked, "Unlock", format!("Revision {revision} was left unfinished; taken over")))
         }
+        Action::RefuseRollback { message } => Some(Event {
+            kind: EventKind::Warning,
+            reason: Reason::RollbackFailed.as_str(),
+            action: "Rollback",
+            note: message.clone(),
+        }),
+        Action::ReleaseFinalizer { .. } if !has_acted(round) => {
+            let note = "Let go; the Helm release was never touched by this object and stays as it is".to_owned();
+            Some(normal(Reason::NotNeeded, "ReleaseFinalizer", note))
+        }
         Action::CorrectDrift => match &round.observed.drift {
             super::Drift::Found(found) => {
                 let note =
@@ -41,6 +51,13 @@ fn of_action(action: &Action, round: &Round<'_>) -> Option<Event> {
         }
         _ => None,
     }
+}
+
+/// Whether there is a release that was installed by this object.
+fn has_acted(round: &Round<'_>) -> bool {
+    let status = round.object.status.as_ref();
+    let is_there = round.observed.newest().is_some();
+    !is_there || status.is_some_and(|status| status.last_attempted_digest.is_some() || status.operation.is_some())
 }
 
 fn of_end(ended: &super::Ended) -> Event {

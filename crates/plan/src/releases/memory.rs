@@ -13,6 +13,9 @@ const SHOWN_REVISIONS: usize = 20;
 /// A failure's text in status; the whole of it is in the log.
 const MAX_OUTPUT: usize = 4096;
 
+/// Stands for what is tried when an object is deleted, in place of a digest.
+pub(super) const REMOVAL: &str = "";
+
 /// The status that decisions are taken on: an ended operation is already part of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Memory {
@@ -29,9 +32,11 @@ impl Memory {
         let former = std::mem::take(&mut status.history);
         status.history = observed.stored().map_or_else(|| former.clone(), |stored| history(&former, stored));
         match &observed.job {
+            // What an end means is in Helm's storage; until that is known it is not taken note of.
+            Job::Finished(_) if observed.stored().is_none() => {}
             Job::Finished(ended) => end(&mut status, ended, observed, &former, now),
             Job::Idle => settle_interrupted(&mut status, observed, &former),
-            Job::Waiting(_) | Job::Running(_) => {}
+            Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => {}
         }
         let annotation = |name: &str| object.metadata.annotations.as_ref()?.get(name).cloned();
         let force = annotation(FORCE_ANNOTATION).filter(|value| Some(value) != status.last_handled_force.as_ref());
@@ -52,6 +57,19 @@ impl Memory {
 
     fn is_about(&self, digest: &str) -> bool {
         self.force.is_none() && self.status.last_attempted_digest.as_deref() == Some(digest)
+    }
+
+    /// Whether the removal of the release was tried.
+    pub fn is_removing(&self) -> bool {
+        self.status.last_attempted_digest.as_deref() == Some(REMOVAL)
+    }
+
+    /// Whether anything was ever tried with this release.
+    pub fn has_acted(&self) -> bool {
+        let status = &self.status;
+        status.operation.is_some()
+            || status.last_attempted_digest.is_some()
+            || status.history.iter().any(|revision| revision.digest.is_some())
     }
 
     /// The newest revision, if it is one of ours.
@@ -100,7 +118,9 @@ fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Observed, forme
         (Ok(()), OperationKind::Install | OperationKind::Upgrade) => {
             take_over(status, operation, observed, former, now);
         }
-        (Ok(()), OperationKind::Rollback) => roll_back(status, operation.to_revision, now),
+        (Ok(()), OperationKind::Rollback) => {
+            roll_back(status, operation.to_digest.as_deref(), operation.chart_version.as_deref(), now);
+        }
         (Ok(()), OperationKind::Uninstall) => remedied(status),
         (Err(failure), kind) if failure.class.is_interruption() => {
             if !take_over(status, operation, observed, former, now) {
@@ -146,14 +166,13 @@ fn succeed(status: &mut HelmReleaseStatus, digest: &str, chart_version: Option<&
 }
 
 /// A rollback makes a new revision of an old content.
-fn roll_back(status: &mut HelmReleaseStatus, to: Option<u32>, now: Timestamp) {
+fn roll_back(status: &mut HelmReleaseStatus, digest: Option<&str>, chart_version: Option<&str>, now: Timestamp) {
     remedied(status);
-    let target = status.history.iter().find(|known| Some(known.revision) == to).cloned();
-    if let (Some(target), Some(newest)) = (target, status.history.first_mut()) {
-        newest.digest = target.digest;
-        newest.chart_version.clone_from(&target.chart_version);
+    if let Some(newest) = status.history.first_mut() {
+        newest.digest = digest.map(str::to_owned);
+        newest.chart_version = chart_version.map(str::to_owned);
         newest.first_deployed.get_or_insert(now);
-        status.last_applied_revision = target.chart_version;
+        status.last_applied_revision.clone_from(&newest.chart_version);
     }
 }
 
@@ -208,7 +227,9 @@ fn take_over(
         OperationKind::Install | OperationKind::Upgrade if is_new => {
             succeed(status, &operation.digest, operation.chart_version.as_deref(), at);
         }
-        OperationKind::Rollback if is_new => roll_back(status, operation.to_revision, at),
+        OperationKind::Rollback if is_new => {
+            roll_back(status, operation.to_digest.as_deref(), operation.chart_version.as_deref(), at);
+        }
         OperationKind::Uninstall if is_gone => remedied(status),
         _ => return false,
     }

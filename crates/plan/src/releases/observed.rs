@@ -26,7 +26,11 @@ pub struct Observed {
     pub cycle: Option<Vec<String>>,
     pub identity: Identity,
     pub drift: Drift,
+    /// Whether changes of all the release's objects are told by watches.
+    pub is_drift_heard: bool,
     pub workloads: Replicas,
+    /// Whether the newest revision holds PersistentVolumeClaims, where somebody looked and could tell.
+    pub holds_data: Option<bool>,
     pub is_namespace_terminating: bool,
     /// Another HelmRelease that was first to claim this release.
     pub rival: Option<String>,
@@ -103,7 +107,12 @@ pub enum Values {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Chart {
     /// Known, from an exact version, from status or from a fetch.
-    Resolved { version: String, digest: Option<String> },
+    Resolved {
+        version: String,
+        digest: Option<String>,
+        /// Whether nobody is asking at the moment if there is a newer one.
+        is_checked: bool,
+    },
     /// Being looked up or fetched.
     Fetching,
     /// It cannot be had.
@@ -116,6 +125,8 @@ pub enum Job {
     Idle,
     Waiting(OperationKind),
     Running(OperationKind),
+    /// It was asked to end.
+    Ending(OperationKind),
     Finished(Ended),
 }
 
@@ -220,6 +231,11 @@ impl Observed {
 
     pub(super) fn newest(&self) -> Option<&Stored> {
         self.stored()?.last()
+    }
+
+    /// Whether an operation has ended and what it did is known.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.job, Job::Finished(_)) && self.stored().is_some()
     }
 
     pub(super) fn missing_dependencies(&self) -> BTreeSet<&str> {

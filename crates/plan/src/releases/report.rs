@@ -3,13 +3,13 @@
 use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::workspace::{
     DriftDetection, HelmRelease, HelmReleaseStatus, OperationKind, RECONCILE_ANNOTATION, ReleaseOperation, Remedy,
-    ResolvedChart, StoppedWorkload, TestResult,
+    ResolvedChart, TestResult,
 };
 use jiff::Timestamp;
 
 use super::{
     Action, Chart, Desired, Drift, Job, Memory, Observed, Operation, Outcome, Policy, State, Values, config_digest,
-    reference_digest, state, validate,
+    memory::REMOVAL, reference_digest, state, validate,
 };
 use crate::{Plan, Why};
 
@@ -31,7 +31,7 @@ impl Round<'_> {
 
     fn rejection(&self) -> Option<Why> {
         self.outcomes.iter().find_map(|outcome| match outcome {
-            Outcome::Rejected { message } => Some(Why { reason: Reason::Forbidden, message: message.clone() }),
+            Outcome::Rejected(why) => Some(why.clone()),
             Outcome::Done | Outcome::Failed => None,
         })
     }
@@ -45,6 +45,8 @@ pub fn status(round: &Round<'_>, now: Timestamp) -> HelmReleaseStatus {
     let desired = validate(round.object, round.policy).ok();
     let mut status = memory.status.clone();
     remember_sources(&mut status, round, desired.as_ref());
+    remember_replicas(&mut status, round, desired.as_ref().is_some_and(|desired| desired.stopped));
+    status.holds_data = round.observed.holds_data.or(status.holds_data);
     for action in round.done() {
         take_in(&mut status, action, round, &memory, now);
     }
@@ -61,13 +63,20 @@ fn remember_sources(status: &mut HelmReleaseStatus, round: &Round<'_>, desired: 
     if let Values::Read { sources, .. } = &round.observed.values {
         status.values_from.clone_from(sources);
     }
-    if let (Chart::Resolved { version, digest }, Some(desired)) = (&round.observed.chart, desired) {
+    if let (Chart::Resolved { version, digest, .. }, Some(desired)) = (&round.observed.chart, desired) {
         let reference = reference_digest(&desired.chart);
         status.resolved = Some(ResolvedChart { reference, version: version.clone(), digest: digest.clone() });
     }
     let annotations = round.object.metadata.annotations.as_ref();
-    let is_looked = round.observed.chart != Chart::Fetching && round.plan.actions.is_empty();
-    if is_looked && let Some(value) = annotations.and_then(|all| all.get(RECONCILE_ANNOTATION)) {
+    let is_looked = match round.observed.chart {
+        Chart::Resolved { is_checked, .. } => is_checked,
+        Chart::Fetching => false,
+        Chart::Failed(_) => true,
+    };
+    if is_looked
+        && round.plan.actions.is_empty()
+        && let Some(value) = annotations.and_then(|all| all.get(RECONCILE_ANNOTATION))
+    {
         status.last_handled_reconcile = Some(value.clone());
     }
 }
@@ -76,12 +85,13 @@ fn take_in(status: &mut HelmReleaseStatus, action: &Action, round: &Round<'_>, m
     match action {
         Action::Start(operation) => begin(status, operation, round, memory, now),
         Action::Unlock { .. } => status.operation = None,
-        Action::Scale(scaled) => remember_replicas(status, scaled, round),
+        Action::RefuseRollback { .. } => status.last_handled_rollback.clone_from(&memory.rollback),
         Action::AddFinalizer { .. }
         | Action::Cancel
         | Action::LookForDrift
         | Action::CorrectDrift
         | Action::LookAtReplicas
+        | Action::Scale(_)
         | Action::ReleaseFinalizer { .. } => {}
     }
 }
@@ -93,6 +103,7 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
         chart_version: operation.chart_version.clone(),
         revision: operation.revision,
         to_revision: operation.to_revision,
+        to_digest: operation.to_digest.clone(),
         started_at: Some(now),
     });
     match operation.kind {
@@ -108,7 +119,7 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
             }
             status.last_handled_force = memory.force.clone().or(status.last_handled_force.take());
         }
-        OperationKind::Rollback | OperationKind::Uninstall if !operation.digest.is_empty() => {
+        OperationKind::Rollback | OperationKind::Uninstall if operation.digest != REMOVAL => {
             let requested = operation.kind == OperationKind::Rollback && memory.rollback.is_some();
             if requested {
                 status.last_handled_rollback.clone_from(&memory.rollback);
@@ -116,24 +127,28 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
             let digest = operation.digest.clone();
             status.remedy = Some(Remedy { kind: operation.kind, digest, requested, succeeded: false });
         }
-        _ => {}
+        // The removal of the release: failures of what was tried before say nothing about it.
+        OperationKind::Uninstall => {
+            if !memory.is_removing() {
+                (status.failures, status.interruptions, status.last_failure) = (0, 0, None);
+            }
+            status.last_attempted_digest = Some(REMOVAL.to_owned());
+        }
+        OperationKind::Rollback | OperationKind::Test | OperationKind::Fetch => {}
     }
 }
 
-/// Former replicas are stored while workloads are at zero, and forgotten when they are back.
-fn remember_replicas(status: &mut HelmReleaseStatus, scaled: &[StoppedWorkload], round: &Round<'_>) {
-    let is_stopped = round.object.spec.as_ref().and_then(|spec| spec.stopped).unwrap_or(false);
-    if !is_stopped {
-        status.stopped.clear();
-        return;
-    }
+/// Former replicas are stored as soon as they are seen, so before anything is scaled, and forgotten when nothing is left
+/// to be scaled back.
+fn remember_replicas(status: &mut HelmReleaseStatus, round: &Round<'_>, is_stopped: bool) {
     let super::Replicas::Live(live) = &round.observed.workloads else { return };
-    for workload in scaled {
-        let is_same = |other: &&StoppedWorkload| other.kind == workload.kind && other.name == workload.name;
-        if let Some(live) = live.iter().find(is_same) {
-            status.stopped.retain(|other| !is_same(&other));
-            status.stopped.push(live.clone());
+    if is_stopped {
+        for workload in live.iter().filter(|workload| workload.replicas > 0) {
+            status.stopped.retain(|other| (&other.kind, &other.name) != (&workload.kind, &workload.name));
+            status.stopped.push(workload.clone());
         }
+    } else if !round.plan.actions.iter().any(|action| matches!(action, Action::Scale(_))) {
+        status.stopped.clear();
     }
 }
 
@@ -156,8 +171,11 @@ impl<'a> Facts<'a> {
             _ => None,
         });
         let at_work = match &round.observed.job {
-            Job::Waiting(kind) | Job::Running(kind) => Some(*kind),
-            Job::Idle if round.observed.chart == Chart::Fetching => Some(OperationKind::Fetch),
+            Job::Waiting(kind) | Job::Running(kind) | Job::Ending(kind) => Some(*kind),
+            // Nobody fetches for what is blocked before.
+            Job::Idle if round.observed.chart == Chart::Fetching && round.plan.blocked.is_none() => {
+                Some(OperationKind::Fetch)
+            }
             Job::Idle | Job::Finished(_) => None,
         };
         let is_released = desired.is_some_and(|desired| is_released(desired, round.observed, memory));
@@ -200,6 +218,9 @@ impl<'a> Facts<'a> {
         if self.round.object.metadata.deletion_timestamp.is_some() {
             return self.leaving();
         }
+        if let Some(trouble) = self.chart_trouble() {
+            return trouble;
+        }
         if let Some(kind) = self.busy {
             return (ConditionStatus::Unknown, doing(kind), self.progress(kind));
         }
@@ -221,9 +242,37 @@ impl<'a> Facts<'a> {
             return (ConditionStatus::False, reason, message);
         }
         if self.desired.is_some_and(|desired| desired.stopped) {
-            return (ConditionStatus::True, Reason::Stopped, "deployed; its workloads are scaled to zero".to_owned());
+            return self.stopped();
         }
         self.released()
+    }
+
+    /// A chart that could not be had is looked for again and again; what was said holds until there is an answer.
+    fn chart_trouble(&self) -> Option<Fact> {
+        let object = self.round.object;
+        let former = object.status.as_ref()?.condition(ConditionType::Ready)?;
+        let is_trouble = matches!(former.reason, Reason::ChartNotFound | Reason::ChartUnavailable);
+        let is_current = former.observed_generation == object.metadata.generation;
+        (self.busy == Some(OperationKind::Fetch) && is_trouble && is_current)
+            .then(|| (former.status, former.reason, former.message.clone()))
+    }
+
+    fn stopped(&self) -> Fact {
+        let former = self.round.object.status.as_ref().and_then(|status| status.condition(ConditionType::Ready));
+        let is_at_zero = match &self.round.observed.workloads {
+            super::Replicas::Live(live) => live.iter().all(|workload| workload.replicas == 0),
+            // What was said holds until somebody has looked again.
+            super::Replicas::NotLooked | super::Replicas::Unknown(_) => former.is_some_and(|former| {
+                former.reason == Reason::Stopped
+                    && former.status == ConditionStatus::True
+                    && former.observed_generation == self.round.object.metadata.generation
+            }),
+        };
+        if is_at_zero {
+            (ConditionStatus::True, Reason::Stopped, "deployed; its workloads are scaled to zero".to_owned())
+        } else {
+            (ConditionStatus::Unknown, Reason::Stopped, "deployed; its workloads are being scaled to zero".to_owned())
+        }
     }
 
     fn leaving(&self) -> Fact {

@@ -11,4 +11,5 @@ mod property;
 mod release;
 mod status;
 mod trouble;
+mod workspaces;
 mod world;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::workspace::{
-    FINALIZER, FORCE_ANNOTATION, HelmRelease, OperationKind, ROLLBACK_ANNOTATION, ReleaseOperation, StoppedWorkload,
-    TestResult,
+    FINALIZER, FORCE_ANNOTATION, HelmRelease, OperationKind, RECONCILE_ANNOTATION, ROLLBACK_ANNOTATION,
+    ReleaseOperation, StoppedWorkload, TestResult,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -62,13 +62,15 @@ impl World {
             observed: Observed {
                 storage: Known::Yes(vec![]),
                 values: values("v1"),
-                chart: Chart::Resolved { version: "1.0.0".into(), digest: None },
+                chart: Chart::Resolved { version: "1.0.0".into(), digest: None, is_checked: true },
                 job: Job::Idle,
                 dependencies: vec![],
                 cycle: None,
                 identity: Identity::Usable,
                 drift: Drift::NotLooked,
+                is_drift_heard: true,
                 workloads: Replicas::NotLooked,
+                holds_data: None,
                 is_namespace_terminating: false,
                 rival: None,
             },
@@ -122,6 +124,7 @@ impl World {
             Action::LookAtReplicas => self.observed.workloads = Replicas::Live(vec![workload(3)]),
             Action::Scale(scaled) => self.observed.workloads = Replicas::Live(scaled.clone()),
             Action::Cancel => self.observed.job = Job::Idle,
+            Action::RefuseRollback { .. } => {}
         }
     }
 
@@ -147,6 +150,7 @@ impl World {
                 }
                 self.storage().push(stored(next, ended, at));
             }
+            OperationKind::Uninstall if failure.is_some() => {}
             OperationKind::Uninstall => self.storage().clear(),
             OperationKind::Test | OperationKind::Fetch => {}
         }
@@ -234,7 +238,7 @@ fn w28_a_restart_of_an_unchanged_release_plans_nothing() {
 fn w03_version_repo_or_values_alone_are_an_upgrade() {
     let changes: [fn(&mut World); 3] = [
         |world| world.change("v2"),
-        |world| world.observed.chart = Chart::Resolved { version: "1.0.1".into(), digest: None },
+        |world| world.observed.chart = Chart::Resolved { version: "1.0.1".into(), digest: None, is_checked: true },
         |world| world.object.spec.as_mut().unwrap().chart.repo = "http://elsewhere".into(),
     ];
     for change in changes {
@@ -259,7 +263,7 @@ fn w30_a_failure_is_not_retried_blindly_and_a_change_tries_again() {
     assert_eq!(world.kinds(), [Install]);
     world.change("v2");
     world.settle();
-    assert_eq!(world.kinds(), [Install, Upgrade]);
+    assert_eq!(world.kinds(), [Install, Install]);
     assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
 }
 
@@ -270,9 +274,9 @@ fn a_force_annotation_tries_again_once() {
     world.settle();
     world.annotate(FORCE_ANNOTATION, "now");
     world.settle();
-    assert_eq!(world.kinds(), [Install, Upgrade]);
+    assert_eq!(world.kinds(), [Install, Install]);
     world.settle();
-    assert_eq!(world.kinds(), [Install, Upgrade]);
+    assert_eq!(world.kinds(), [Install, Install]);
 }
 
 #[test]
@@ -299,7 +303,7 @@ fn w31_a_failed_install_can_be_uninstalled() {
     let mut world = World::new(json!({ "install": { "retries": 1, "remediation": "uninstall" } }));
     world.failures = vec![FailureClass::Other; 2];
     world.settle();
-    assert_eq!(world.kinds(), [Install, Upgrade, Uninstall]);
+    assert_eq!(world.kinds(), [Install, Install, Uninstall]);
     assert_eq!(world.condition(ConditionType::Remediated), (ConditionStatus::True, Reason::UninstallSucceeded));
     world.settle();
     assert_eq!(world.operations.len(), 3);
@@ -313,6 +317,7 @@ fn interrupted(kind: OperationKind, revision: u32) -> ReleaseOperation {
         chart_version: Some("1.0.0".into()),
         revision,
         to_revision: None,
+        to_digest: None,
         started_at: None,
     }
 }
@@ -424,13 +429,13 @@ fn w27_a_take_over_that_never_began_is_not_taken_for_done() {
 fn somebody_elses_lock_is_left_alone_for_half_a_minute() {
     let mut world = World::new(json!({}));
     let at = world.now;
-    world.storage().push(stored(1, StoredStatus::PendingUpgrade, at));
+    world.storage().push(stored(1, StoredStatus::PendingInstall, at));
     let plan = world.rest();
     assert_eq!(plan.blocked.unwrap().reason, Reason::Locked);
     assert_eq!(plan.next_look, Some(Duration::from_secs(30)));
     world.now += Duration::from_secs(30);
     world.settle();
-    assert_eq!(world.kinds(), [Upgrade]);
+    assert_eq!(world.kinds(), [Install]);
     assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
 }
 
@@ -459,9 +464,9 @@ fn a_release_that_helm_installed_is_taken_over_with_one_upgrade() {
 }
 
 #[test]
-fn interruptions_are_tried_again_after_growing_pauses_and_end() {
+fn interruptions_are_tried_again_after_growing_pauses() {
     let mut world = World::new(json!({}));
-    world.failures = vec![FailureClass::Interrupted; 10];
+    world.failures = vec![FailureClass::Interrupted; 30];
     let mut pauses = vec![];
     for _ in 0..20 {
         let plan = world.rest();
@@ -469,8 +474,9 @@ fn interruptions_are_tried_again_after_growing_pauses_and_end() {
         pauses.push(pause.as_secs());
         world.now += pause;
     }
-    assert_eq!(pauses, [2, 4, 8, 16, 32]);
-    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::UpgradeFailed));
+    // Then once in an interval.
+    assert_eq!(pauses[..6], [2, 4, 8, 16, 32, 600]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::InstallFailed));
 }
 
 #[test]
@@ -493,20 +499,78 @@ fn w29_deletion_uninstalls_before_the_finalizer_goes() {
 
 #[test]
 fn w29_a_failed_uninstall_is_tried_again_and_keeps_the_finalizer() {
+    let failures = [
+        (FailureClass::Other, Reason::UninstallFailed),
+        (FailureClass::Forbidden, Reason::Forbidden),
+        (FailureClass::Timeout, Reason::TimedOut),
+    ];
+    for (class, reason) in failures {
+        let mut world = fails_to_uninstall(class);
+        let plan = world.rest();
+        assert!(!world.is_gone);
+        assert_eq!(plan.blocked.unwrap().reason, reason);
+        world.now += plan.next_look.unwrap();
+        world.settle();
+        assert!(world.is_gone);
+        assert_eq!(world.kinds(), [Install, Uninstall, Uninstall]);
+    }
+}
+
+fn fails_to_uninstall(class: FailureClass) -> World {
     let mut world = World::new(json!({}));
     world.settle();
     world.delete();
-    world.failures = vec![FailureClass::Other];
-    // The fake clears its storage even when it fails; a real one does not.
-    let kept = world.storage().clone();
+    world.failures = vec![class];
     let _ = world.round();
-    *world.storage() = kept;
-    let plan = world.rest();
-    assert!(!world.is_gone);
-    assert_eq!(plan.blocked.unwrap().reason, Reason::UninstallFailed);
-    world.now += plan.next_look.unwrap();
+    world
+}
+
+#[test]
+fn w39_in_a_dying_namespace_one_failed_uninstall_is_enough() {
+    for class in [FailureClass::Other, FailureClass::Forbidden] {
+        let mut world = fails_to_uninstall(class);
+        world.observed.is_namespace_terminating = true;
+        world.settle();
+        assert!(world.is_gone);
+        assert_eq!(world.kinds(), [Install, Uninstall]);
+    }
+}
+
+#[test]
+fn w39_a_failure_before_the_deletion_does_not_spare_the_uninstall() {
+    let mut world = World::new(json!({}));
+    world.failures = vec![FailureClass::Other];
     world.settle();
+    world.observed.is_namespace_terminating = true;
+    world.delete();
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Uninstall]);
     assert!(world.is_gone);
+}
+
+#[test]
+fn a_range_is_looked_up_again_although_what_it_led_to_failed() {
+    let chart = json!({ "repo": "http://charts", "name": "four", "version": "^1.0" });
+    let mut world = World::new(json!({ "chart": chart, "interval": "1m" }));
+    world.failures = vec![FailureClass::Other];
+    assert_eq!(world.rest().next_look, Some(Duration::from_mins(1)));
+    world.observed.chart = Chart::Resolved { version: "1.0.1".into(), digest: None, is_checked: true };
+    world.settle();
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::UpgradeSucceeded));
+}
+
+#[test]
+fn a_look_that_was_asked_for_is_over_when_the_answer_is_there() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.annotate(RECONCILE_ANNOTATION, "now");
+    let handled = |world: &World| world.object.status.as_ref().unwrap().last_handled_reconcile.clone();
+    world.observed.chart = Chart::Resolved { version: "1.0.0".into(), digest: None, is_checked: false };
+    world.settle();
+    assert_eq!(handled(&world), None);
+    world.observed.chart = Chart::Resolved { version: "1.0.0".into(), digest: None, is_checked: true };
+    world.settle();
+    assert_eq!(handled(&world).as_deref(), Some("now"));
 }
 
 #[test]
@@ -528,6 +592,8 @@ fn deleting_during_an_install_cancels_it_first() {
     world.observed.job = Job::Running(Install);
     world.delete();
     assert_eq!(world.plan().actions, [Action::Cancel]);
+    world.observed.job = Job::Ending(Install);
+    assert!(world.plan().actions.is_empty(), "once is enough");
 }
 
 #[test]
@@ -540,8 +606,11 @@ fn nothing_is_decided_while_helm_is_at_work_or_on_an_unknown_storage() {
     let plan = world.plan();
     assert!(matches!(plan.actions[..], [Action::AddFinalizer { .. }]));
     assert_eq!(plan.blocked.unwrap().reason, Reason::StateUnknown);
+
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.observed.storage = Known::No("the API server is away".into());
     world.delete();
-    world.object.metadata.finalizers = Some(vec![FINALIZER.into()]);
     assert!(world.plan().actions.is_empty());
 }
 
@@ -639,6 +708,32 @@ fn w08_a_stopped_release_comes_back_with_its_former_replicas() {
 }
 
 #[test]
+fn a_rollback_is_known_by_what_it_went_back_to_although_helm_dropped_that_revision() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.change("v2");
+    world.settle();
+    world.annotate(ROLLBACK_ANNOTATION, "1");
+    let _ = world.round();
+    world.storage().remove(0);
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Upgrade, Rollback]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::RollbackSucceeded));
+}
+
+#[test]
+fn a_rollback_to_what_somebody_else_made_stays_too() {
+    let mut world = World::new(json!({}));
+    let at = world.now;
+    world.storage().push(stored(1, StoredStatus::Deployed, at));
+    world.settle();
+    world.annotate(ROLLBACK_ANNOTATION, "1");
+    world.settle();
+    assert_eq!(world.kinds(), [Upgrade, Rollback]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::RollbackSucceeded));
+}
+
+#[test]
 fn a_rollback_that_was_asked_for_stays_until_something_changes() {
     let mut world = World::new(json!({}));
     world.settle();
@@ -654,8 +749,10 @@ fn a_rollback_that_was_asked_for_stays_until_something_changes() {
     world.settle();
     assert_eq!(world.kinds().last(), Some(&Upgrade));
     world.annotate(ROLLBACK_ANNOTATION, "9@now");
-    let blocked = world.rest().blocked.unwrap();
-    assert!(blocked.message.contains("Helm keeps 1, 2, 3, 4"), "{}", blocked.message);
+    let refused = world.round().actions;
+    assert!(matches!(&refused[..], [Action::RefuseRollback { message }] if message.contains("Helm keeps 1, 2, 3, 4")));
+    world.settle();
+    assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True, "an impossible wish blocks nothing");
 }
 
 #[test]
@@ -680,4 +777,173 @@ fn a_status_of_an_operation_that_never_began_is_not_in_the_way() {
     world.settle();
     assert_eq!(world.kinds(), [Install]);
     assert_eq!(world.object.status.as_ref().unwrap().operation, None);
+}
+
+#[test]
+fn w21_what_cannot_run_is_refused_and_says_what_to_do() {
+    let local = json!({ "repo": "file:///charts/four", "name": "four" });
+    let cases = [
+        (json!({ "memory": "2Gi" }), Reason::MemoryExceedsBudget, "--helm-memory"),
+        (json!({ "memory": "64Mi" }), Reason::InvalidSpec, "128Mi"),
+        (json!({ "targetNamespace": "else" }), Reason::InvalidSpec, "--helm-other-namespaces"),
+        (json!({ "chart": local }), Reason::InvalidSpec, "--helm-local-charts"),
+    ];
+    for (spec, reason, remedy) in cases {
+        let mut world = World::new(spec);
+        world.observed.chart = Chart::Fetching;
+        let blocked = world.rest().blocked.unwrap();
+        assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, reason));
+        assert_eq!(blocked.reason, reason);
+        assert!(blocked.message.contains(remedy), "{}", blocked.message);
+        assert!(world.operations.is_empty());
+    }
+}
+
+#[test]
+fn w34_a_chart_that_cannot_be_had_is_quietly_looked_for_again() {
+    let mut world = World::new(json!({}));
+    world.observed.chart = Chart::Fetching;
+    world.settle();
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::Unknown, Reason::Fetching));
+    world.observed.chart = not_found();
+    world.settle();
+    let said = world.object.status.clone();
+    world.observed.chart = Chart::Fetching;
+    world.settle();
+    assert_eq!(world.object.status, said);
+    world.object.metadata.generation = Some(2);
+    world.settle();
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::Unknown, Reason::Fetching));
+}
+
+#[test]
+fn w31_what_was_never_deployed_is_installed_however_often() {
+    let mut world = World::new(json!({ "install": { "retries": 1 } }));
+    world.failures = vec![FailureClass::Other; 2];
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Install]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::InstallFailed));
+    let mut again = World::new(json!({ "upgrade": { "remediation": "rollback" } }));
+    let at = again.now;
+    *again.storage() = vec![stored(1, StoredStatus::Superseded, at), stored(2, StoredStatus::Uninstalled, at)];
+    again.failures = vec![FailureClass::Other];
+    again.settle();
+    assert_eq!(again.kinds(), [Install]);
+}
+
+#[test]
+fn nothing_is_done_in_a_name_that_nobody_may_act_in() {
+    let cases: [(Value, Hinder); 4] = [
+        (json!({ "driftDetection": "enabled" }), |o| o.drift = Drift::NotLooked),
+        (json!({ "driftDetection": "enabled" }), |o| {
+            o.drift = Drift::Found(vec![Difference { object: "Deployment web".into(), what: "is gone".into() }]);
+        }),
+        (json!({ "stopped": true }), |o| o.workloads = Replicas::NotLooked),
+        (json!({ "stopped": true }), |o| o.workloads = Replicas::Live(vec![workload(3)])),
+    ];
+    for (spec, change) in cases {
+        for identity in [Identity::AccountRequired, Identity::AccountMissing("a".into())] {
+            let mut world = World::new(spec.clone());
+            world.settle();
+            change(&mut world.observed);
+            assert!(world.plan().actions.iter().any(Action::needs_identity), "{spec}");
+            world.observed.identity = identity;
+            let plan = world.plan();
+            assert!(plan.actions.is_empty() && plan.blocked.is_some(), "{spec}: {plan:?}");
+        }
+    }
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.observed.identity = Identity::AccountRequired;
+    world.annotate(ROLLBACK_ANNOTATION, "1@now");
+    assert!(world.plan().actions.is_empty());
+}
+
+#[test]
+fn a_release_that_was_never_touched_stays_when_its_object_goes() {
+    let mut world = World::new(json!({}));
+    let at = world.now;
+    world.storage().push(stored(7, StoredStatus::Deployed, at));
+    world.observed.chart = not_found();
+    world.settle();
+    world.delete();
+    world.settle();
+    assert!(world.is_gone && world.operations.is_empty());
+}
+
+#[test]
+fn w29_a_spec_that_became_invalid_is_uninstalled_all_the_same() {
+    let changes: [fn(&mut World); 3] = [
+        |world| world.object.spec.as_mut().unwrap().memory = Some("900Gi".into()),
+        |world| world.object.spec.as_mut().unwrap().timeout = Some("0s".parse().unwrap()),
+        |world| world.object.spec.as_mut().unwrap().chart.repo = "ftp://x".into(),
+    ];
+    for change in changes {
+        let mut world = World::new(json!({}));
+        world.settle();
+        change(&mut world);
+        assert!(world.rest().blocked.is_some());
+        world.delete();
+        world.settle();
+        assert!(world.is_gone);
+        assert_eq!(world.kinds(), [Install, Uninstall]);
+    }
+}
+
+#[test]
+fn an_end_is_not_taken_note_of_while_storage_is_unknown() {
+    let mut world = World::new(json!({}));
+    while world.operations.is_empty() {
+        let _ = world.round();
+    }
+    let known = world.observed.storage.clone();
+    world.observed.storage = Known::No("the API server is away".into());
+    assert!(!world.observed.has_ended());
+    let plan = world.plan();
+    assert!(plan.actions.is_empty() && plan.next_look > Some(Duration::ZERO));
+    world.observed.storage = known;
+    world.settle();
+    assert_eq!(world.kinds(), [Install]);
+    assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
+}
+
+#[test]
+fn what_waits_is_overtaken_by_a_change_and_by_suspension() {
+    for change in [
+        |world: &mut World| world.change("v2"),
+        |world: &mut World| {
+            world.object.spec.as_mut().unwrap().suspend = Some(true);
+        },
+    ] {
+        let mut world = World::new(json!({}));
+        while world.operations.is_empty() {
+            let _ = world.round();
+        }
+        world.storage().clear();
+        world.observed.job = Job::Waiting(Install);
+        assert!(world.plan().actions.is_empty());
+        change(&mut world);
+        assert_eq!(world.plan().actions, [Action::Cancel]);
+    }
+}
+
+#[test]
+fn w08_replicas_are_remembered_before_anything_is_scaled() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.object.spec.as_mut().unwrap().stopped = Some(true);
+    world.observed.workloads = Replicas::Live(vec![workload(3)]);
+    let plan = world.plan();
+    let policy = Policy::default();
+    // The scaling fails half way.
+    let round = Round {
+        object: &world.object,
+        observed: &world.observed,
+        plan: &plan,
+        outcomes: &[Outcome::Failed],
+        policy: &policy,
+    };
+    let after = status(&round, world.now);
+    assert_eq!(after.stopped, [workload(3)]);
+    assert_eq!(after.condition(ConditionType::Ready).unwrap().status, ConditionStatus::Unknown);
 }

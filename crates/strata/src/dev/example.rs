@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-use api::performer::{Performer, Phase};
-use kube::{Api, ResourceExt, api::DynamicObject};
+use api::{
+    performer::{Performer, Phase},
+    workspace::{HelmRelease, Workspace},
+};
+use kube::{ResourceExt, api::DynamicObject};
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
@@ -12,12 +16,14 @@ use super::{
 };
 use crate::Failure;
 
-const FILES: [(&str, &str); 5] = [
-    ("basic.yaml", include_str!("../../../../examples/performers/basic.yaml")),
-    ("gpu.yaml", include_str!("../../../../examples/performers/gpu.yaml")),
-    ("secret-environment.yaml", include_str!("../../../../examples/performers/secret-environment.yaml")),
-    ("spread.yaml", include_str!("../../../../examples/performers/spread.yaml")),
-    ("tee.yaml", include_str!("../../../../examples/performers/tee.yaml")),
+const FILES: [(&str, &str); 7] = [
+    ("performers/basic.yaml", include_str!("../../../../examples/performers/basic.yaml")),
+    ("performers/gpu.yaml", include_str!("../../../../examples/performers/gpu.yaml")),
+    ("performers/secret-environment.yaml", include_str!("../../../../examples/performers/secret-environment.yaml")),
+    ("performers/spread.yaml", include_str!("../../../../examples/performers/spread.yaml")),
+    ("performers/tee.yaml", include_str!("../../../../examples/performers/tee.yaml")),
+    ("workspaces/release.yaml", include_str!("../../../../examples/workspaces/release.yaml")),
+    ("workspaces/workspace.yaml", include_str!("../../../../examples/workspaces/workspace.yaml")),
 ];
 
 /// All objects, each once, in the order of creation.
@@ -45,13 +51,13 @@ fn parsed(text: &str) -> Vec<DynamicObject> {
     values.into_iter().map(object).collect()
 }
 
-/// One example Performer, and whether this run created it.
+/// One example of a kind of ours, and whether this run created it.
 pub struct Applied {
     object: DynamicObject,
     is_new: bool,
 }
 
-/// A Performer that did not become ready in time.
+/// An example that did not become ready in time.
 pub struct Unsettled {
     pub what: String,
     pub why: String,
@@ -65,25 +71,30 @@ pub async fn apply(
     objects: impl IntoIterator<Item = DynamicObject>,
     report: &Report,
 ) -> Result<Vec<Applied>, Failure> {
-    let mut performers = Vec::new();
+    let mut ours = Vec::new();
     for object in objects {
         let is_new = cluster.create(&object).await?;
-        if is_performer(&object) {
+        if is_served(&object) {
             report.step(named(&object), if is_new { "created" } else { "there from before" });
-            performers.push(Applied { object, is_new });
+            ours.push(Applied { object, is_new });
         }
     }
-    Ok(performers)
+    Ok(ours)
 }
 
-pub fn is_performer(object: &DynamicObject) -> bool {
-    object.types.as_ref().is_some_and(|types| types.kind == api::performer::KIND)
+fn kind(object: &DynamicObject) -> &str {
+    object.types.as_ref().map_or("", |types| types.kind.as_str())
 }
 
-/// Waits until every Performer runs and is ready; returns those that are not within `patience`.
+/// Whether it is of a kind that the operator tends and holds by a finalizer.
+pub fn is_served(object: &DynamicObject) -> bool {
+    [Performer::KIND, HelmRelease::KIND, Workspace::KIND].contains(&kind(object))
+}
+
+/// Waits until every example is ready; returns those that are not within `patience`.
 pub async fn settle(
     cluster: &Cluster,
-    mut performers: Vec<Applied>,
+    mut waiting: Vec<Applied>,
     patience: Duration,
     report: &Report,
 ) -> Result<Vec<Unsettled>, Failure> {
@@ -91,42 +102,53 @@ pub async fn settle(
     loop {
         let mut unsettled = Vec::new();
         let mut left = Vec::new();
-        for performer in performers {
-            let what = named(&performer.object);
-            match progress(cluster, &performer.object).await? {
-                Ok(endpoint) => report.done(what, format!("ready at {endpoint}")),
+        for example in waiting {
+            let what = named(&example.object);
+            match progress(cluster, &example.object).await? {
+                Ok(how) => report.done(what, how),
                 Err(why) => {
                     report.step(&what, &why);
-                    unsettled.push(Unsettled { what, why, is_new: performer.is_new });
-                    left.push(performer);
+                    unsettled.push(Unsettled { what, why, is_new: example.is_new });
+                    left.push(example);
                 }
             }
         }
         if left.is_empty() || Instant::now() >= deadline {
             return Ok(unsettled);
         }
-        performers = left;
+        waiting = left;
         tokio::time::sleep(POLL).await;
     }
 }
 
-/// The endpoint of a Performer that is ready, else what it waits for.
+/// How an example that is ready is reached, else what it waits for.
 async fn progress(cluster: &Cluster, object: &DynamicObject) -> Result<Result<String, String>, Failure> {
-    let namespace = object.namespace().expect("Performers are namespaced");
-    let api: Api<Performer> = Api::namespaced(cluster.client.clone(), &namespace);
-    let Some(performer) = api.get_opt(&object.name_any()).await? else {
+    let Some(object) = cluster.api(object).get_opt(&object.name_any()).await? else {
         return Ok(Err("deleted meanwhile".to_owned()));
     };
-    let Some(status) = performer.status else {
+    let status = &object.data["status"];
+    if status.is_null() {
         return Ok(Err("not seen by the operator yet".to_owned()));
-    };
-    if status.ready && status.phase == Some(Phase::Running) {
-        return Ok(Ok(status.grpc_endpoint.unwrap_or_default()));
     }
-    let phase = status.phase.map_or_else(|| "no phase yet".to_owned(), |phase| phase.to_string());
+    if kind(&object) == Performer::KIND {
+        return Ok(performer_progress(status));
+    }
+    let conditions = status["conditions"].as_array();
+    let ready = conditions.and_then(|all| all.iter().find(|condition| condition["type"] == "Ready"));
+    let message = ready.and_then(|ready| ready["message"].as_str()).unwrap_or("no condition yet").to_owned();
+    let is_current = ready.is_some_and(|ready| ready["observedGeneration"] == json!(object.metadata.generation));
+    let is_ready = is_current && ready.is_some_and(|ready| ready["status"] == "True");
+    Ok(if is_ready { Ok(message) } else { Err(message) })
+}
+
+fn performer_progress(status: &Value) -> Result<String, String> {
+    let phase = status["phase"].as_str().unwrap_or("no phase yet");
+    if status["ready"] == true && phase == Phase::Running.as_str() {
+        return Ok(format!("ready at {}", status["grpcEndpoint"].as_str().unwrap_or_default()));
+    }
     // The last condition is `Available`, whose message is for people.
-    let why = status.conditions.last().map(|condition| format!(", {}", condition.message)).unwrap_or_default();
-    Ok(Err(format!("{phase}{why}")))
+    let last = status["conditions"].as_array().and_then(|all| all.last()?["message"].as_str());
+    Err(format!("{phase}{}", last.map(|message| format!(", {message}")).unwrap_or_default()))
 }
 
 #[cfg(test)]
@@ -135,11 +157,12 @@ mod tests {
 
     #[test]
     fn every_example_file_is_carried() {
-        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/performers");
-        let mut present: Vec<_> = std::fs::read_dir(directory)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
+        let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples"));
+        let mut present = Vec::new();
+        for folder in ["performers", "workspaces"] {
+            let files = std::fs::read_dir(root.join(folder)).unwrap();
+            present.extend(files.map(|file| format!("{folder}/{}", file.unwrap().file_name().to_str().unwrap())));
+        }
         present.sort();
         assert_eq!(FILES.map(|(name, _)| name.to_owned()).to_vec(), present);
     }
@@ -155,6 +178,6 @@ mod tests {
                 assert!(created_before(index).contains(&format!("Namespace {namespace}")), "{}", names[index]);
             }
         }
-        assert!(is_performer(&real()));
+        assert!(is_served(&real()));
     }
 }

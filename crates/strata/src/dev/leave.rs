@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use api::performer::Performer;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, Discovery, ResourceExt,
-    api::{DeleteParams, DynamicObject, ListParams},
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PartialObjectMeta},
     discovery::{ApiGroup, Scope, verbs},
 };
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{
@@ -30,9 +30,9 @@ pub async fn run(place: &Place, guest: &Guest, report: &Report) -> Result<(), Fa
     let unreachable = "it is left as it is; run `strata dev down` again when it can be reached";
     let cluster = Cluster::connect(&guest.kubeconfig).await.map_err(|failure| failure.hint(unreachable))?;
     report.step("leaving the cluster", "removing the examples");
-    remove_performers(place, &cluster, report).await?;
+    remove_served(place, &cluster, report).await?;
     let (namespaces, others): (Vec<_>, Vec<_>) =
-        example::objects().into_iter().filter(|object| !example::is_performer(object)).partition(is_namespace);
+        example::objects().into_iter().filter(|object| !example::is_served(object)).partition(is_namespace);
     for object in others.iter().chain(&namespaces) {
         remove(&cluster, object, report).await?;
     }
@@ -49,10 +49,10 @@ pub async fn run(place: &Place, guest: &Guest, report: &Report) -> Result<(), Fa
     Ok(())
 }
 
-/// Deletes our Performers while an operator runs, because only an operator lets go of their finalizers.
-async fn remove_performers(place: &Place, cluster: &Cluster, report: &Report) -> Result<(), Failure> {
+/// Deletes what the operator tends while one runs, because only an operator lets go of the finalizers.
+async fn remove_served(place: &Place, cluster: &Cluster, report: &Report) -> Result<(), Failure> {
     let mut ours = Vec::new();
-    for object in example::objects().into_iter().filter(example::is_performer) {
+    for object in example::objects().into_iter().filter(example::is_served) {
         if is_present_and_ours(cluster, &object).await? {
             ours.push(object);
         }
@@ -80,9 +80,8 @@ async fn remove(cluster: &Cluster, object: &DynamicObject, report: &Report) -> R
     }
     let kind = object.types.as_ref().map(|types| types.kind.as_str());
     let kept_for = match kind {
-        // Content that cannot be listed, as with a broken aggregated API, is not absent.
-        Some("Namespace") => content(cluster, &object.name_any()).await.unwrap_or_else(|failure| vec![failure.message]),
-        Some("CustomResourceDefinition") => performers(cluster).await?,
+        Some("Namespace") => lasting_content(cluster, &object.name_any()).await,
+        Some("CustomResourceDefinition") => defined(cluster, object).await?,
         _ => Vec::new(),
     };
     if !kept_for.is_empty() {
@@ -128,11 +127,40 @@ fn absent_is_fine<T>(result: Result<T, kube::Error>) -> Result<(), Failure> {
     }
 }
 
-/// Performers of the user's.
-async fn performers(cluster: &Cluster) -> Result<Vec<String>, Failure> {
-    let all = Api::<Performer>::all(cluster.client.clone()).list(&ListParams::default()).await?;
-    let name = |one: &Performer| format!("Performer {}/{}", one.namespace().unwrap_or_default(), one.name_any());
+/// Objects of the user's, of the kind that a definition of ours defines.
+async fn defined(cluster: &Cluster, definition: &DynamicObject) -> Result<Vec<String>, Failure> {
+    let spec = &definition.data["spec"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let kind = GroupVersionKind::gvk(
+        &text(&spec["group"]),
+        &text(&spec["versions"][0]["name"]),
+        &text(&spec["names"]["kind"]),
+    );
+    let resource = ApiResource::from_gvk_with_plural(&kind, &text(&spec["names"]["plural"]));
+    let api = Api::<DynamicObject>::all_with(cluster.client.clone(), &resource);
+    let all = match api.list_metadata(&ListParams::default()).await {
+        // Not served any more.
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
+        result => result?,
+    };
+    let name = |one: &PartialObjectMeta<_>| {
+        format!("{} {}/{}", kind.kind, one.namespace().unwrap_or_default(), one.name_any())
+    };
     Ok(all.iter().map(name).collect())
+}
+
+/// The content of a namespace that does not go by itself: what our objects left behind is collected in the background.
+async fn lasting_content(cluster: &Cluster, namespace: &str) -> Vec<String> {
+    const COLLECTED: Duration = Duration::from_secs(5);
+    let deadline = Instant::now() + COLLECTED;
+    loop {
+        // Content that cannot be listed, as with a broken aggregated API, is not absent.
+        let content = content(cluster, namespace).await.unwrap_or_else(|failure| vec![failure.message]);
+        if content.is_empty() || Instant::now() > deadline {
+            return content;
+        }
+        tokio::time::sleep(POLL).await;
+    }
 }
 
 /// Everything in a namespace that neither we nor Kubernetes itself put there.
@@ -167,5 +195,8 @@ fn is_made_by_kubernetes(
     let has_owner = metadata.owner_references.as_ref().is_some_and(|owners| !owners.is_empty());
     has_owner
         || metadata.deletion_timestamp.is_some()
-        || matches!((kind, name), ("Event", _) | ("ServiceAccount", "default") | ("ConfigMap", "kube-root-ca.crt"))
+        || matches!(
+            (kind, name),
+            ("Event" | "Endpoints", _) | ("ServiceAccount", "default") | ("ConfigMap", "kube-root-ca.crt")
+        )
 }

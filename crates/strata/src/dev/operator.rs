@@ -50,6 +50,8 @@ impl Operator {
             .args(["--lease-namespace", NAMESPACE, "--log-format", "json"])
             .args([OsStr::new("--helm"), helm.as_os_str()])
             .args([OsStr::new("--helm-directory"), place.file("helm").as_os_str()])
+            // Whoever uses this environment may read this disk anyway.
+            .args(["--helm-local-charts"])
             // Within the grace that it gets itself.
             .args(["--helm-grace-period", "5s"])
             // Any free port: several environments run side by side.

@@ -70,16 +70,21 @@ fn print_table(session: &Session) {
 pub fn print_next_steps(session: &Session) {
     let operator = session.status.programs.iter().find(|program| program.name == super::operator::NAME);
     let log = operator.map(|program| program.log.display().to_string()).unwrap_or_default();
+    let strata = std::env::current_exe().map_or_else(|_| "strata".to_owned(), |path| path.display().to_string());
     let kubectl = session.kubectl.as_ref().map_or_else(|| "kubectl".to_owned(), |path| path.display().to_string());
     anstream::println!(
         "\nstrata is up (operator ready after {:.1} s). Try:
 
   export KUBECONFIG={}
   alias kubectl={kubectl}
+  alias strata={strata}
   kubectl get performers -A                                   # what runs
   kubectl delete pod performer-basic -n performers-demo       # kill one …
   kubectl get pods -n performers-demo --watch                 # … and see it come back
   kubectl patch performer basic -n performers-demo --type=merge -p '{{\"spec\":{{\"version\":\"2\"}}}}'   # an upgrade
+  kubectl get ws,hr,wsuser -A                                 # a team's workspace, its releases and people
+  strata workspace stop analytics -n workspaces-demo          # all of it to zero; start brings it back
+  kubectl delete service greeter -n releases-demo             # drift: set back at once
   curl {}
   tail -f {log}
 

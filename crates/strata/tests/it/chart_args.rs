@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::Path};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::Deployment;
-use serde_json::Value;
+use serde_json::{Value, json};
 use testbed::{
     Options,
     process::{Child, Program},
@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    harness::{OPERATOR_NAMESPACE, observe},
+    harness::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, observe},
     scene::{Scene, eventually},
 };
 
@@ -54,7 +54,13 @@ async fn readiness(address: SocketAddr) -> Result<String> {
 async fn the_operator_becomes_ready_with_the_arguments_of_the_chart() -> Result<()> {
     let scene = Scene::start(Options::bare()).await?;
     let directory = scene.control_plane.directory();
+    let layers = [performers::rights::CLUSTER, workspaces::rights::CLUSTER].concat();
+    let rbac = runtime::rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, &layers);
+    let crds = api::crds().into_iter().map(|crd| json!(crd));
+    scene.control_plane.install(&crds.chain(rbac.objects()).collect::<Vec<_>>()).await?;
     let mut args = rendered(directory).await?;
+    // The chart's volume is not here, and helm is not beside the binary as in the image.
+    args.retain(|arg| !arg.starts_with("--helm-directory="));
     // The chart's ports are fixed and open to all; everything else stays as it is.
     let mut replaced = 0;
     for arg in args.iter_mut().filter(|arg| arg.contains("-bind-address=:")) {
@@ -67,6 +73,8 @@ async fn the_operator_becomes_ready_with_the_arguments_of_the_chart() -> Result<
     let program = Program::new("strata operator", env!("CARGO_BIN_EXE_strata"), &log)
         .args(args)
         .args(["--kubeconfig".into(), scene.proxy.kubeconfig_path()])
+        .args(["--helm".into(), tools::path("helm").await?])
+        .args(["--helm-directory".into(), directory.join("helm")])
         .env("POD_NAMESPACE", OPERATOR_NAMESPACE);
     let operator = Child::start(program)?;
 

@@ -5,11 +5,13 @@
 mod campaign;
 mod chart_args;
 mod chart_rights;
+mod cli;
 #[cfg(feature = "dev")]
 mod dev;
 mod handover;
 mod kill;
 mod process;
+mod workspace_rights;
 
 // One folder of verbs for both crates' tests; its head says why it is not a crate.
 #[path = "../../../performers/tests/it/harness/mod.rs"]

@@ -33,7 +33,8 @@ pub fn operator(scene: &Scene, proxy: &FaultProxy, flags: &[&str]) -> Result<Chi
 
 fn program(kubeconfig: &Path, log: PathBuf, flags: &[&str]) -> Program {
     Program::new("strata operator", env!("CARGO_BIN_EXE_strata"), log)
-        .args(["operator", "--metrics-bind-address=0", "--health-probe-bind-address=0", "--kubeconfig"])
+        .args(["operator", "--layers=performers", "--metrics-bind-address=0", "--health-probe-bind-address=0"])
+        .args(["--kubeconfig"])
         .args([kubeconfig])
         .args(flags)
         .env("POD_NAMESPACE", OPERATOR_NAMESPACE)

@@ -78,6 +78,8 @@ pub struct Chart {
 #[derive(Clone, Debug)]
 pub enum Found {
     Ready(Arc<Chart>),
+    /// The last answer, while a newer one is looked for; the asker is told when that is over.
+    Aging(Arc<Chart>),
     /// The asker is told by the runner's `on_change` when there is more.
     Working,
     /// Tried again when asked later than [`ChartsConfig::retry`] after.
@@ -167,6 +169,15 @@ impl Charts {
     /// What is known of this chart now. An older answer stands while a newer one is worked on, and when there is none
     /// to be had. To be called on a runtime, where the work is then done.
     pub fn find(&self, asker: &Key, wanted: &ChartRef) -> Found {
+        self.look(asker, wanted, Freshness::Recent)
+    }
+
+    /// The same, but the source is asked again, however young the last answer is.
+    pub fn find_anew(&self, asker: &Key, wanted: &ChartRef) -> Found {
+        self.look(asker, wanted, Freshness::Now)
+    }
+
+    fn look(&self, asker: &Key, wanted: &ChartRef, freshness: Freshness) -> Found {
         let inner = &self.0;
         let clock = &inner.runner.config().clock;
         let id = wanted.id();
@@ -175,25 +186,25 @@ impl Charts {
         let used = table.tick;
         let entry = table.entries.entry(id.clone()).or_default();
         entry.used = used;
+        let is_new = freshness == Freshness::Now;
         let is_known = entry.record.as_ref().is_some_and(|record| {
-            wanted.is_settled() || is_recent(record.checked_at, clock.now(), inner.time_to_live(wanted))
+            let is_recent = is_recent(record.checked_at, clock.now(), inner.time_to_live(wanted));
+            wanted.is_settled() || (is_recent && !is_new)
         });
-        entry.failure.take_if(|(_, at)| clock.instant() - *at >= inner.config.retry);
+        entry.failure.take_if(|(_, at)| is_new || clock.instant() - *at >= inner.config.retry);
         let found = match (&entry.record, &entry.failure) {
-            (Some(record), _) => Found::Ready(record.chart.clone()),
-            (None, Some((failure, _))) => Found::Failed(failure.clone()),
+            (Some(record), failure) if is_known || failure.is_some() => return Found::Ready(record.chart.clone()),
+            (None, Some((failure, _))) => return Found::Failed(failure.clone()),
+            (Some(record), _) => Found::Aging(record.chart.clone()),
             (None, None) => Found::Working,
         };
-        if is_known || entry.failure.is_some() {
-            return found;
-        }
         let is_worked_on = !entry.askers.is_empty();
         if !entry.askers.contains(asker) {
             entry.askers.push(asker.clone());
         }
         if !is_worked_on {
             let previous = entry.record.clone();
-            tokio::spawn(inner.clone().work(id, asker.clone(), wanted.clone(), previous));
+            tokio::spawn(inner.clone().work(id, asker.clone(), wanted.clone(), previous, freshness));
         }
         found
     }
@@ -215,8 +226,15 @@ impl Inner {
         if wanted.local().is_some() { LOCAL_TIME_TO_LIVE } else { self.config.time_to_live }
     }
 
-    async fn work(self: Arc<Self>, id: String, asker: Key, wanted: ChartRef, previous: Option<Record>) {
-        let resolving = tokio::spawn(self.clone().resolve(id.clone(), asker, wanted.clone(), previous));
+    async fn work(
+        self: Arc<Self>,
+        id: String,
+        asker: Key,
+        wanted: ChartRef,
+        previous: Option<Record>,
+        freshness: Freshness,
+    ) {
+        let resolving = tokio::spawn(self.clone().resolve(id.clone(), asker, wanted.clone(), previous, freshness));
         // A panic costs one answer, not the entry.
         let resolved = resolving.await.unwrap_or_else(|panic| Err(Failure::new(Class::Other, panic)));
         let on_change = &self.runner.config().on_change;
@@ -231,12 +249,9 @@ impl Inner {
         let now = self.runner.config().clock.instant();
         let mut table = self.lock();
         let Some(entry) = table.entries.get_mut(id) else { return Vec::new() };
-        let mut askers = std::mem::take(&mut entry.askers);
+        let askers = std::mem::take(&mut entry.askers);
         match resolved {
             Ok(record) => {
-                if entry.record.as_ref().is_some_and(|known| known.chart == record.chart) {
-                    askers.clear();
-                }
                 if wanted.local().is_none() {
                     self.store.remember(id, &record);
                 }
@@ -285,6 +300,7 @@ impl Inner {
         asker: Key,
         wanted: ChartRef,
         previous: Option<Record>,
+        freshness: Freshness,
     ) -> Result<Record, Failure> {
         if let Some(path) = wanted.local() {
             return self.read_local(path, &wanted).await;
@@ -293,7 +309,7 @@ impl Inner {
             let reference = format!("{}/{}", wanted.repo.trim_end_matches('/'), wanted.name);
             return self.pull(&id, &asker, &wanted, reference, None).await;
         }
-        let mut index = self.indexes.current(&wanted, Freshness::Recent).await?;
+        let mut index = self.indexes.current(&wanted, freshness).await?;
         if let Some(previous) = previous.filter(|record| record.index.as_ref() == Some(&index.digest)) {
             return Ok(Record { checked_at: self.runner.config().clock.now(), ..previous });
         }

@@ -122,13 +122,13 @@ impl Operation {
                 line.words(["--history-max", &deploy.history_max.to_string()]);
                 (0..values).for_each(|index| line.words(["--values", &values_file(index)]));
                 line.flag(deploy.skip_crds, "--skip-crds");
-                line.flag(deploy.force_conflicts, "--force-conflicts");
+                line.take_back(deploy.force_conflicts);
                 line.flag(deploy.wait, "--wait=watcher");
             }
             Self::Rollback { revision, wait, history_max, force_conflicts } => {
                 line.words(["rollback", &key.name, &revision.to_string()]);
                 line.words(["--history-max", &history_max.to_string()]);
-                line.flag(*force_conflicts, "--force-conflicts");
+                line.take_back(*force_conflicts);
                 line.flag(*wait, "--wait=watcher");
             }
             Self::Uninstall { keep_history, wait } => {
@@ -158,6 +158,13 @@ struct Arguments(Vec<OsString>);
 impl Arguments {
     fn words<const N: usize>(&mut self, words: [&str; N]) {
         self.0.extend(words.map(OsString::from));
+    }
+
+    /// Conflicts are the server's to tell of, and helm leaves the apply to itself where the last revision did: those
+    /// of helm 3 did.
+    fn take_back(&mut self, is_set: bool) {
+        self.flag(is_set, "--force-conflicts");
+        self.flag(is_set, "--server-side=true");
     }
 
     fn flag(&mut self, is_set: bool, flag: &str) {
@@ -239,7 +246,7 @@ mod tests {
             &Operation::Upgrade(quick),
             0,
             "upgrade web /cache/a.tgz --install --reset-values --hide-notes --history-max 5 --skip-crds \
-             --force-conflicts --namespace team-a --timeout 300s",
+             --force-conflicts --server-side=true --namespace team-a --timeout 300s",
         );
         check(
             &Operation::Rollback { revision: 3, wait: true, history_max: 5, force_conflicts: false },

@@ -4,6 +4,8 @@
 //! that use equally few, of the one whose turn is longest ago. When that request does not fit beside what runs, nothing
 //! else starts either until it does; so a large request is never overtaken for ever, and since no request is larger
 //! than the budget, it starts at the latest when everything that runs now has ended.
+//!
+//! One namespace alone does not get all of the budget: operations that wait for minutes would keep all others waiting.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -16,6 +18,8 @@ use runtime::Key;
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     total: u64,
+    /// What one namespace may use with more than one request.
+    share: u64,
     in_use: u64,
     running: HashMap<Key, u64>,
     namespaces: BTreeMap<Arc<str>, Turns<T>>,
@@ -40,8 +44,8 @@ struct Waiting<T> {
 }
 
 impl<T> Queue<T> {
-    pub fn new(total: u64) -> Self {
-        Self { total, in_use: 0, running: HashMap::new(), namespaces: BTreeMap::new(), turn: 0, held: None }
+    pub fn new(total: u64, share: u64) -> Self {
+        Self { total, share, in_use: 0, running: HashMap::new(), namespaces: BTreeMap::new(), turn: 0, held: None }
     }
 
     /// Puts a request in its line, in the place of a waiting one of the same key, which is returned.
@@ -94,7 +98,8 @@ impl<T> Queue<T> {
         let candidates = self.namespaces.iter().filter_map(|(namespace, turns)| {
             // A key that runs already waits for its own end and holds up nobody else.
             let at = turns.waiting.iter().position(|waiting| !self.running.contains_key(&waiting.key))?;
-            Some(((turns.in_use, turns.last), namespace, at))
+            let is_within = turns.in_use == 0 || turns.in_use + turns.waiting[at].bytes <= self.share;
+            is_within.then_some(((turns.in_use, turns.last), namespace, at))
         });
         candidates.min_by_key(|(order, ..)| *order).map(|(_, namespace, at)| (namespace.clone(), at))
     }
@@ -159,7 +164,7 @@ mod tests {
 
     #[test]
     fn the_newest_request_of_a_key_keeps_the_place() {
-        let mut queue = Queue::new(1);
+        let mut queue = Queue::new(1, 1);
         queue.push(Key::new("a", "x"), 1, "install");
         queue.push(Key::new("a", "y"), 1, "install");
         assert_eq!(queue.push(Key::new("a", "x"), 1, "uninstall"), Some("install"));
@@ -172,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_running_key_holds_up_nobody_else() {
-        let mut queue = Queue::new(3);
+        let mut queue = Queue::new(3, 3);
         queue.push(Key::new("a", "x"), 1, "1");
         assert_eq!(started(&mut queue), ["a/x=1"]);
         queue.push(Key::new("a", "x"), 1, "2");
@@ -182,7 +187,7 @@ mod tests {
 
     #[test]
     fn namespaces_take_turns_even_on_one_slot() {
-        let mut queue = Queue::new(1);
+        let mut queue = Queue::new(1, 1);
         for name in ["1", "2", "3"] {
             queue.push(Key::new("many", name), 1, "");
         }
@@ -199,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_large_request_is_not_overtaken() {
-        let mut queue = Queue::new(4);
+        let mut queue = Queue::new(4, 4);
         for name in ["1", "2", "3"] {
             queue.push(Key::new("small", name), 1, "");
         }
@@ -211,6 +216,25 @@ mod tests {
             queue.finish(&Key::new("small", name));
         }
         assert_eq!(started(&mut queue), ["large/1="]);
+    }
+
+    #[test]
+    fn w22_one_namespace_leaves_room_for_another() {
+        let mut queue = Queue::new(4, 3);
+        for name in ["1", "2", "3", "4"] {
+            queue.push(Key::new("slow", name), 1, "");
+        }
+        assert_eq!(started(&mut queue), ["slow/1=", "slow/2=", "slow/3="]);
+        queue.push(Key::new("quick", "1"), 1, "");
+        assert_eq!(started(&mut queue), ["quick/1="]);
+        queue.finish(&Key::new("slow", "1"));
+        assert_eq!(started(&mut queue), ["slow/4="]);
+        for name in ["2", "3", "4"] {
+            queue.finish(&Key::new("slow", name));
+        }
+        queue.finish(&Key::new("quick", "1"));
+        queue.push(Key::new("slow", "large"), 4, "");
+        assert_eq!(started(&mut queue), ["slow/large="], "alone it may have all");
     }
 
     #[derive(Clone, Debug)]
@@ -236,8 +260,8 @@ mod tests {
         /// Whatever happens: the budget holds, a key runs once, and everything that waits starts in the end, no
         /// later than after as many endings as there were others.
         #[test]
-        fn never_too_much_and_never_forgotten(steps in proptest::collection::vec(step(), 1..80)) {
-            let mut queue = Queue::new(8);
+        fn never_too_much_and_never_forgotten(share in 4..=8u64, steps in proptest::collection::vec(step(), 1..80)) {
+            let mut queue = Queue::new(8, share);
             let mut running: Vec<(Key, u64)> = vec![];
             for step in steps {
                 match step {

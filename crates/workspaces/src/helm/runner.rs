@@ -14,6 +14,7 @@ use std::{
 };
 
 use jiff::Timestamp;
+use plan::releases::LEAST_MEMORY;
 use runtime::{Clock, Key};
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -26,9 +27,6 @@ use super::{
     output::{self, Class, Ending, Failure, Stopped},
     queue::Queue,
 };
-
-/// Below this helm 4.3.1 cannot install a chart of four objects; at half of it, it does not even start.
-pub const LEAST_MEMORY: u64 = 128 << 20;
 
 /// How to run [`guard::main`](super::guard::main): our own binary with the arguments that lead there.
 #[derive(Clone, Debug)]
@@ -57,12 +55,14 @@ pub struct Config {
     /// Passed on to helm: proxies.
     pub environment: Vec<(OsString, OsString)>,
     pub clock: Clock,
-    /// Told whenever an operation of this key has started or ended; must not block.
-    pub on_change: Box<dyn Fn(&Key) + Send + Sync>,
+    /// Told whenever an operation of this key has ended; must not block. False: nobody wants to know, and
+    /// nobody will take the result.
+    pub on_change: Box<dyn Fn(&Key) -> bool + Send + Sync>,
 }
 
 impl Config {
-    /// With the defaults of the specification: 1 GiB for all, 256 MiB for each, so that four run at once.
+    /// With the defaults of the specification: 1 GiB for all, 256 MiB for each, so that four run at once, three of them
+    /// of one namespace.
     pub fn new(helm: PathBuf, guard: Guard, private: PathBuf, cache: PathBuf) -> Self {
         Self {
             helm,
@@ -77,7 +77,7 @@ impl Config {
             grace: Duration::from_secs(30),
             environment: Vec::new(),
             clock: Clock::default(),
-            on_change: Box::new(|_| {}),
+            on_change: Box::new(|_| true),
         }
     }
 }
@@ -126,6 +126,8 @@ pub enum State {
         operation: OperationKind,
         label: Arc<str>,
         since: Timestamp,
+        /// It was asked to end.
+        is_ending: bool,
     },
     /// Until it is taken, or the key's next request: take it, also of an object that is gone.
     Finished(Arc<Finished>),
@@ -185,8 +187,10 @@ impl Runner {
     pub fn start(config: Config) -> io::Result<Self> {
         let private = PrivateDirectory::open(&config.private)?;
         private_directories().create(command::index_directory(&config.cache))?;
+        // Room for one usual operation is left to others.
+        let share = config.total_memory.saturating_sub(config.operation_memory);
         let shared = Shared {
-            queue: Queue::new(config.total_memory),
+            queue: Queue::new(config.total_memory, share),
             running: HashMap::new(),
             finished: HashMap::new(),
             tallies: BTreeMap::new(),
@@ -236,7 +240,8 @@ impl Runner {
         let shared = self.0.lock();
         if let Some(running) = shared.running.get(key) {
             let (operation, label, since) = (running.operation, running.label.clone(), running.since);
-            return State::Running { operation, label, since };
+            let is_ending = running.stop.borrow().is_some();
+            return State::Running { operation, label, since, is_ending };
         }
         match shared.finished.get(key) {
             Some(finished) => State::Finished(finished.clone()),
@@ -256,7 +261,12 @@ impl Runner {
         drop(shared.queue.remove(key));
         if let Some(running) = shared.running.get(key) {
             let kill_at = self.0.config.clock.instant() + self.0.config.grace;
-            running.stop.send_replace(Some(Stop { why: Stopped::Cancelled, kill_at }));
+            // The first word counts: a later one would put off the end.
+            running.stop.send_if_modified(|stop| {
+                let is_first = stop.is_none();
+                stop.get_or_insert(Stop { why: Stopped::Cancelled, kill_at });
+                is_first
+            });
         }
         // What was dropped may have been the large one that the others waited behind.
         self.0.advance(&mut shared);
@@ -328,9 +338,6 @@ impl Inner {
             self.runtime.spawn(async move {
                 let Waiting { request, awaited } = waiting;
                 let at_start = inner.config.clock.instant();
-                if awaited.is_none() {
-                    (inner.config.on_change)(&key);
-                }
                 // In a task of its own, so that a panic costs this operation and not its slot.
                 let ran = tokio::spawn(inner.clone().perform(request, bytes, stops)).await;
                 let (result, report) = ran.unwrap_or_else(|panic| {
@@ -427,8 +434,8 @@ impl Inner {
         self.advance(&mut shared);
         drop(shared);
         self.ended.notify_waiters();
-        if is_polled {
-            (self.config.on_change)(key);
+        if is_polled && !(self.config.on_change)(key) {
+            self.lock().finished.remove(key);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The effects of a HelmRelease's plan.
 
+use api::condition::Reason;
 use api::workspace::{CrdPolicy, DriftIgnore, OperationKind};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
@@ -7,19 +8,22 @@ use kube::{
     api::{DynamicObject, GroupVersionKind, Patch, PatchParams},
 };
 use plan::{
-    Plan,
+    Plan, Why,
     releases::{Action, Desired, Drift, Known, Operation, Outcome, Values, validate},
 };
 use runtime::{Error, Executed, Key};
 use serde_json::{Value, json};
 
 use super::{
-    Looked, MANAGER, Observed, ReleaseLayer,
+    Looked, Observed, ReleaseLayer,
     identity::Credentials,
     live::{self, Target},
     storage, values,
 };
-use crate::helm::{self, Deploy, Found, Request, archive};
+use crate::{
+    MANAGER,
+    helm::{self, Deploy, Found, Request, archive},
+};
 
 /// All CRDs of a chart together; what a cluster stores of one is at most a megabyte.
 const MAX_CRDS: u64 = 16 << 20;
@@ -32,7 +36,6 @@ enum Trouble {
     Client(kube::Error),
     /// What was planned on is not so any more; the next round sees.
     Outdated,
-    Refused(helm::Refused),
     Chart(String),
 }
 
@@ -88,7 +91,11 @@ impl ReleaseLayer {
             let notes = notes.entry(key.clone()).or_default();
             (notes.drift, notes.replicas) = (None, None);
         }
-        self.runner.submit(request).map_err(Trouble::Refused)
+        if !self.writer.leadership.is_leading() {
+            return Err(Trouble::Outdated);
+        }
+        // Budgets were checked before, so what is refused now is refused because the process ends.
+        self.runner.submit(request).map_err(|_| Trouble::Outdated)
     }
 
     async fn request(
@@ -149,8 +156,10 @@ impl ReleaseLayer {
     ) -> Result<Deploy, Trouble> {
         let wanted = self.chart_reference(desired, &key.namespace).await?.map_err(Trouble::Chart)?;
         let chart = match self.charts.find(&observed.release, &wanted) {
-            Found::Ready(chart) if Some(&chart.version) == operation.chart_version.as_ref() => chart,
-            Found::Ready(_) | Found::Working => return Err(Trouble::Outdated),
+            Found::Ready(chart) | Found::Aging(chart) if Some(&chart.version) == operation.chart_version.as_ref() => {
+                chart
+            }
+            Found::Ready(_) | Found::Aging(_) | Found::Working => return Err(Trouble::Outdated),
             Found::Failed(failure) => return Err(Trouble::Chart(failure.message)),
         };
         if desired.crds == CrdPolicy::CreateReplace {
@@ -315,21 +324,21 @@ fn executed(result: Result<(), Trouble>) -> Executed<Outcome> {
         Err(Trouble::Runtime(error)) => failed(error),
         Err(Trouble::Client(error)) => client_error(error),
         Err(Trouble::Outdated) => failed(Error::Outdated),
-        Err(Trouble::Refused(refused)) => rejected(refused.to_string()),
-        Err(Trouble::Chart(message)) => rejected(message),
+        Err(Trouble::Chart(message)) => {
+            let why = Why { reason: Reason::ChartUnavailable, message };
+            Executed { outcome: Outcome::Rejected(why), error: Some(Error::Outdated) }
+        }
     }
-}
-
-fn rejected(message: String) -> Executed<Outcome> {
-    Executed { outcome: Outcome::Rejected { message }, error: Some(Error::Outdated) }
 }
 
 fn client_error(error: kube::Error) -> Executed<Outcome> {
-    match &error {
-        kube::Error::Api(status) if matches!(status.code, 400 | 403 | 422) => {
-            let outcome = Outcome::Rejected { message: status.message.clone() };
-            Executed { outcome, error: Some(Error::of_client("act on", "release", error)) }
+    let rejected = |reason, message: &str| Outcome::Rejected(Why { reason, message: message.to_owned() });
+    let outcome = match &error {
+        kube::Error::Api(status) if status.code == 403 => rejected(Reason::Forbidden, &status.message),
+        kube::Error::Api(status) if matches!(status.code, 400 | 422) => {
+            rejected(Reason::ObjectRejected, &status.message)
         }
-        _ => Executed { outcome: Outcome::Failed, error: Some(Error::of_client("act on", "release", error)) },
-    }
+        _ => Outcome::Failed,
+    };
+    Executed { outcome, error: Some(Error::of_client("act on", "release", error)) }
 }

@@ -8,7 +8,10 @@ use std::{
 
 use api::{
     condition::{ConditionStatus, ConditionType},
-    workspace::{HelmRelease, HelmReleaseSpec, LABEL_WORKSPACE, OperationKind, ReadValues, ValuesKind, ValuesSource},
+    workspace::{
+        HelmRelease, HelmReleaseSpec, LABEL_WORKSPACE, OperationKind, RECONCILE_ANNOTATION, ReadValues, ValuesKind,
+        ValuesSource,
+    },
 };
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::{
@@ -22,7 +25,7 @@ use plan::releases::{
 use runtime::{Error, Key, Metadata};
 
 use super::{
-    Looked, Observed, ReleaseLayer, SecretFacts, release_key,
+    Looked, Observed, ReleaseLayer, release_key,
     storage::{self, secret_name},
     values::{self, Document},
     view,
@@ -41,7 +44,9 @@ impl ReleaseLayer {
         };
         let release = release_key(&object.value);
         let desired = validate(&object.value, &self.policy).ok();
-        let job = self.job(&object.value, &release);
+        let rival = self.rival(key, &object.value, &release);
+        // What the runner does for a release is the business of the one that keeps it.
+        let job = if rival.is_none() { self.job(&object.value, &release) } else { Job::Idle };
         let storage = self.storage(&object.value, &release, &job).await;
         let values = match &object.value.spec {
             Some(spec) => self.values(&object.value, spec, &key.namespace).await?,
@@ -59,7 +64,7 @@ impl ReleaseLayer {
             drift: Drift::NotLooked,
             workloads: Replicas::NotLooked,
             is_namespace_terminating: is_deleting && self.is_terminating(&release.namespace).await?,
-            rival: self.rival(key, &object.value, &release),
+            rival,
         };
         self.remembered(key, desired.as_ref(), &mut surroundings);
         if let Some(desired) = desired.as_ref().filter(|_| !is_deleting) {
@@ -89,7 +94,8 @@ impl ReleaseLayer {
         match (self.runner.state(release), operation) {
             (helm::State::Idle, _) => Job::Idle,
             (helm::State::Waiting, _) => Job::Waiting(kind),
-            (helm::State::Running { .. }, _) => Job::Running(kind),
+            (helm::State::Running { is_ending: false, .. }, _) => Job::Running(kind),
+            (helm::State::Running { is_ending: true, .. }, _) => Job::Ending(kind),
             (helm::State::Finished(finished), Some(operation)) => {
                 Job::Finished(Ended { operation: operation.into(), result: finished.result.clone().map_err(failure) })
             }
@@ -125,10 +131,7 @@ impl ReleaseLayer {
 
     fn cached_revisions(&self, release: &Key) -> Vec<Stored> {
         let secrets = self.indexes.revisions.keys(release);
-        let revision = |key: &Key| match &self.secrets.get(key)?.value {
-            SecretFacts::Revision { stored, .. } => Some((**stored).clone()),
-            SecretFacts::Plain { .. } => None,
-        };
+        let revision = |key: &Key| self.secrets.get(key)?.value.revision.as_ref().map(|found| found.1.clone());
         sorted(secrets.iter().filter_map(revision).collect())
     }
 
@@ -150,9 +153,13 @@ impl ReleaseLayer {
                 };
                 status.values_from.iter().find(is_it)
             });
-            let version = self.source_version(source, namespace);
-            match noted {
-                Some(noted) if Some(noted.version.as_str()) == version.as_deref() => sources.push(noted.clone()),
+            let version = self.source_version(source, namespace).unwrap_or_default();
+            // Whether what was not there may be missing is for the source to say, which may have changed.
+            let is_settled = |noted: &&ReadValues| {
+                noted.version == version && (!noted.digest.is_empty() || source.optional.unwrap_or(false))
+            };
+            match noted.filter(is_settled) {
+                Some(noted) => sources.push(noted.clone()),
                 _ => match self.document(source, namespace).await? {
                     Ok(document) => sources.push(document.source),
                     Err(why) => return Ok(why),
@@ -164,13 +171,11 @@ impl ReleaseLayer {
 
     fn source_version(&self, source: &ValuesSource, namespace: &str) -> Option<String> {
         let key = Key::new(namespace, source.name.as_str());
-        match source.kind {
-            ValuesKind::Secret => match &self.secrets.get(&key)?.value {
-                SecretFacts::Plain { version } => Some(version.to_string()),
-                SecretFacts::Revision { stored, .. } => Some(stored.resource_version.clone()),
-            },
-            ValuesKind::ConfigMap => Some(self.config_maps.get(&key)?.value.to_string()),
-        }
+        let version = match source.kind {
+            ValuesKind::Secret => self.secrets.store().version(&key),
+            ValuesKind::ConfigMap => self.config_maps.store().version(&key),
+        };
+        version.map(|version| version.to_string())
     }
 
     pub(super) async fn documents(
@@ -269,14 +274,14 @@ impl ReleaseLayer {
     ) -> Result<Chart, Error> {
         let resolved = object.status.as_ref().and_then(|status| status.resolved.as_ref());
         let known = resolved.filter(|resolved| resolved.reference == reference_digest(&desired.chart));
-        let is_asked = object.metadata.annotations.as_ref().is_some_and(|all| {
-            let asked = all.get(api::workspace::RECONCILE_ANNOTATION);
-            asked.is_some() && asked != object.status.as_ref().and_then(|status| status.last_handled_reconcile.as_ref())
-        });
+        let asked = object.metadata.annotations.as_ref().and_then(|all| all.get(RECONCILE_ANNOTATION));
+        let asked = asked
+            .filter(|asked| Some(*asked) != object.status.as_ref().and_then(|s| s.last_handled_reconcile.as_ref()));
         if let Some(known) = known
-            && (desired.chart.exact_version().is_some() || (!is_asked && !self.is_look_due(key, desired)))
+            && (desired.chart.exact_version().is_some() || (asked.is_none() && !self.is_look_due(key, desired)))
         {
-            let chart = Chart::Resolved { version: known.version.clone(), digest: known.digest.clone() };
+            let (version, digest) = (known.version.clone(), known.digest.clone());
+            let chart = Chart::Resolved { version, digest, is_checked: true };
             let assumed = releases::Observed { chart: chart.clone(), ..surroundings.clone() };
             let plan = releases::plan(object, &assumed, self.clock.now(), &self.policy);
             let installs = |action: &releases::Action| match action {
@@ -295,11 +300,21 @@ impl ReleaseLayer {
                 return Ok(Chart::Failed(releases::Failure { class: FailureClass::Unauthorised, message }));
             }
         };
-        match self.charts.find(&release_key(object), &wanted) {
+        let found = if asked.is_some_and(|asked| self.is_first_asked(key, asked)) {
+            self.charts.find_anew(&release_key(object), &wanted)
+        } else {
+            self.charts.find(&release_key(object), &wanted)
+        };
+        let resolved = |chart: &helm::Chart, is_checked| {
+            let (version, digest) = (chart.version.clone(), Some(chart.digest.clone()));
+            Ok(Chart::Resolved { version, digest, is_checked })
+        };
+        match found {
             Found::Ready(chart) => {
                 self.notes.lock().entry(key.clone()).or_default().chart_at = Some(self.clock.instant());
-                Ok(Chart::Resolved { version: chart.version.clone(), digest: Some(chart.digest.clone()) })
+                resolved(&chart, true)
             }
+            Found::Aging(chart) => resolved(&chart, false),
             Found::Working => Ok(Chart::Fetching),
             Found::Failed(failed) => Ok(Chart::Failed(failure(failed))),
         }
@@ -311,6 +326,13 @@ impl ReleaseLayer {
         let mut notes = self.notes.lock();
         let looked_at = *notes.entry(key.clone()).or_default().chart_at.get_or_insert(now);
         now.saturating_duration_since(looked_at) >= desired.interval
+    }
+
+    /// Whether a value of the reconcile annotation is seen for the first time.
+    fn is_first_asked(&self, key: &Key, asked: &str) -> bool {
+        let mut notes = self.notes.lock();
+        let former = notes.entry(key.clone()).or_default().asked_for.replace(asked.to_owned());
+        former.as_deref() != Some(asked)
     }
 
     /// Where the chart is, with credentials from its Secret. The error says what is missing.

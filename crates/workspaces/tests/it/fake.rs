@@ -3,8 +3,9 @@
 use std::{fs, time::Duration};
 
 use anyhow::Result;
+use plan::releases::LEAST_MEMORY;
 use runtime::Key;
-use workspaces::helm::{Class, LEAST_MEMORY, Operation, OperationKind, Private, Refused, State};
+use workspaces::helm::{Class, Operation, OperationKind, Private, Refused, State};
 
 use crate::harness::{Scene, install, is_alive, request, uninstall};
 
@@ -35,13 +36,18 @@ async fn w20_one_at_a_time_and_the_newest_wins() -> Result<()> {
     Ok(())
 }
 
+/// One of two namespaces, for one alone does not get all of the budget.
+fn spread(name: usize) -> Key {
+    Key::new(["a", "b"][name % 2], name.to_string())
+}
+
 #[tokio::test]
 async fn w21_the_budget_holds_and_oversize_is_refused() -> Result<()> {
     let count = r#"mkdir -p "$SCENE/now"; : >"$SCENE/now/$$"; set -- "$SCENE"/now/*; echo $# >>"$SCENE/counts"
                    until [ -e "$SCENE/gate" ]; do sleep 0.02; done; rm "$SCENE/now/$$""#;
     let scene = Scene::fake(count, |_| {})?;
     for name in 0..12 {
-        scene.runner.submit(install(&Key::new("a", name.to_string())))?;
+        scene.runner.submit(install(&spread(name)))?;
     }
     scene.until("four never ran", || scene.lines("counts").contains(&"4".to_owned()).then_some(())).await?;
     let snapshot = scene.runner.snapshot();
@@ -95,7 +101,7 @@ async fn w23_a_thousand_requests_cost_no_thread_each() -> Result<()> {
     let scene = Scene::fake(GATED, |_| {})?;
     let before = threads()?;
     for name in 0..1000 {
-        scene.runner.submit(install(&Key::new("a", name.to_string())))?;
+        scene.runner.submit(install(&spread(name)))?;
     }
     scene.until("four never ran", || (scene.lines("log").len() == 4).then_some(())).await?;
     assert_eq!(scene.runner.snapshot().waiting, 996);
@@ -156,8 +162,8 @@ async fn w26_drain_ends_all_gently_and_starts_nothing() -> Result<()> {
     let gentle = r#"trap 'echo "gentle $2" >>"$SCENE/log"; exit 1' TERM; echo "start $2" >>"$SCENE/log"
                     while :; do sleep 0.02; done"#;
     let scene = Scene::fake(gentle, |_| {})?;
-    for name in ["1", "2", "3", "4", "5"] {
-        scene.runner.submit(install(&Key::new("a", name)))?;
+    for name in 1..=5 {
+        scene.runner.submit(install(&spread(name)))?;
     }
     scene.until("four never ran", || (scene.lines("log").len() == 4).then_some(())).await?;
     scene.runner.drain(Duration::from_mins(1)).await;

@@ -44,7 +44,10 @@ impl Scene {
         let changed = Arc::new(Notify::new());
         let mut config = config(helm, directory.path());
         let notify = changed.clone();
-        config.on_change = Box::new(move |_| notify.notify_waiters());
+        config.on_change = Box::new(move |_| {
+            notify.notify_waiters();
+            true
+        });
         adjust(&mut config);
         Ok(Self { runner: Runner::start(config)?, directory, changed })
     }

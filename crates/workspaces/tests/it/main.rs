@@ -1,8 +1,18 @@
-//! The helm runner: with a fake helm for load and misbehaviour, with the real one for everything else.
+//! The workspaces layer on real parts: the helm runner (with a fake helm for load and misbehaviour alone), HelmReleases
+//! by an operator that has the rights which the chart gives it, and teams.
 #![expect(clippy::unwrap_used, reason = "all of this is tests; clippy takes only the marked functions for such")]
+#![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
 mod fake;
 mod harness;
 mod lifetime;
 mod release;
 mod source;
+mod teams;
+
+mod capture;
+mod change;
+mod failure;
+mod origin;
+mod space;
+mod world;

@@ -166,7 +166,7 @@ async fn w26_a_drain_during_upgrades_leaves_none_pending() -> Result<()> {
         let upgrade = Operation::Upgrade(Deploy { wait: true, ..chart.clone() });
         let mut upgrade = release.with(request(&release.key(name), upgrade), &["replicas: 1"]);
         // So that all five run at once.
-        upgrade.memory = Some(192 << 20);
+        upgrade.memory = Some(144 << 20);
         release.scene.runner.submit(upgrade)?;
     }
     let all_wait = async {

@@ -121,7 +121,7 @@ fn asker() -> Key {
 /// Waits for what is not `Working`.
 async fn find(scene: &Scene, charts: &Charts, wanted: &ChartRef) -> Result<Result<Arc<Chart>, Failure>> {
     let look = || match charts.find(&asker(), wanted) {
-        Found::Ready(chart) => Some(Ok(chart)),
+        Found::Ready(chart) | Found::Aging(chart) => Some(Ok(chart)),
         Found::Failed(failure) => Some(Err(failure)),
         Found::Working => None,
     };

@@ -1,0 +1,325 @@
+//! The whole status of a Workspace.
+
+use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
+use api::workspace::{
+    HelmReleaseStatus, ServiceSummary, UserStatus, UserSummary, Workspace, WorkspacePhase, WorkspaceSpec,
+    WorkspaceStatus,
+};
+use jiff::Timestamp;
+use serde::de::DeserializeOwned;
+
+use super::Observed;
+use super::decide::assess;
+use super::derive::{enabled, service_host};
+use super::network::is_isolated;
+use crate::Why;
+use crate::workspaces::derived::{Found, ObjectId, ObjectKind, Trouble, inventory};
+use crate::workspaces::ingress::url;
+use crate::workspaces::report::{Conditions, Round, is_progress};
+
+/// The word for what has been written and not been worked on.
+const PROGRESSING: &str = "Progressing";
+/// As many as are read; status lists them all.
+const NAMES_TOLD: usize = 5;
+
+/// The status to store; equal to the stored one when there is nobody to tell.
+pub fn status(round: &Round<'_, Workspace, Observed>, now: Timestamp) -> WorkspaceStatus {
+    let workspace = round.object;
+    let former = workspace.status.clone().unwrap_or_default();
+    if round.is_mute() || round.observed.is_namespace_terminating {
+        return former;
+    }
+    let mut troubles = assess(workspace, round.observed).1;
+    troubles.extend(round.rejections());
+    troubles.sort_by_key(|trouble| trouble.why.reason);
+    let uid = workspace.metadata.uid.as_deref().unwrap_or_default();
+    let view = View { round, uid, troubles, is_going: workspace.metadata.deletion_timestamp.is_some() };
+    let (services, users) = match (&workspace.spec, view.is_known()) {
+        (Some(spec), true) => (view.services(spec), view.users(spec)),
+        // What there is stays as it is, and so does what was said of it.
+        _ => (summaries(&former.services), summaries(&former.users)),
+    };
+    let conditions = Conditions { former: &former.conditions, generation: workspace.metadata.generation, now };
+    WorkspaceStatus {
+        observed_generation: workspace.metadata.generation,
+        phase: Some(view.phase(&services, &users)),
+        conditions: view.conditions(&conditions, &services, &users),
+        services_ready: Some(services.share()),
+        users_ready: Some(users.share()),
+        services: services.all,
+        users: users.all,
+        inventory: inventory(uid, &round.observed.objects, round.plan, round.outcomes),
+    }
+}
+
+/// Services or users in short, with those that are counted.
+struct Summaries<T> {
+    all: Vec<T>,
+    ready: usize,
+    counted: usize,
+    /// Name and reason of those that are not ready.
+    unready: Vec<String>,
+    has_failed: bool,
+}
+
+impl<T> Summaries<T> {
+    fn share(&self) -> String {
+        format!("{}/{}", self.ready, self.counted)
+    }
+
+    fn are_ready(&self) -> bool {
+        self.unready.is_empty()
+    }
+
+    fn add(&mut self, name: &str, state: &State, summary: T) {
+        self.all.push(summary);
+        match state {
+            State::Ready => self.ready += 1,
+            State::Unready { reason, has_failed, .. } => {
+                self.unready.push(format!("{name} ({reason})"));
+                self.has_failed |= has_failed;
+            }
+            State::Uncounted(_) => return,
+        }
+        self.counted += 1;
+    }
+}
+
+impl<T> Default for Summaries<T> {
+    fn default() -> Self {
+        Self { all: Vec::new(), ready: 0, counted: 0, unready: Vec::new(), has_failed: false }
+    }
+}
+
+fn summaries<T: Clone>(former: &[T]) -> Summaries<T> {
+    Summaries { all: former.to_vec(), ..Summaries::default() }
+}
+
+/// How one service or user is doing.
+enum State {
+    Ready,
+    Unready {
+        reason: String,
+        message: Option<String>,
+        has_failed: bool,
+    },
+    /// There is nothing that could be ready, for this reason.
+    Uncounted(String),
+}
+
+impl State {
+    fn progressing() -> Self {
+        Self::Unready { reason: PROGRESSING.to_owned(), message: None, has_failed: false }
+    }
+
+    fn words(self) -> (Option<String>, Option<String>) {
+        match self {
+            Self::Ready => (None, None),
+            Self::Unready { reason, message, .. } => (Some(reason), message),
+            Self::Uncounted(reason) => (Some(reason), None),
+        }
+    }
+}
+
+struct View<'a> {
+    round: &'a Round<'a, Workspace, Observed>,
+    uid: &'a str,
+    troubles: Vec<Trouble>,
+    is_going: bool,
+}
+
+impl View<'_> {
+    /// Whether it is known what shall be there.
+    fn is_known(&self) -> bool {
+        self.round.observed.rival.is_none() && self.round.observed.derived.is_ok()
+    }
+
+    fn services(&self, spec: &WorkspaceSpec) -> Summaries<ServiceSummary> {
+        let mut summaries = Summaries::default();
+        for (name, service) in enabled(spec) {
+            let id = ObjectId::new(ObjectKind::HelmRelease, name);
+            let (state, version) = self.state(&id, |found| {
+                let status: HelmReleaseStatus = read(found);
+                let ready = status.condition(ConditionType::Ready).cloned();
+                (ready, status.observed_generation, status.last_applied_revision)
+            });
+            let host =
+                service_host(self.round.object.metadata.name.as_deref().unwrap_or_default(), spec, name, service);
+            let url = host.map(|host| url(&host, spec.ingress.as_ref()));
+            summaries.add_service(name, state, version, url);
+        }
+        for trouble in self.troubles.iter().filter(|trouble| trouble.why.reason == Reason::DataProtected) {
+            let Some(id) = trouble.id.as_ref().filter(|id| !spec.services.contains_key(&id.name)) else { continue };
+            let state = State::Unready {
+                reason: trouble.why.reason.to_string(),
+                message: Some(trouble.why.message.clone()),
+                has_failed: true,
+            };
+            summaries.add_service(&id.name, state, None, None);
+        }
+        summaries
+    }
+
+    fn users(&self, spec: &WorkspaceSpec) -> Summaries<UserSummary> {
+        let mut summaries = Summaries::default();
+        for user in &spec.users {
+            let id = ObjectId::new(ObjectKind::User, user.slug.as_str());
+            let (state, url) = self.state(&id, |found| {
+                let status: UserStatus = read(found);
+                (status.condition(ConditionType::Ready).cloned(), status.observed_generation, status.url)
+            });
+            let state = match state {
+                State::Ready if !user.has_code_server() => State::Uncounted(Reason::Disabled.to_string()),
+                state => state,
+            };
+            let ready = matches!(state, State::Ready);
+            let slug = user.slug.clone();
+            summaries.add(&user.slug, &state, UserSummary { slug, ready, reason: None, url });
+            if let Some(summary) = summaries.all.last_mut() {
+                summary.reason = state.words().0;
+            }
+        }
+        summaries
+    }
+
+    /// How a derived object is doing by its own Ready condition, and one more thing that its status says.
+    fn state<E>(
+        &self,
+        id: &ObjectId,
+        read: impl FnOnce(&Found) -> (Option<Condition>, Option<i64>, Option<E>),
+    ) -> (State, Option<E>) {
+        if let Some(trouble) = self.troubles.iter().find(|trouble| trouble.id.as_ref() == Some(id)) {
+            let (reason, message) = (trouble.why.reason.to_string(), Some(trouble.why.message.clone()));
+            return (State::Unready { reason, message, has_failed: true }, None);
+        }
+        let found = self.round.observed.objects.get(id).filter(|found| found.is_of(self.uid) && !found.is_going);
+        let Some(found) = found.filter(|_| !self.round.changed().contains(id)) else {
+            return (State::progressing(), None);
+        };
+        let (ready, observed_generation, more) = read(found);
+        let state = match ready.filter(|_| observed_generation == found.generation) {
+            Some(ready) if ready.status == ConditionStatus::True || ready.reason == Reason::Stopped => State::Ready,
+            Some(ready) => State::Unready {
+                reason: ready.reason.to_string(),
+                message: Some(ready.message),
+                has_failed: !is_progress(ready.reason),
+            },
+            None => State::progressing(),
+        };
+        (state, more)
+    }
+
+    fn phase(&self, services: &Summaries<ServiceSummary>, users: &Summaries<UserSummary>) -> WorkspacePhase {
+        if self.is_going {
+            WorkspacePhase::Terminating
+        } else if !self.troubles.is_empty() || services.has_failed || users.has_failed {
+            WorkspacePhase::Failed
+        } else if !services.are_ready() || !users.are_ready() {
+            WorkspacePhase::Progressing
+        } else if self.is_stopped() {
+            WorkspacePhase::Stopped
+        } else {
+            WorkspacePhase::Ready
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.round.object.spec.as_ref().is_some_and(|spec| spec.stopped == Some(true))
+    }
+
+    fn conditions(
+        &self,
+        conditions: &Conditions<'_>,
+        services: &Summaries<ServiceSummary>,
+        users: &Summaries<UserSummary>,
+    ) -> Vec<Condition> {
+        let parts = [
+            (ConditionType::ServicesReady, self.part(services, Reason::ServicesNotReady, "services")),
+            (ConditionType::UsersReady, self.part(users, Reason::UsersNotReady, "users")),
+            (ConditionType::NetworkReady, self.network()),
+        ];
+        let ready = self.ready(&parts);
+        let all = std::iter::once((ConditionType::Ready, ready)).chain(parts);
+        all.map(|(kind, (status, why))| conditions.make(kind, status, why)).collect()
+    }
+
+    fn ready(&self, parts: &[(ConditionType, (ConditionStatus, Why))]) -> (ConditionStatus, Why) {
+        let trouble = self.troubles.first().map(|trouble| trouble.why.clone());
+        let unready = || parts.iter().find(|(_, (status, _))| *status != ConditionStatus::True);
+        if let Some(why) = trouble {
+            (ConditionStatus::False, why)
+        } else if self.is_going {
+            (ConditionStatus::False, terminating())
+        } else if let Some((_, (_, why))) = unready() {
+            (ConditionStatus::False, why.clone())
+        } else if self.is_stopped() {
+            let message = "Everything is at zero, as spec.stopped says; releases and data are kept".to_owned();
+            (ConditionStatus::True, Why { reason: Reason::Stopped, message })
+        } else {
+            (ConditionStatus::True, Why { reason: Reason::Succeeded, message: "All is as declared".to_owned() })
+        }
+    }
+
+    /// What is in the way of everything, if something is.
+    fn whole(&self) -> Option<(ConditionStatus, Why)> {
+        let whole = self.troubles.iter().find(|trouble| trouble.id.is_none());
+        let trouble = whole.map(|trouble| (ConditionStatus::Unknown, trouble.why.clone()));
+        trouble.or_else(|| self.is_going.then(|| (ConditionStatus::False, terminating())))
+    }
+
+    fn part<T>(&self, summaries: &Summaries<T>, reason: Reason, noun: &str) -> (ConditionStatus, Why) {
+        if let Some(whole) = self.whole() {
+            return whole;
+        }
+        let (ready, counted) = (summaries.ready, summaries.counted);
+        if summaries.are_ready() {
+            let message = format!("{ready} of {counted} {noun} are ready");
+            return (ConditionStatus::True, Why { reason: Reason::Succeeded, message });
+        }
+        let mut names = summaries.unready[..summaries.unready.len().min(NAMES_TOLD)].join(", ");
+        if summaries.unready.len() > NAMES_TOLD {
+            names.push_str(", …");
+        }
+        (
+            ConditionStatus::False,
+            Why { reason, message: format!("{ready} of {counted} {noun} are ready; not so: {names}") },
+        )
+    }
+
+    fn network(&self) -> (ConditionStatus, Why) {
+        let is_network = |kind| matches!(kind, ObjectKind::NetworkPolicy | ObjectKind::Ingress);
+        if let Some(whole) = self.whole() {
+            return whole;
+        }
+        let of_network = |trouble: &&Trouble| trouble.id.as_ref().is_some_and(|id| is_network(id.kind));
+        if let Some(trouble) = self.troubles.iter().find(of_network) {
+            return (ConditionStatus::False, trouble.why.clone());
+        }
+        if self.round.object.spec.as_ref().is_some_and(|spec| !is_isolated(spec)) {
+            let message = "The workspace is open to others, as spec.network.isolation says".to_owned();
+            return (ConditionStatus::True, Why { reason: Reason::NotIsolated, message });
+        }
+        let message = "All network policies and Ingresses are in place".to_owned();
+        (ConditionStatus::True, Why { reason: Reason::Succeeded, message })
+    }
+}
+
+impl Summaries<ServiceSummary> {
+    fn add_service(&mut self, name: &str, state: State, version: Option<String>, url: Option<String>) {
+        let ready = matches!(state, State::Ready);
+        let summary = ServiceSummary { name: name.to_owned(), ready, reason: None, message: None, version, url };
+        self.add(name, &state, summary);
+        if let Some(summary) = self.all.last_mut() {
+            (summary.reason, summary.message) = state.words();
+        }
+    }
+}
+
+fn terminating() -> Why {
+    Why { reason: Reason::Terminating, message: "Users and releases are being removed".to_owned() }
+}
+
+/// What cannot be read says nothing.
+fn read<T: DeserializeOwned + Default>(found: &Found) -> T {
+    serde_json::from_value(found.status.clone()).unwrap_or_default()
+}

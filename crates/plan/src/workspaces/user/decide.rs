@@ -1,0 +1,107 @@
+//! From a User and what there is to the next actions.
+
+use api::workspace::{CodeServer, FINALIZER, LABEL_MANAGED_BY, LABEL_USER, MANAGED_BY, Retention, User, UserSpec};
+
+use super::PodFacts;
+use super::build::{claim_name, object_name};
+use crate::workspaces::derived::{
+    Action, Derived, Found, ObjectId, ObjectKind, Objects, Trouble, add_finalizer, converge, delete, release_finalizer,
+    surplus, troubles,
+};
+use crate::{Plan, Why};
+
+/// What is known about one User's surroundings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observed {
+    pub is_namespace_terminating: bool,
+    /// What [`super::derive`] gave.
+    pub derived: Result<Vec<Derived>, Why>,
+    /// Everything that the User owns, whatever has a name of something derived, and the claim of the home directory.
+    pub objects: Objects,
+    pub pod: Option<PodFacts>,
+}
+
+/// The next actions for one User.
+pub fn plan(user: &User, observed: &Observed) -> Plan<Action> {
+    assess(user, observed).0
+}
+
+/// The next actions, and all that is in the way.
+pub(super) fn assess(user: &User, observed: &Observed) -> (Plan<Action>, Vec<Trouble>) {
+    let mut plan = Plan::default();
+    let uid = user.metadata.uid.as_deref().unwrap_or_default();
+    let mut found = Vec::new();
+    if user.metadata.deletion_timestamp.is_some() {
+        clean_up(&mut plan, user, uid, observed);
+    } else if observed.is_namespace_terminating {
+        // Nothing is made where everything goes.
+    } else {
+        match &observed.derived {
+            Ok(derived) => {
+                if is_volume_to_go(user.spec.as_ref()) {
+                    plan.actions.extend(add_finalizer(&user.metadata, FINALIZER));
+                }
+                converge(&mut plan, uid, derived, &observed.objects);
+                found.extend(troubles(uid, derived, &observed.objects));
+                prune(&mut plan, uid, derived, &observed.objects);
+            }
+            Err(why) => found.push(Trouble::whole(why.clone())),
+        }
+    }
+    found.sort_by_key(|trouble| trouble.why.reason);
+    plan.blocked = found.first().map(|trouble| trouble.why.clone());
+    (plan, found)
+}
+
+fn prune(plan: &mut Plan<Action>, uid: &str, derived: &[Derived], objects: &Objects) {
+    let mut sets = objects.iter().filter(|(id, found)| id.kind == ObjectKind::StatefulSet && found.is_of(uid));
+    let is_at_rest = sets.all(|(_, set)| is_through(set));
+    for (id, found) in surplus(uid, derived, objects) {
+        // Not from under a pod that is being changed: it may start again.
+        if is_at_rest || id.kind != ObjectKind::Secret {
+            plan.actions.push(delete(id, found));
+        }
+    }
+}
+
+/// Whether all pods of a StatefulSet are of its newest form and ready.
+pub(super) fn is_through(set: &Found) -> bool {
+    let number = |name: &str| set.status[name].as_i64().unwrap_or(0);
+    let wanted = set.content.0["spec"]["replicas"].as_i64().unwrap_or(1);
+    let is_seen = set.generation.is_some_and(|generation| number("observedGeneration") >= generation);
+    // At zero nothing is updated; what counts is that nothing is left.
+    is_seen
+        && number("replicas") == wanted
+        && number("readyReplicas") == wanted
+        && (wanted == 0 || number("updatedReplicas") == wanted)
+}
+
+fn is_volume_to_go(spec: Option<&UserSpec>) -> bool {
+    let settings = spec.and_then(|spec| spec.code_server.as_ref());
+    let storage = settings.and_then(|settings: &CodeServer| settings.storage.as_ref());
+    storage.is_some_and(|storage| storage.retention == Some(Retention::Delete))
+}
+
+/// Everything goes with the User by itself, but for the volume, which goes only where the spec says so: after the
+/// StatefulSet, which would make another one.
+fn clean_up(plan: &mut Plan<Action>, user: &User, uid: &str, observed: &Observed) {
+    if let Some(spec) =
+        user.spec.as_ref().filter(|spec| is_volume_to_go(Some(spec)) && !observed.is_namespace_terminating)
+    {
+        let set = ObjectId::new(ObjectKind::StatefulSet, object_name(&spec.slug));
+        if let Some(found) = observed.objects.get(&set).filter(|found| found.is_of(uid)) {
+            plan.actions.extend((!found.is_going).then(|| delete(&set, found)));
+            return;
+        }
+        let claim = ObjectId::new(ObjectKind::PersistentVolumeClaim, claim_name(&spec.slug));
+        let is_due = |found: &&Found| !found.is_going && is_claim_of(found, &spec.slug);
+        plan.actions.extend(observed.objects.get(&claim).filter(is_due).map(|found| delete(&claim, found)));
+    }
+    plan.actions.extend(release_finalizer(&user.metadata, FINALIZER));
+}
+
+/// Claims have no owner, lest they go with it; the StatefulSet gives them its labels.
+fn is_claim_of(found: &Found, slug: &str) -> bool {
+    let labels = &found.content.0["metadata"]["labels"];
+    labels[LABEL_MANAGED_BY] == MANAGED_BY && labels[LABEL_USER] == slug
+}

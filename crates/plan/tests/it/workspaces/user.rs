@@ -1,0 +1,193 @@
+//! User.
+
+use api::workspace::{User, UserPhase, UserStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use plan::workspaces::{ObjectId, ObjectKind, Objects, Round, user};
+use serde_json::{Value, json};
+
+use super::world::{World, at, golden};
+
+const SET: &str = "code-server-ana";
+
+fn user_of(spec: Value) -> User {
+    let metadata = json!({ "name": "ana", "namespace": "ns", "uid": "ana-uid", "labels": { "workspaces.strata.dev/workspace": "team" } });
+    serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap()
+}
+
+fn one_user(settings: Value) -> Value {
+    json!({ "domain": "example.com", "users": [{
+        "slug": "ana", "email": "a@b", "permissions": ["code-server"], "codeServer": settings,
+    }] })
+}
+
+fn status(world: &World) -> UserStatus {
+    world.user("ana").status.unwrap()
+}
+
+#[test]
+fn w02_golden_objects_of_a_user() {
+    let spec = json!({
+        "slug": "ana", "email": "a@b", "permissions": ["code-server"], "host": "ana.team.example.com",
+        "ingress": { "class": "nginx", "issuer": "letsencrypt", "authURL": "https://auth.example" },
+        "imagePullSecrets": [{ "name": "registry" }],
+        "codeServer": {
+            "resources": { "requests": { "cpu": "500m" } }, "storage": { "size": "5Gi", "class": "fast" },
+            "env": [{ "name": "A", "value": "1" }],
+            "envFrom": [
+                { "kind": "Secret", "name": "team-token-0123456789" },
+                { "kind": "ConfigMap", "name": "settings", "key": "LEVEL", "optional": true },
+            ],
+            "nodeSelector": { "pool": "ide" }, "restartedAt": "2026-01-01",
+            "exposures": [{ "service": "app", "port": 3000, "access": "authenticated" }],
+        },
+    });
+    let derived = user::derive(&user_of(spec), &Objects::new(), || "secret".to_owned()).unwrap();
+    insta::assert_json_snapshot!(golden(&derived));
+}
+
+#[test]
+fn w05_without_the_right_or_disabled_the_compute_goes_and_comes_back_as_it_was() {
+    let mut world = World::ready(one_user(json!({})));
+    let password = world.names(ObjectKind::Secret)[0].to_owned();
+    for change in [json!({ "permissions": [] }), json!({ "codeServer": { "disabled": true } })] {
+        world.change(|spec| {
+            for (field, value) in change.as_object().unwrap() {
+                spec["users"][0][field] = value.clone();
+            }
+        });
+        world.settle();
+        assert_eq!(status(&world).phase, Some(UserPhase::Disabled));
+        assert_eq!(status(&world).url, None);
+        let left: Vec<_> = world.objects.keys().filter(|id| id.name.contains(SET)).map(ToString::to_string).collect();
+        assert_eq!(left, [format!("Secret {password}")], "{change}");
+        world.change(|spec| spec["users"] = one_user(json!({}))["users"].clone());
+        world.settle();
+        assert_eq!(status(&world).phase, Some(UserPhase::Ready));
+        assert_eq!(world.names(ObjectKind::StatefulSet), [SET]);
+        assert_eq!(world.names(ObjectKind::Secret), [password.as_str()], "the password is the same");
+    }
+}
+
+#[test]
+fn w06_restarted_at_changes_the_pod_and_nothing_else_does() {
+    let mut world = World::ready(one_user(json!({})));
+    world.change(|spec| spec["users"][0]["codeServer"]["restartedAt"] = json!("now"));
+    world.settle();
+    assert_eq!(world.done, ["apply User ana", "apply StatefulSet code-server-ana"]);
+    let set = world.object(ObjectKind::StatefulSet, SET);
+    assert_eq!(
+        set.content.0["spec"]["template"]["metadata"]["annotations"]["workspaces.strata.dev/restarted-at"],
+        "now"
+    );
+    world.done.clear();
+    world.change(|spec| spec["users"][0]["name"] = json!("Ana"));
+    world.settle();
+    assert_eq!(world.done, ["apply User ana"]);
+}
+
+#[test]
+fn the_volume_stays_as_it_was_made() {
+    let mut world = World::ready(one_user(json!({ "storage": { "size": "1024Mi" } })));
+    let claim = |world: &mut World| {
+        world.object(ObjectKind::StatefulSet, SET).content.0["spec"]["volumeClaimTemplates"][0]["spec"].clone()
+    };
+    assert_eq!(claim(&mut world)["resources"]["requests"]["storage"], "1024Mi");
+    // As the server writes it.
+    world.object(ObjectKind::StatefulSet, SET).content.0["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]
+        ["storage"] = json!("1Gi");
+    world.settle();
+    assert_eq!(world.done, [""; 0], "the same size in other words");
+    world.change(|spec| spec["users"][0]["codeServer"]["storage"] = json!({ "size": "2Gi", "class": "fast" }));
+    world.settle();
+    assert_eq!(claim(&mut world)["resources"]["requests"]["storage"], "1Gi");
+    assert_eq!(claim(&mut world)["storageClassName"], Value::Null);
+}
+
+#[test]
+fn a_lost_password_is_replaced_and_rolled_out_once() {
+    let mut world = World::ready(one_user(json!({})));
+    let password = world.names(ObjectKind::Secret)[0].to_owned();
+    world.objects.remove(&ObjectId::new(ObjectKind::Secret, password.as_str()));
+    world.settle();
+    assert_eq!(world.done, [format!("apply Secret {password}")], "the world's passwords are all the same");
+    assert_eq!(status(&world).phase, Some(UserPhase::Ready));
+}
+
+#[test]
+fn the_volume_goes_with_the_user_only_where_the_spec_says_so() {
+    for (retention, last) in [("retain", "delete User ana"), ("delete", "release finalizer")] {
+        let mut world = World::ready(one_user(json!({ "storage": { "retention": retention } })));
+        let labels = json!({ "app.kubernetes.io/managed-by": "strata", "workspaces.strata.dev/user": "ana" });
+        let claim = "home-code-server-ana-0";
+        world.stranger(ObjectKind::PersistentVolumeClaim, claim, json!({ "metadata": { "labels": labels } }));
+        let mut user = world.user("ana");
+        assert_eq!(user.metadata.finalizers.is_some(), retention == "delete");
+        if retention == "retain" {
+            world.change(|spec| spec["users"] = json!([]));
+            world.settle();
+        } else {
+            user.metadata.deletion_timestamp = Some(Time(at(0)));
+            for expected in
+                ["delete StatefulSet code-server-ana", "delete PersistentVolumeClaim home-code-server-ana-0"]
+            {
+                let plan = user::plan(&user, &world.user_observed(&user));
+                assert!(format!("{plan:?}").contains(expected.rsplit(' ').next().unwrap()), "{plan:?}");
+                world.objects.retain(|id, _| format!("delete {id}") != expected);
+            }
+            let plan = user::plan(&user, &world.user_observed(&user));
+            assert!(format!("{plan:?}").contains("ReleaseFinalizer"), "{plan:?}");
+            world.done.push(last.to_owned());
+        }
+        assert_eq!(world.done.last().unwrap(), last);
+        assert_eq!(world.names(ObjectKind::PersistentVolumeClaim).len(), usize::from(retention == "retain"));
+    }
+}
+
+#[test]
+fn w07_the_pod_says_why_a_user_fails() {
+    let mut world = World::ready(one_user(json!({})));
+    world.object(ObjectKind::StatefulSet, SET).status["readyReplicas"] = json!(0);
+    let check = |world: &World, pod: Value, phase: UserPhase, words: &str| {
+        let user = world.user("ana");
+        let observed = user::Observed { pod: Some(user::PodFacts::read(&pod)), ..world.user_observed(&user) };
+        let plan = user::plan(&user, &observed);
+        assert!(plan.actions.is_empty());
+        let status = user::status(&Round { object: &user, observed: &observed, plan: &plan, outcomes: &[] }, at(9));
+        let ready = &status.conditions[0];
+        assert_eq!((status.phase, format!("{} {}", ready.reason, ready.message).as_str()), (Some(phase), words));
+    };
+    let waiting = |reason: &str| json!({ "containerStatuses": [{ "state": { "waiting": { "reason": reason, "message": "m" } } }] });
+    check(&world, waiting("ContainerCreating"), UserPhase::Progressing, "Starting The code-server is starting");
+    let words = "ImagePullFailed The code-server does not start: ErrImagePull: m";
+    check(&world, waiting("ErrImagePull"), UserPhase::Failed, words);
+    check(
+        &world,
+        waiting("CrashLoopBackOff"),
+        UserPhase::Failed,
+        "CrashLoop The code-server does not start: CrashLoopBackOff: m",
+    );
+    let pending = json!({ "conditions": [{ "type": "PodScheduled", "reason": "Unschedulable", "message": "full" }] });
+    check(&world, pending, UserPhase::Failed, "SchedulingFailed No node takes the code-server: full");
+}
+
+#[test]
+fn names_of_one_user_never_meet_those_of_another() {
+    let with = |slug: &str, exposure: &str| {
+        let exposures = json!([{ "service": exposure, "port": 3000 }]);
+        json!({ "slug": slug, "email": "a@b", "permissions": ["code-server"], "codeServer": { "exposures": exposures } })
+    };
+    let mut world = World::new(json!({ "domain": "example.com", "users": [with("ana", "x"), with("ana-x", "y")] }));
+    world.settle();
+    assert!(world.condition("Ready").starts_with("True"), "{}", world.condition("Ready"));
+    assert_eq!(world.names(ObjectKind::Ingress).len(), 4);
+}
+
+#[test]
+fn two_users_of_one_slug_do_not_share() {
+    let mut world = World::ready(one_user(json!({})));
+    world.object(ObjectKind::StatefulSet, SET).owner_uid = Some("another".to_owned());
+    world.user_round("ana");
+    let ready = &status(&world).conditions[0];
+    assert_eq!(ready.reason.as_str(), "ObjectTaken");
+    assert!(ready.message.contains("StatefulSet code-server-ana"));
+}

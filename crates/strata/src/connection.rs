@@ -1,0 +1,61 @@
+//! Which cluster a command speaks to.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::Args;
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+
+use crate::Failure;
+
+/// One answer of an API server that works comes well within this; a person should not sit before a dead one for the
+/// client's own five minutes.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Args)]
+pub struct ConnectionFlags {
+    /// Namespace [default: that of the kubeconfig's context]
+    #[arg(long, short, global = true)]
+    pub namespace: Option<String>,
+    /// Kubeconfig file [default: $KUBECONFIG or ~/.kube/config]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one]
+    #[arg(long, global = true)]
+    pub context: Option<String>,
+}
+
+impl ConnectionFlags {
+    /// A client, and the namespace to work in.
+    pub async fn connect(&self) -> Result<(Client, String), Failure> {
+        let mut config = client_config(self.kubeconfig.as_deref(), self.context.as_deref()).await?;
+        config.read_timeout = Some(ANSWER_PATIENCE);
+        let namespace = self.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client = runtime::connect(config)
+            .map_err(|error| Failure::new(format!("cannot make a client for the API server: {error}")))?;
+        Ok((client, namespace))
+    }
+}
+
+/// What a kubeconfig says, or in a pod its own service account.
+pub async fn client_config(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Config, Failure> {
+    let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+    let unreachable = |error: &dyn std::fmt::Display| {
+        Failure::new(format!("no cluster to connect to: {error}"))
+            .hint("name one with --kubeconfig FILE, or start one on this machine with `strata dev up`")
+    };
+    let config = match kubeconfig {
+        Some(path) => {
+            let kubeconfig = Kubeconfig::read_from(path).map_err(|error| unreachable(&error))?;
+            Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| unreachable(&error))?
+        }
+        None if context.is_some() => Config::from_kubeconfig(&options).await.map_err(|error| unreachable(&error))?,
+        None => Config::infer().await.map_err(|error| unreachable(&error))?,
+    };
+    Ok(config)
+}

@@ -1,0 +1,301 @@
+//! `strata release diff`: the chart as the next upgrade would render it, beside what is deployed.
+
+use std::{collections::BTreeMap, ffi::OsString, fmt::Write as _, path::PathBuf, process::ExitCode, time::Duration};
+
+use api::workspace::{ChartReference, HelmRelease, HelmReleaseSpec, Repository, ValuesKind, ValuesSource};
+use clap::Args;
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{ConfigMap, Secret},
+};
+use kube::{Api, Client};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{
+    difference::{coloured, difference},
+    helm::{Helm, REGISTRY, REPOSITORIES, on_disk, words},
+};
+use crate::{
+    Failure,
+    config::duration,
+    connection::ConnectionFlags,
+    explained,
+    objects::{Objects, decode, full_name},
+    output::print,
+};
+
+#[derive(Debug, Args)]
+pub struct Flags {
+    /// Name of the HelmRelease
+    name: String,
+    /// The helm program [default: helm on the PATH]
+    #[arg(long, env = "STRATA_HELM", value_name = "FILE", default_value = "helm", hide_default_value = true)]
+    helm: PathBuf,
+    /// How long it may take at most
+    #[arg(long, value_parser = duration, default_value = "2m", value_name = "DURATION")]
+    timeout: Duration,
+}
+
+/// The repository's name in our own repository file.
+const REPOSITORY: &str = "source";
+
+const FETCH_HINT: &str =
+    "can this machine reach the repository, and are spec.chart's name, version and secretRef right?";
+const STORAGE_HINT: &str = "a diff needs the right to read the Secrets in which Helm keeps the release";
+
+pub async fn run(
+    flags: &Flags,
+    connection: &ConnectionFlags,
+    client: Client,
+    namespace: String,
+) -> Result<ExitCode, Failure> {
+    let no_signals = |error: std::io::Error| Failure::new(format!("cannot listen for signals: {error}"));
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+    // Whatever ends it, the private files are removed and helm is ended on the way out.
+    let diff = tokio::select! {
+        diff = compare(flags, connection, Sources { client, namespace }) => diff?,
+        () = tokio::time::sleep(flags.timeout) => {
+            let waited = api::workspace::Span(flags.timeout);
+            return Err(Failure::new(format!("no answer after {waited}")).hint("wait longer with --timeout"));
+        }
+        _ = interrupt.recv() => return Err(Failure::new("interrupted")),
+        _ = terminate.recv() => return Err(Failure::new("terminated")),
+    };
+    if diff.is_empty() {
+        anstream::eprintln!("nothing would change");
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(&coloured(&diff))?;
+    Ok(ExitCode::from(1))
+}
+
+async fn compare(flags: &Flags, connection: &ConnectionFlags, sources: Sources) -> Result<String, Failure> {
+    let releases = Objects::releases(sources.client.clone(), Some(sources.namespace.clone()));
+    let object = releases.get(&flags.name).await?;
+    let release: HelmRelease = decode(&object)?;
+    let spec = release.spec.ok_or_else(|| Failure::new(format!("{} has no spec", full_name(&object))))?;
+    let mut helm = Helm::new(flags.helm.clone(), connection)?;
+    let chart = sources.fetch(&spec.chart, &mut helm).await?;
+    let values = sources.values(&spec, &mut helm).await?;
+    let name = spec.release_name.as_deref().unwrap_or(&flags.name);
+    let target = spec.target_namespace.as_deref().unwrap_or(&sources.namespace);
+    let (next, deployed) = tokio::try_join!(next(&helm, name, target, chart, values), deployed(&helm, name, target))?;
+    difference(&deployed, &next)
+}
+
+#[derive(Deserialize)]
+struct Rendered {
+    #[serde(default)]
+    manifest: String,
+}
+
+/// What an upgrade would store as its manifest.
+async fn next(
+    helm: &Helm<'_>,
+    name: &str,
+    namespace: &str,
+    chart: PathBuf,
+    values: Vec<PathBuf>,
+) -> Result<String, Failure> {
+    let mut line = words(["upgrade", name]);
+    line.push(chart.into());
+    line.extend(words(["--install", "--reset-values", "--dry-run=server", "-o", "json", "-n", namespace]));
+    line.extend(values.into_iter().flat_map(|file| [OsString::from("--values"), file.into()]));
+    let hint = "an upgrade by the operator would meet the same; correct the values or the chart";
+    let answer = helm.run("render the chart", hint, line).await?;
+    // serde_json's own message would quote what it read.
+    let rendered: Rendered = serde_json::from_str(&answer)
+        .map_err(|_| Failure::new("helm's dry run printed no JSON").hint("helm 4, or 3.13 and newer, is needed"))?;
+    Ok(rendered.manifest)
+}
+
+#[derive(Deserialize)]
+struct Revision {
+    revision: u32,
+    status: String,
+}
+
+/// The manifest of the deployed revision, else of the newest; none where nothing is installed.
+async fn deployed(helm: &Helm<'_>, name: &str, namespace: &str) -> Result<String, Failure> {
+    let answer =
+        helm.run("read the release", STORAGE_HINT, words(["history", name, "-o", "json", "-n", namespace])).await;
+    let history: Vec<Revision> = match answer {
+        Ok(answer) => {
+            serde_json::from_str(&answer).map_err(|_| Failure::new("helm's history cannot be read as JSON"))?
+        }
+        Err(failure) if failure.message.contains("release: not found") => return Ok(String::new()),
+        Err(failure) => return Err(failure),
+    };
+    let good = history.iter().rev().find(|one| one.status == "deployed").or(history.last());
+    let Some(good) = good else { return Ok(String::new()) };
+    let revision = good.revision.to_string();
+    let line = words(["get", "manifest", name, "--revision", &revision, "-n", namespace]);
+    helm.run("read the manifest", STORAGE_HINT, line).await
+}
+
+/// Where charts and values come from, read with the user's own rights.
+struct Sources {
+    client: Client,
+    namespace: String,
+}
+
+impl Sources {
+    /// The chart on disk, fetched unless it is a local one.
+    async fn fetch(&self, chart: &ChartReference, helm: &mut Helm<'_>) -> Result<PathBuf, Failure> {
+        if chart.repository() == Some(Repository::File) {
+            let path = PathBuf::from(chart.repo.trim_start_matches("file://"));
+            return if path.exists() {
+                Ok(path)
+            } else {
+                Err(Failure::new(format!("the chart is on the operator's own disk, at {}", path.display()))
+                    .hint("put the same chart there on this machine, or run this where the operator runs"))
+            };
+        }
+        let credentials = self.credentials(chart, helm).await?;
+        let reference = if chart.repository() == Some(Repository::Oci) {
+            helm.write(REGISTRY, registry_file(chart, &credentials).to_string().as_bytes())?;
+            format!("{}/{}", chart.repo.trim_end_matches('/'), chart.name)
+        } else {
+            helm.write(REPOSITORIES, repository_file(chart, &credentials).to_string().as_bytes())?;
+            let doing = format!("read the chart repository {}", chart.repo);
+            helm.run(&doing, FETCH_HINT, words(["repo", "update"])).await?;
+            format!("{REPOSITORY}/{}", chart.name)
+        };
+        let mut line = words(["pull", &reference, "--destination"]);
+        line.push(helm.home().into());
+        if let Some(version) = &chart.version {
+            line.extend(words(["--version", version]));
+        }
+        if chart.plain_http == Some(true) {
+            line.push("--plain-http".into());
+        }
+        if let Some(ca) = credentials.ca.filter(|_| chart.repository() == Some(Repository::Oci)) {
+            line.extend(["--ca-file".into(), ca.into()]);
+        }
+        let doing = format!("fetch the chart {} from {}", chart.name, chart.repo);
+        helm.run(&doing, FETCH_HINT, line).await?;
+        let archive = helm.archive()?;
+        check_digest(chart, &std::fs::read(&archive).map_err(|error| on_disk(&error))?)?;
+        Ok(archive)
+    }
+
+    async fn credentials(&self, chart: &ChartReference, helm: &mut Helm<'_>) -> Result<Credentials, Failure> {
+        let Some(reference) = &chart.secret_ref else { return Ok(Credentials::default()) };
+        let name = &reference.name;
+        let mut data = self.secret(name).await?.ok_or_else(|| self.missing(ValuesKind::Secret, name))?;
+        let mut text = |key| data.remove(key).and_then(|bytes| String::from_utf8(bytes.0).ok());
+        let (username, password, ca) = (text("username"), text("password"), text("ca.crt"));
+        helm.conceal(&json!(password));
+        let ca = ca.map(|ca| helm.write("ca.pem", ca.as_bytes())).transpose()?;
+        Ok(Credentials { username, password, ca })
+    }
+
+    /// One private file for each document, in the order in which they win.
+    async fn values(&self, spec: &HelmReleaseSpec, helm: &mut Helm<'_>) -> Result<Vec<PathBuf>, Failure> {
+        let mut files = Vec::new();
+        for source in &spec.values_from {
+            if let Some(document) = self.document(source).await? {
+                let values: Option<Map<String, Value>> = serde_saphyr::from_str(&document).map_err(|_| {
+                    Failure::new(format!("{} does not hold a map of values in YAML", self.named(source)))
+                })?;
+                if source.kind == ValuesKind::Secret {
+                    helm.conceal(&json!(values));
+                }
+                files.push(helm.write(&format!("values-{}.yaml", files.len()), document.as_bytes())?);
+            }
+        }
+        if let Some(values) = &spec.values {
+            let document = serde_json::to_vec(values).expect("values have a JSON form");
+            files.push(helm.write(&format!("values-{}.yaml", files.len()), &document)?);
+        }
+        Ok(files)
+    }
+
+    /// `None` for an optional source that is not there.
+    async fn document(&self, source: &ValuesSource) -> Result<Option<String>, Failure> {
+        let key = source.key();
+        let document = match source.kind {
+            ValuesKind::Secret => {
+                let bytes = self.secret(&source.name).await?.and_then(|mut data| data.remove(key));
+                let text = bytes.map(|bytes| String::from_utf8(bytes.0)).transpose();
+                text.map_err(|_| Failure::new(format!("{} is not text", self.named(source))))?
+            }
+            ValuesKind::ConfigMap => {
+                let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
+                let map =
+                    maps.get_opt(&source.name).await.map_err(|error| Self::unread(&error, &self.named(source)))?;
+                map.and_then(|map| map.data?.remove(key))
+            }
+        };
+        match document {
+            None if source.optional != Some(true) => Err(Failure::new(format!("{} is not there", self.named(source)))
+                .hint("create it, or mark the entry optional; the release would wait for it as well")),
+            document => Ok(document),
+        }
+    }
+
+    async fn secret(&self, name: &str) -> Result<Option<BTreeMap<String, ByteString>>, Failure> {
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let secret = secrets.get_opt(name).await.map_err(|error| Self::unread(&error, &format!("Secret {name}")))?;
+        Ok(secret.map(|secret| secret.data.unwrap_or_default()))
+    }
+
+    fn named(&self, source: &ValuesSource) -> String {
+        format!("key {} of {:?} {} in namespace {}", source.key(), source.kind, source.name, self.namespace)
+    }
+
+    fn missing(&self, kind: ValuesKind, name: &str) -> Failure {
+        Failure::new(format!("there is no {kind:?} {name} in namespace {}", self.namespace))
+            .hint("spec.chart.secretRef names it; create it, or remove the reference")
+    }
+
+    fn unread(error: &kube::Error, what: &str) -> Failure {
+        Failure::new(format!("cannot read {what}: {}", explained(error)))
+            .hint("a diff needs the right to get the Secrets and ConfigMaps that the release names")
+    }
+}
+
+#[derive(Default)]
+struct Credentials {
+    username: Option<String>,
+    password: Option<String>,
+    ca: Option<PathBuf>,
+}
+
+/// helm's repository file; JSON is YAML.
+fn repository_file(chart: &ChartReference, credentials: &Credentials) -> Value {
+    let Credentials { username, password, ca } = credentials;
+    let repository = json!({
+        "name": REPOSITORY,
+        "url": chart.repo,
+        "username": username.as_deref().unwrap_or_default(),
+        "password": password.as_deref().unwrap_or_default(),
+        "caFile": ca.as_deref().unwrap_or(std::path::Path::new("")),
+    });
+    json!({ "apiVersion": "v1", "repositories": [repository] })
+}
+
+/// helm's file of logins, in docker's form.
+fn registry_file(chart: &ChartReference, credentials: &Credentials) -> Value {
+    let Credentials { username: Some(username), password: Some(password), .. } = credentials else { return json!({}) };
+    let host = chart.repo.trim_start_matches("oci://").split('/').next().unwrap_or_default();
+    // Bytes are base64 in JSON.
+    json!({ "auths": { host: { "auth": ByteString(format!("{username}:{password}").into_bytes()) } } })
+}
+
+fn check_digest(chart: &ChartReference, archive: &[u8]) -> Result<(), Failure> {
+    let Some(pinned) = &chart.digest else { return Ok(()) };
+    let mut digest = String::new();
+    for byte in Sha256::digest(archive) {
+        write!(digest, "{byte:02x}").expect("writing to a string cannot fail");
+    }
+    if pinned.trim_start_matches("sha256:") == digest {
+        return Ok(());
+    }
+    Err(Failure::new(format!("the chart {} has the digest {digest}, not the one in spec.chart.digest", chart.name))
+        .hint("the operator refuses it as well; pin the new digest if the change is wanted"))
+}

@@ -1,0 +1,357 @@
+//! Workspaces and Users: gather, execute and report; every decision is in `plan::workspaces`.
+
+pub(crate) mod kept;
+mod shelf;
+mod subject;
+mod team;
+mod user;
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use api::workspace::{HelmRelease, LABEL_MANAGED_BY, LABEL_USER, MANAGED_BY, User, Workspace};
+use k8s_openapi::api::{
+    apps::v1::StatefulSet,
+    core::v1::{ConfigMap, Namespace, PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount},
+    discovery::v1::EndpointSlice,
+    networking::v1::{Ingress, NetworkPolicy},
+    rbac::v1::{Role, RoleBinding},
+};
+use plan::workspaces::ObjectKind;
+use runtime::{Change, Index, Json, Key, Kind, Metadata, Operator, Queue, Selection, View, Writer};
+
+use self::{
+    kept::{Owned, Stored},
+    shelf::{Shelf, Shelves},
+};
+use crate::{
+    MANAGER,
+    release::{self, SecretFacts},
+};
+
+/// How the layer works; every interval is here, so that tests shorten it instead of waiting.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Rounds of Workspaces, and of Users, that run at once.
+    pub concurrency: usize,
+    /// Period of the drift check.
+    pub resync: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { concurrency: 10, resync: Duration::from_mins(2) }
+    }
+}
+
+pub type Releases = Kind<Json<HelmRelease>, HelmRelease>;
+pub(crate) type Secrets = Kind<Metadata<Secret>, SecretFacts>;
+pub(crate) type ConfigMaps = Kind<Metadata<ConfigMap>, Stored>;
+
+/// Kinds that releases and teams both look at. All Secrets and ConfigMaps, since values and configs may be taken from
+/// any; their content is never held.
+pub struct Shared {
+    pub releases: Arc<Releases>,
+    pub(crate) secrets: Arc<Secrets>,
+    pub(crate) config_maps: Arc<ConfigMaps>,
+}
+
+impl Shared {
+    pub fn new(writer: &Writer) -> Self {
+        Self {
+            releases: Kind::new("helmreleases", writer.clone(), kept::release),
+            secrets: Kind::new("secrets", writer.clone(), release::keep_secret),
+            config_maps: Kind::new("configmaps", writer.clone(), kept::metadata),
+        }
+    }
+}
+
+type TellOf<T> = Box<dyn Fn(&Change<'_, T>) + Send + Sync>;
+
+/// To be called with every change of the shared kinds.
+pub(crate) struct Tell {
+    pub release: TellOf<HelmRelease>,
+    pub secret: TellOf<SecretFacts>,
+    pub config_map: TellOf<Stored>,
+}
+
+/// Whom a change concerns.
+#[derive(Clone)]
+struct Concerns {
+    workspaces: Arc<Queue>,
+    users: Arc<Queue>,
+    /// Workspaces and Users by namespace.
+    workspaces_of: Arc<Index<Arc<str>>>,
+    users_of: Arc<Index<Arc<str>>>,
+    /// Users by the slug that their objects are named by.
+    slugs: Arc<Index<Key>>,
+    /// Workspaces by the Secrets that their configs take from.
+    sources: Arc<Index<Key>>,
+}
+
+impl Concerns {
+    /// The rounds of an object's owner, before and after the change.
+    fn owners<T: Owned>(&self, change: &Change<'_, T>) {
+        for owner in [change.before, change.after].into_iter().flatten().filter_map(Owned::owner) {
+            let key = Key::new(change.key.namespace.clone(), owner.name);
+            match owner.kind {
+                Workspace::KIND => self.workspaces.changed(&key),
+                User::KIND => self.users.changed(&key),
+                _ => {}
+            }
+        }
+    }
+
+    fn namespace(&self, name: &Arc<str>) {
+        self.workspaces_of.keys(name).iter().for_each(|key| self.workspaces.changed(key));
+        self.users_of.keys(name).iter().for_each(|key| self.users.changed(key));
+    }
+}
+
+/// Adds Workspaces and Users to an operator, without releases: those are only written.
+pub fn install_alone(operator: &mut Operator, config: &Config) -> Arc<Releases> {
+    let shared = Shared::new(&operator.writer(MANAGER));
+    let tell = install(operator, &shared, config);
+    operator.watch(&shared.releases, tell.release);
+    operator.watch(&shared.secrets, tell.secret);
+    operator.watch(&shared.config_maps, tell.config_map);
+    shared.releases
+}
+
+/// Adds Workspaces and Users to an operator. Whoever watches the shared kinds must tell of every change.
+pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config) -> Tell {
+    let (workspaces, users) = (operator.queue(config.resync), operator.queue(config.resync));
+    let concerns = Concerns {
+        workspaces: workspaces.clone(),
+        users: users.clone(),
+        workspaces_of: Arc::default(),
+        users_of: Arc::default(),
+        slugs: Arc::default(),
+        sources: Arc::default(),
+    };
+    let kinds = Kinds::new(operator, &concerns);
+    let [owned_releases, owned_secrets, owned_maps] = std::array::from_fn(|_| Arc::<Index<Box<str>>>::default());
+    let shelves = Arc::new(kinds.shelves([
+        (ObjectKind::HelmRelease, Shelf::of(&shared.releases, &owned_releases, false)),
+        (ObjectKind::Secret, Shelf::of(&shared.secrets, &owned_secrets, false)),
+        (ObjectKind::ConfigMap, Shelf::of(&shared.config_maps, &owned_maps, false)),
+    ]));
+    let team = team::TeamLayer {
+        workspaces: kinds.workspaces.clone(),
+        releases: shared.releases.clone(),
+        users: kinds.users.clone(),
+        sets: kinds.sets.0.clone(),
+        secrets: shared.secrets.clone(),
+        namespaces: kinds.namespaces.clone(),
+        endpoints: kinds.endpoints.clone(),
+        shelves: shelves.clone(),
+        concerns: concerns.clone(),
+        writer: operator.writer(MANAGER),
+        contents: Mutex::default(),
+        events: operator.events.clone(),
+        clock: operator.clock.clone(),
+    };
+    let user = user::UserLayer {
+        users: kinds.users.clone(),
+        pods: kinds.pods.clone(),
+        namespaces: kinds.namespaces.clone(),
+        shelves,
+        events: operator.events.clone(),
+        clock: operator.clock.clone(),
+    };
+    operator.drive(team, workspaces, config.concurrency);
+    operator.drive(user, users, config.concurrency);
+    let (of_releases, of_secrets, of_maps) = (concerns.clone(), concerns.clone(), concerns);
+    Tell {
+        release: Box::new(move |change| {
+            index(&owned_releases, change);
+            // Also what was learnt from an answer: others write releases, and wait for what becomes of them.
+            of_releases.owners(change);
+        }),
+        secret: Box::new(move |change| {
+            index(&owned_secrets, change);
+            if change.is_heard {
+                of_secrets.owners(change);
+                of_secrets.sources.keys(change.key).iter().for_each(|key| of_secrets.workspaces.changed(key));
+            }
+        }),
+        config_map: Box::new(move |change| {
+            index(&owned_maps, change);
+            if change.is_heard {
+                of_maps.owners(change);
+            }
+        }),
+    }
+}
+
+type Shelved<W, T> = (Arc<Kind<W, T>>, Arc<Index<Box<str>>>);
+
+/// Every kind that is looked at, watched.
+struct Kinds {
+    workspaces: Arc<Kind<Json<Workspace>, Workspace>>,
+    users: Arc<Kind<Json<User>, User>>,
+    owned_users: Arc<Index<Box<str>>>,
+    namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
+    endpoints: Arc<Kind<Json<EndpointSlice>, Vec<plan::workspaces::team::Endpoint>>>,
+    pods: Arc<Kind<Json<Pod>, plan::workspaces::user::PodFacts>>,
+    claims: Shelved<Metadata<PersistentVolumeClaim>, Stored>,
+    sets: Shelved<Json<StatefulSet>, Stored>,
+    services: Shelved<Json<Service>, Stored>,
+    accounts: Shelved<Json<ServiceAccount>, Stored>,
+    roles: Shelved<Json<Role>, Stored>,
+    bindings: Shelved<Json<RoleBinding>, Stored>,
+    policies: Shelved<Json<NetworkPolicy>, Stored>,
+    ingresses: Shelved<Json<Ingress>, Stored>,
+}
+
+impl Kinds {
+    fn new(operator: &mut Operator, concerns: &Concerns) -> Self {
+        let owned_users = Arc::<Index<Box<str>>>::default();
+        Self {
+            workspaces: watch_workspaces(operator, concerns),
+            users: watch_users(operator, concerns, &owned_users),
+            owned_users,
+            namespaces: watch_namespaces(operator, concerns),
+            endpoints: watch_endpoints(operator, concerns),
+            pods: watch_pods(operator, concerns),
+            claims: watch_derived(operator, concerns, "persistentvolumeclaims", kept::metadata),
+            sets: watch_derived(operator, concerns, "statefulsets", kept::with_status),
+            services: watch_derived(operator, concerns, "services of users", kept::whole),
+            accounts: watch_derived(operator, concerns, "serviceaccounts", kept::whole),
+            roles: watch_derived(operator, concerns, "roles", kept::whole),
+            bindings: watch_derived(operator, concerns, "rolebindings", kept::whole),
+            policies: watch_derived(operator, concerns, "networkpolicies", kept::whole),
+            ingresses: watch_derived(operator, concerns, "ingresses", kept::whole),
+        }
+    }
+
+    fn shelves(&self, shared: [(ObjectKind, Shelf); 3]) -> Shelves {
+        fn selected<W: View>((kind, owned): &Shelved<W, Stored>) -> Shelf {
+            Shelf::of(kind, owned, true)
+        }
+        let own = [
+            (ObjectKind::User, Shelf::of(&self.users, &self.owned_users, false)),
+            (ObjectKind::PersistentVolumeClaim, selected(&self.claims)),
+            (ObjectKind::StatefulSet, selected(&self.sets)),
+            (ObjectKind::Service, selected(&self.services)),
+            (ObjectKind::ServiceAccount, selected(&self.accounts)),
+            (ObjectKind::Role, selected(&self.roles)),
+            (ObjectKind::RoleBinding, selected(&self.bindings)),
+            (ObjectKind::NetworkPolicy, selected(&self.policies)),
+            (ObjectKind::Ingress, selected(&self.ingresses)),
+        ];
+        Shelves::new(shared.into_iter().chain(own))
+    }
+}
+
+fn watch_workspaces(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Json<Workspace>, Workspace>> {
+    let kind = Kind::new("workspaces", operator.writer(MANAGER), kept::workspace);
+    let concerns = concerns.clone();
+    operator.watch(&kind, move |change| {
+        let namespace = &change.key.namespace;
+        concerns.workspaces_of.set(change.key, change.after.map(|_| namespace.clone()));
+        let spec = change.after.and_then(|workspace| workspace.spec.as_ref());
+        let sources =
+            spec.iter().flat_map(|spec| spec.configs.values()).filter_map(|config| config.from_secret.as_ref());
+        concerns.sources.set(change.key, sources.map(|source| Key::new(namespace.clone(), source.name.as_str())));
+        if change.is_heard {
+            concerns.workspaces.changed(change.key);
+        }
+        // One that comes or goes may give the namespace to another.
+        if change.before.is_some() != change.after.is_some() {
+            concerns.workspaces_of.keys(namespace).iter().for_each(|key| concerns.workspaces.changed(key));
+        }
+    });
+    kind
+}
+
+fn watch_users(
+    operator: &mut Operator,
+    concerns: &Concerns,
+    owned: &Arc<Index<Box<str>>>,
+) -> Arc<Kind<Json<User>, User>> {
+    let kind = Kind::new("users", operator.writer(MANAGER), kept::user);
+    let (concerns, owned) = (concerns.clone(), owned.clone());
+    operator.watch(&kind, move |change| {
+        index(&owned, change);
+        let namespace = &change.key.namespace;
+        concerns.users_of.set(change.key, change.after.map(|_| namespace.clone()));
+        let spec = change.after.and_then(|user| user.spec.as_ref());
+        concerns.slugs.set(change.key, spec.map(|spec| Key::new(namespace.clone(), spec.slug.as_str())));
+        // Also what was learnt from an answer: Workspaces write Users, and wait for what Users report.
+        concerns.users.changed(change.key);
+        concerns.owners(change);
+    });
+    kind
+}
+
+fn watch_namespaces(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Metadata<Namespace>, bool>> {
+    let kind = Kind::new("namespaces", operator.writer(MANAGER), kept::is_going);
+    let concerns = concerns.clone();
+    operator.watch(&kind, move |change| {
+        if change.before != change.after {
+            concerns.namespace(&change.key.name);
+        }
+    });
+    kind
+}
+
+/// Those of the API server alone.
+fn watch_endpoints(
+    operator: &mut Operator,
+    concerns: &Concerns,
+) -> Arc<Kind<Json<EndpointSlice>, Vec<plan::workspaces::team::Endpoint>>> {
+    let kind = Kind::new("endpointslices", operator.writer(MANAGER), kept::endpoints);
+    let selection = Selection {
+        labels: Some("kubernetes.io/service-name=kubernetes".to_owned()),
+        fields: Some("metadata.namespace=default".to_owned()),
+    };
+    let (concerns, workspaces) = (concerns.clone(), concerns.workspaces.clone());
+    operator.watch_selected(&kind, selection, move |change| {
+        if change.before != change.after {
+            concerns.workspaces_of.all().iter().for_each(|key| workspaces.changed(key));
+        }
+    });
+    kind
+}
+
+fn watch_pods(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Json<Pod>, plan::workspaces::user::PodFacts>> {
+    let kind = Kind::new("pods of users", operator.writer(MANAGER), kept::pod);
+    let labels = Some(format!("{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_USER}"));
+    let concerns = concerns.clone();
+    operator.watch_selected(&kind, Selection { labels, fields: None }, move |change| {
+        let slug = plan::workspaces::user::slug_of_pod(&change.key.name);
+        let slug = slug.map(|slug| Key::new(change.key.namespace.clone(), slug));
+        for key in slug.iter().flat_map(|slug| concerns.slugs.keys(slug)) {
+            concerns.users.changed(&key);
+        }
+    });
+    kind
+}
+
+/// A kind of which only derived objects are looked at.
+fn watch_derived<W: View<DynamicType: Default>>(
+    operator: &mut Operator,
+    concerns: &Concerns,
+    resource: &'static str,
+    keep: fn(W) -> Option<Stored>,
+) -> Shelved<W, Stored> {
+    let kind = Kind::new(resource, operator.writer(MANAGER), keep);
+    let owned = Arc::<Index<Box<str>>>::default();
+    let labels = Some(format!("{LABEL_MANAGED_BY}={MANAGED_BY}"));
+    let (concerns, index_of) = (concerns.clone(), owned.clone());
+    operator.watch_selected(&kind, Selection { labels, fields: None }, move |change| {
+        index(&index_of, change);
+        if change.is_heard {
+            concerns.owners(change);
+        }
+    });
+    (kind, owned)
+}
+
+/// Keeps the way from an owner to its objects.
+fn index<T: Owned>(owned: &Index<Box<str>>, change: &Change<'_, T>) {
+    owned.set(change.key, change.after.and_then(Owned::owner).map(|owner| owner.uid.into()));
+}

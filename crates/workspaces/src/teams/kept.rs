@@ -1,0 +1,186 @@
+//! What of each kind is kept in memory.
+#![allow(clippy::unnecessary_wraps, clippy::needless_pass_by_value, reason = "the form that every kind's filter has")]
+
+use api::workspace::{HelmRelease, LABEL_MANAGED_BY, MANAGED_BY, User, Workspace};
+use k8s_openapi::{
+    api::{
+        core::v1::{Namespace, Pod},
+        discovery::v1::EndpointSlice,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use plan::workspaces::{Body, Found, team::Endpoint, user::PodFacts};
+use runtime::{Json, Metadata, Versioned};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use crate::release::SecretFacts;
+
+/// The controller of an object.
+pub struct Owner<'a> {
+    pub kind: &'a str,
+    pub name: &'a str,
+    pub uid: &'a str,
+}
+
+/// What has a controller, perhaps.
+pub trait Owned {
+    fn owner(&self) -> Option<Owner<'_>>;
+    fn found(version: &Versioned<Self>) -> Found
+    where
+        Self: Sized;
+}
+
+/// A derived object, or one of a name that a derived one could have.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    uid: Box<str>,
+    owner: Option<(Box<str>, Box<str>, Box<str>)>,
+    is_going: bool,
+    generation: Option<i64>,
+    /// JSON; a tree of values would take several times the memory. Empty for strangers, who are only counted.
+    content: Box<[u8]>,
+    status: Value,
+}
+
+impl Stored {
+    fn new(metadata: &ObjectMeta, content: impl FnOnce() -> Value, status: Value) -> Self {
+        let owners = metadata.owner_references.as_deref().unwrap_or_default();
+        let owner = owners.iter().find(|owner| owner.controller == Some(true));
+        let is_ours = metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_MANAGED_BY)).map(String::as_str);
+        let content = if is_ours == Some(MANAGED_BY) || owner.is_some() { content() } else { Value::Null };
+        Self {
+            uid: metadata.uid.as_deref().unwrap_or_default().into(),
+            owner: owner.map(|o| (o.kind.as_str().into(), o.name.as_str().into(), o.uid.as_str().into())),
+            is_going: metadata.deletion_timestamp.is_some(),
+            generation: metadata.generation,
+            content: serde_json::to_vec(&content).expect("values are JSON").into(),
+            status,
+        }
+    }
+
+    /// What only metadata are known of.
+    pub fn of_metadata<K>(object: Metadata<K>) -> Self {
+        Self::new(&object.metadata, || json!({ "metadata": object.metadata }), Value::Null)
+    }
+
+    fn found_at(&self, version: u64) -> Found {
+        Found {
+            uid: self.uid.to_string(),
+            resource_version: version.to_string(),
+            owner_uid: self.owner().map(|owner| owner.uid.to_owned()),
+            is_going: self.is_going,
+            generation: self.generation,
+            content: Body(self.content()),
+            status: self.status.clone(),
+            accepted: None,
+        }
+    }
+
+    pub fn content(&self) -> Value {
+        serde_json::from_slice(&self.content).expect("it was written as JSON")
+    }
+}
+
+impl Owned for Stored {
+    fn owner(&self) -> Option<Owner<'_>> {
+        self.owner.as_ref().map(|(kind, name, uid)| Owner { kind, name, uid })
+    }
+
+    fn found(version: &Versioned<Self>) -> Found {
+        version.value.found_at(version.version)
+    }
+}
+
+impl Owned for SecretFacts {
+    fn owner(&self) -> Option<Owner<'_>> {
+        self.stored.owner()
+    }
+
+    fn found(version: &Versioned<Self>) -> Found {
+        version.value.stored.found_at(version.version)
+    }
+}
+
+pub fn whole<K>(object: Json<K>) -> Option<Stored> {
+    Some(Stored::new(&object.metadata, || object.content, Value::Null))
+}
+
+pub fn with_status<K>(object: Json<K>) -> Option<Stored> {
+    Some(Stored::new(&object.metadata, || object.content, object.status))
+}
+
+pub fn metadata<K>(object: Metadata<K>) -> Option<Stored> {
+    Some(Stored::of_metadata(object))
+}
+
+pub fn is_going(namespace: Metadata<Namespace>) -> Option<bool> {
+    Some(namespace.metadata.deletion_timestamp.is_some())
+}
+
+pub fn pod(pod: Json<Pod>) -> Option<PodFacts> {
+    Some(PodFacts::read(&pod.status))
+}
+
+/// Where the API server answers, by a slice of the Service `default/kubernetes`.
+pub fn endpoints(slice: Json<EndpointSlice>) -> Option<Vec<Endpoint>> {
+    if slice.metadata.namespace.as_deref() != Some("default") {
+        return None;
+    }
+    let slice: EndpointSlice = serde_json::from_value(slice.content).ok()?;
+    let addresses = slice.endpoints.into_iter().flat_map(|endpoint| endpoint.addresses);
+    let ports: Vec<i32> = slice.ports.unwrap_or_default().into_iter().filter_map(|port| port.port).collect();
+    let mut endpoints: Vec<_> = addresses
+        .flat_map(|address| ports.iter().map(move |port| Endpoint { address: address.clone(), port: *port }))
+        .collect();
+    endpoints.sort();
+    Some(endpoints)
+}
+
+/// One part that cannot be read must not end the watch of all others: planning reports it as invalid.
+fn part<T: DeserializeOwned>(part: &Value) -> Option<T> {
+    T::deserialize(part).ok()
+}
+
+macro_rules! typed {
+    ($keep:ident, $kind:ident) => {
+        pub fn $keep(object: Json<$kind>) -> Option<$kind> {
+            let (spec, status) = (part(&object.content["spec"]), part(&object.status));
+            Some($kind { metadata: object.metadata, spec, status })
+        }
+
+        impl Owned for $kind {
+            fn owner(&self) -> Option<Owner<'_>> {
+                owner(&self.metadata)
+            }
+
+            fn found(version: &Versioned<Self>) -> Found {
+                let object = &version.value;
+                let content = $kind { status: None, ..object.clone() };
+                found(&object.metadata, version.version, &content, json!(object.status))
+            }
+        }
+    };
+}
+
+typed!(workspace, Workspace);
+typed!(user, User);
+typed!(release, HelmRelease);
+
+fn owner(metadata: &ObjectMeta) -> Option<Owner<'_>> {
+    let owner = metadata.owner_references.as_ref()?.iter().find(|owner| owner.controller == Some(true))?;
+    Some(Owner { kind: &owner.kind, name: &owner.name, uid: &owner.uid })
+}
+
+fn found(metadata: &ObjectMeta, version: u64, content: &impl Serialize, status: Value) -> Found {
+    Found {
+        uid: metadata.uid.clone().unwrap_or_default(),
+        resource_version: version.to_string(),
+        owner_uid: owner(metadata).map(|owner| owner.uid.to_owned()),
+        is_going: metadata.deletion_timestamp.is_some(),
+        generation: metadata.generation,
+        content: Body(json!(content)),
+        status,
+        accepted: None,
+    }
+}

@@ -1,0 +1,108 @@
+//! Rounds of Users.
+
+use std::{fs::File, io::Read, sync::Arc};
+
+use api::workspace::{User, UserStatus};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use plan::{
+    Plan,
+    workspaces::{
+        Action, ObjectId, ObjectKind, Outcome, Round, events,
+        user::{self, PodFacts},
+    },
+};
+use runtime::{Clock, Error, Executed, Json, Key, Kind, Layer, Metadata, Recorder};
+
+use super::{shelf::Shelves, subject::Subject, team::is_terminating};
+
+pub struct UserLayer {
+    pub users: Arc<Kind<Json<User>, User>>,
+    pub pods: Arc<Kind<Json<Pod>, PodFacts>>,
+    pub namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
+    pub shelves: Arc<Shelves>,
+    pub events: Recorder,
+    pub clock: Clock,
+}
+
+/// One User and its surroundings, at the beginning of a round.
+pub struct Observed {
+    subject: Subject<User>,
+    surroundings: user::Observed,
+}
+
+impl Layer for UserLayer {
+    const CONTROLLER: &'static str = "user";
+    type Observed = Observed;
+    type Action = Action;
+    type Outcome = Outcome;
+
+    fn span(key: &Key) -> tracing::Span {
+        tracing::info_span!("round", user = %key, namespace = %key.namespace)
+    }
+
+    async fn gather(&self, key: &Key) -> Result<Option<Observed>, Error> {
+        self.users.settle(key).await?;
+        let Some(user) = self.users.get(key) else { return Ok(None) };
+        let subject = Subject::new(user);
+        let user = &subject.object.value;
+        let mut objects = self.shelves.owned(&key.namespace, subject.uid()).await?;
+        let derived = user::derive(user, &objects, new_password);
+        if let Ok(derived) = &derived {
+            self.shelves.add_wanted(&mut objects, &key.namespace, derived).await?;
+        }
+        let slug = user.spec.as_ref().map(|spec| spec.slug.as_str()).unwrap_or_default();
+        let in_namespace = |name: String| Key::new(key.namespace.clone(), name);
+        let claim = in_namespace(user::claim_name(slug));
+        let claim_id = ObjectId::new(ObjectKind::PersistentVolumeClaim, &*claim.name);
+        self.shelves.add(&mut objects, claim_id, &claim).await?;
+        let surroundings = user::Observed {
+            is_namespace_terminating: is_terminating(&self.namespaces, &key.namespace),
+            derived,
+            objects,
+            pod: self.pods.get(&in_namespace(user::pod_name(slug))).map(|pod| pod.value.clone()),
+        };
+        Ok(Some(Observed { subject, surroundings }))
+    }
+
+    fn plan(&self, observed: &Observed, _: Timestamp) -> Plan<Action> {
+        user::plan(&observed.subject.object.value, &observed.surroundings)
+    }
+
+    async fn execute(&self, key: &Key, observed: &Observed, action: &Action) -> Executed<Outcome> {
+        observed.subject.execute(&self.users, &self.shelves, key, action).await
+    }
+
+    fn keys(&self) -> Vec<Key> {
+        self.users.store().keys()
+    }
+
+    async fn report(
+        &self,
+        key: &Key,
+        observed: &Observed,
+        plan: &Plan<Action>,
+        outcomes: &[Outcome],
+    ) -> Result<bool, Error> {
+        let Observed { subject, surroundings } = observed;
+        let user = &subject.object.value;
+        let round = Round { object: user, observed: surroundings, plan, outcomes };
+        let (before, after) = (user.status.as_ref(), user::status(&round, self.clock.now()));
+        let written = subject.report(&self.users, key, (before, &after)).await;
+        // A transition is told when it is stored; what was done is told in any case.
+        let former = before.map(|status: &UserStatus| status.conditions.as_slice()).unwrap_or_default();
+        let told = if written.is_ok() { after.conditions.as_slice() } else { former };
+        subject.tell(&self.events, User::KIND, key, events(former, told, plan, outcomes));
+        tracing::info!(phase = ?after.phase, actions = plan.actions.len(), "reconciled");
+        let has_written = written?;
+        subject.failure().map(|()| has_written)
+    }
+}
+
+/// 128 bits from the kernel: nobody guesses them, and 32 characters can still be typed.
+fn new_password() -> String {
+    let mut bytes = [0; 16];
+    let random = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
+    random.expect("the kernel gives random bytes");
+    format!("{:032x}", u128::from_be_bytes(bytes))
+}

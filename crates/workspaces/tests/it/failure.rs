@@ -1,0 +1,277 @@
+//! What fails is told, is not tried blindly again, and is remedied as the spec says.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use api::workspace::HelmRelease;
+use futures::future::try_join_all;
+use serde_json::json;
+
+use crate::{
+    space::{Space, condition, eventually, message},
+    world::World,
+};
+
+fn failures(release: &HelmRelease) -> u32 {
+    release.status.as_ref().map_or(0, |status| status.failures)
+}
+
+/// Helm operations of this kind that ended so.
+fn ended(world: &World, operation: &str, result: &str) -> f64 {
+    let labels = [format!("operation=\"{operation}\""), format!("result=\"{result}\"")];
+    world.operator.metric("strata_helm_operations_total", &labels.each_ref().map(String::as_str))
+}
+
+#[tokio::test]
+async fn w30_a_failure_is_told_everywhere_and_tried_again_only_after_a_change() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("failure").await?;
+    let before = ended(world, "install", "other");
+    space.create("web", space.spec("broken", "1.0.0", json!({ "values": { "fault": "object" } }))).await?;
+    let failed = space.condition("web", "Ready", "False", "InstallFailed").await?;
+    let said = "must be greater than or equal to 0";
+    assert!(message(&failed).contains(said), "{}", message(&failed));
+    assert_eq!(condition(&failed, "Released")["reason"], "InstallFailed");
+    let status = failed.status.clone().context("a status")?;
+    assert!(status.last_output.context("helm's last lines")?.contains(said));
+    assert_eq!((status.failures, status.last_attempted_revision.as_deref()), (1, Some("1.0.0")));
+    let event = space.until_told("web", "InstallFailed").await?;
+    assert!(event.contains(said), "{event}");
+    assert!(ended(world, "install", "other") > before);
+
+    // Rounds alone try nothing and write nothing.
+    let failed = space
+        .until("web", "settled", |release| release.status.as_ref().unwrap().observed_generation == Some(1))
+        .await?;
+    let mark = space.mark()?;
+    for round in ["1", "2", "3"] {
+        space.annotate("web", "example.test/touched", round).await?;
+    }
+    space.install("witness", space.four(json!({}))).await?;
+    let after = space.releases.get("web").await?;
+    assert_eq!((failures(&after), json!(after.status)), (1, json!(failed.status)));
+    let about_web: Vec<_> = space.writes(mark)?.into_iter().filter(|entry| entry.name == "web").collect();
+    assert_eq!(about_web, []);
+
+    space.change("web", json!({ "values": { "fault": "template" } })).await?;
+    space.until("web", "tried again", |release| message(release).contains("fault is template")).await?;
+    space.change("web", json!({ "values": { "fault": "" } })).await?;
+    let mended = space.ready("web").await?;
+    assert_eq!((failures(&mended), mended.status.unwrap().last_output), (0, None));
+    assert_eq!(
+        space.told("web").await?.iter().filter(|event| event.starts_with("InstallFailed")).count(),
+        2,
+        "one for each attempt"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn w31_retries_then_the_remedy_and_never_a_circle() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("remedy").await?;
+    let good = json!({ "values": { "fault": "" } });
+    let broken = json!({ "values": { "fault": "object" } });
+    let of = |fields: &serde_json::Value, more: serde_json::Value| {
+        let mut spec = space.spec("broken", "1.0.0", fields.clone());
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        spec
+    };
+    let rollback = async {
+        let upgrade = json!({ "upgrade": { "retries": 1, "remediation": "rollback" }, "maxHistory": 4 });
+        space.install("back", of(&good, upgrade)).await?;
+        space.change("back", broken.clone()).await?;
+        let back = space.condition("back", "Remediated", "True", "RollbackSucceeded").await?;
+        space.condition("back", "Ready", "False", "UpgradeFailed").await?;
+        assert_eq!(failures(&back), 2);
+        space.check_history("back", "1 superseded, 2 failed, 3 failed, 4 deployed").await?;
+        space.change("back", good.clone()).await?;
+        space.ready("back").await?;
+        space.change("back", broken.clone()).await?;
+        space.condition("back", "Ready", "False", "UpgradeFailed").await?;
+        space.condition("back", "Remediated", "True", "RollbackSucceeded").await?;
+        assert_eq!(space.history("back").await?.len(), 4);
+        anyhow::Ok(())
+    };
+    let uninstall = async {
+        let install = json!({ "install": { "retries": 1, "remediation": "uninstall" } });
+        space.create("away", of(&broken, install)).await?;
+        space.condition("away", "Remediated", "True", "UninstallSucceeded").await?;
+        let away = space.condition("away", "Ready", "False", "InstallFailed").await?;
+        assert_eq!(failures(&away), 2);
+        space.check_history("away", "").await?;
+        space.change("away", good.clone()).await?;
+        space.ready("away").await?;
+        anyhow::Ok(())
+    };
+    let none = async {
+        space.create("left", of(&broken, json!({}))).await?;
+        let left = space.condition("left", "Ready", "False", "InstallFailed").await?;
+        assert_eq!(condition(&left, "Remediated")["reason"], "NotNeeded");
+        space.check_history("left", "1 failed").await
+    };
+    tokio::try_join!(rollback, uninstall, none)?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn w25_what_takes_too_long_is_timed_out() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("timeout").await?;
+    let never = json!({ "timeout": "2s", "values": { "fault": "not-ready" } });
+    space.create("web", space.spec("broken", "1.0.0", never)).await?;
+    let late = space.condition("web", "Ready", "False", "TimedOut").await?;
+    assert_eq!(failures(&late), 1);
+    space.until_told("web", "TimedOut").await?;
+    space.check_history("web", "1 failed").await?;
+    space.change("web", json!({ "wait": false })).await?;
+    space.change("web", json!({ "values": { "fault": "slow-start" } })).await?;
+    space.ready("web").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn w21_a_budget_that_cannot_be_met_is_refused_with_a_condition() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("memory").await?;
+    space.create("large", space.four(json!({ "memory": "64Gi" }))).await?;
+    space.create("small", space.four(json!({ "memory": "64Mi" }))).await?;
+    space.create("local", space.four(json!({ "targetNamespace": "elsewhere" }))).await?;
+    let large = space.condition("large", "Ready", "False", "MemoryExceedsBudget").await?;
+    assert!(message(&large).contains("--helm-memory"), "{}", message(&large));
+    let small = space.condition("small", "Ready", "False", "InvalidSpec").await?;
+    assert!(message(&small).contains("128Mi"), "{}", message(&small));
+    let local = space.condition("local", "Ready", "False", "InvalidSpec").await?;
+    assert!(message(&local).contains("--helm-other-namespaces"), "{}", message(&local));
+    space.change("large", json!({ "memory": "512Mi" })).await?;
+    space.ready("large").await?;
+    try_join_all(["small", "local"].map(async |name| {
+        space.delete(name).await?;
+        space.gone(name).await
+    }))
+    .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn w35_helm_tests_run_once_and_are_reported() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("tests").await?;
+    let spec = |test: &str, more: serde_json::Value| {
+        let mut strategy = json!({ "enable": true });
+        strategy.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        space.spec("web", "1.0.0", json!({ "test": strategy, "values": { "test": test } }))
+    };
+    let good = async {
+        space.install("good", spec("succeeded", json!({}))).await?;
+        space.condition("good", "TestSuccess", "True", "TestSucceeded").await?;
+        anyhow::Ok(())
+    };
+    let bad = async {
+        space.create("bad", spec("failed", json!({}))).await?;
+        let bad = space.condition("bad", "TestSuccess", "False", "TestFailed").await?;
+        assert!(message(&bad).contains("bad-test"), "{}", message(&bad));
+        space.condition("bad", "Ready", "False", "TestFailed").await?;
+        space.condition("bad", "Released", "True", "InstallSucceeded").await?;
+        space.until_told("bad", "TestFailed").await?;
+        space.change("bad", json!({ "values": { "test": "succeeded" } })).await?;
+        space.ready("bad").await?;
+        anyhow::Ok(())
+    };
+    let tolerated = async {
+        space.install("tolerated", spec("failed", json!({ "ignoreFailures": true }))).await?;
+        space.condition("tolerated", "TestSuccess", "False", "TestFailed").await?;
+        anyhow::Ok(())
+    };
+    tokio::try_join!(good, bad, tolerated)?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn w37_metrics_tell_of_operations_and_releases() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("metrics").await?;
+    let durations = || world.operator.metric("strata_helm_operation_seconds_total", &["operation=\"install\""]);
+    let (installs, seconds) = (ended(world, "install", "success"), durations());
+    space.install("web", space.four(json!({}))).await?;
+    space.create("broken", space.spec("broken", "1.0.0", json!({ "values": { "fault": "template" } }))).await?;
+    space.condition("broken", "Ready", "False", "InstallFailed").await?;
+    assert!(ended(world, "install", "success") > installs && durations() > seconds);
+    let namespace = format!("namespace=\"{}\"", space.namespace);
+    let count = |status: &str, reason: &str| {
+        let labels = [namespace.clone(), format!("ready=\"{status}\""), format!("reason=\"{reason}\"")];
+        world.operator.metric("strata_releases", &labels.each_ref().map(String::as_str))
+    };
+    let is_counted =
+        || async { Ok((count("True", "InstallSucceeded"), count("False", "InstallFailed")) == (1.0, 1.0)) };
+    eventually("both are counted", is_counted).await?;
+    let text = world.operator.metrics.encode()?;
+    for name in [
+        "strata_helm_waiting ",
+        "strata_helm_running ",
+        "strata_helm_memory_bytes ",
+        "strata_helm_memory_budget_bytes 4294967296",
+    ] {
+        assert!(text.lines().any(|line| line.starts_with(name)), "{name} is missing in\n{text}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn w14_one_namespace_at_a_standstill_delays_no_other_and_one_release_is_serial() -> Result<()> {
+    // A world of its own: its budget admits four at once, and it is to be used up.
+    let world = World::start(crate::space::HelmRole::Bound, |config| config.policy.total_memory = 1 << 30).await?;
+    let (slow, quick) = (world.space("slow").await?, world.space("quick").await?);
+    let stuck = json!({ "timeout": "1m", "values": { "fault": "not-ready" } });
+    let names = ["a", "b", "c", "d", "e", "f"];
+    try_join_all(names.map(|name| slow.create(name, slow.spec("broken", "1.0.0", stuck.clone())))).await?;
+    let is_full = || async { Ok(world.operator.metric("strata_helm_waiting", &[]) > 0.0) };
+    eventually("more wants to run than may", is_full).await?;
+    quick.install("web", quick.four(json!({}))).await?;
+    assert_eq!(ended(&world, "install", "timeout"), 0.0, "it waited for the others' end");
+
+    // Three changes in a row: never two at once, and the last one stands.
+    for note in ["b", "c", "d"] {
+        quick.change("web", json!({ "values": { "note": note } })).await?;
+    }
+    quick.ready("web").await?;
+    let note = quick.deployments.get("web").await?.metadata.annotations.unwrap();
+    assert_eq!(note["strata.dev/note"], "d");
+    let history = quick.history("web").await?;
+    assert!(history.iter().all(|(_, state)| state == "superseded" || state == "deployed"), "{history:?}");
+    Ok(())
+}
+
+/// Deleting it in the middle of an install.
+async fn deleted_at(space: &Space<'_>, name: &str, reason: &str, spec: serde_json::Value) -> Result<()> {
+    space.create(name, spec).await?;
+    space.until(name, reason, |release| condition(release, "Ready")["reason"] == reason).await?;
+    space.delete(name).await?;
+    space.gone(name).await?;
+    space.check_history(name, "").await?;
+    assert!(space.deployments.get_opt(name).await?.is_none());
+    Ok(())
+}
+
+#[tokio::test]
+async fn w20_install_then_delete_ends_uninstalled() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("short").await?;
+    let stuck = space.spec("broken", "1.0.0", json!({ "timeout": "1m", "values": { "fault": "not-ready" } }));
+    let hanging = testbed::charts::ChartRepository::start(testbed::charts::Access::Anyone).await?;
+    hanging.delay_answers(Duration::from_secs(3600));
+    let mut fetching = space.four(json!({}));
+    fetching["chart"]["repo"] = json!(hanging.url());
+    tokio::try_join!(
+        deleted_at(&space, "early", "Installing", stuck),
+        deleted_at(&space, "fetching", "Fetching", fetching),
+        async {
+            // At once, before anybody looked.
+            space.create("now", space.four(json!({}))).await?;
+            space.delete("now").await?;
+            space.gone("now").await?;
+            space.check_history("now", "").await
+        }
+    )?;
+    Ok(())
+}

@@ -1,0 +1,315 @@
+//! One test's namespace, and the few verbs that tests of HelmReleases are written in.
+//!
+//! The whole-system tests of `strata` take this file in by its path: as a crate it would need an arrow from testbed to
+//! the layers.
+
+use std::{fmt::Debug, future::Future, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use api::workspace::HelmRelease;
+use k8s_openapi::{
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Namespace, Secret},
+        events::v1::Event,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::{
+    Api, Client, Resource,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    runtime::wait::{await_condition, conditions::is_deleted},
+};
+use runtime::rights;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use testbed::{
+    ControlPlane, User,
+    audit::{Entry, Mark},
+    helm::Helm,
+};
+
+/// Far above what anything here takes; it ends a test that would otherwise hang.
+pub const PATIENCE: Duration = Duration::from_mins(2);
+/// Where no event can be waited for, ask this often.
+const POLL: Duration = Duration::from_millis(50);
+
+pub const OPERATOR_NAMESPACE: &str = "strata-system";
+pub const OPERATOR_ACCOUNT: &str = "strata";
+/// As the audit log names it.
+pub const OPERATOR_USER: &str = "system:serviceaccount:strata-system:strata";
+
+/// The operator as the chart runs it.
+pub fn operator_user() -> User {
+    User::service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT)
+}
+
+/// Whether helm may act as the operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HelmRole {
+    Bound,
+    NotBound,
+}
+
+/// Installs what the chart installs: namespace, CRDs, account, roles.
+pub async fn install(control_plane: &ControlPlane, helm: HelmRole) -> Result<()> {
+    let mut namespace = Namespace::default();
+    namespace.metadata.name = Some(OPERATOR_NAMESPACE.to_owned());
+    let mut objects = vec![json!(namespace)];
+    objects.extend(api::workspace::crds().map(|crd| json!(crd)));
+    objects.extend(rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, workspaces::rights::CLUSTER).objects());
+    objects.push(json!(workspaces::rights::helm_role()));
+    if helm == HelmRole::Bound {
+        objects.push(json!(workspaces::rights::helm_binding(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT)));
+    }
+    Ok(control_plane.install(&objects).await?)
+}
+
+/// Asks until the answer is yes.
+pub async fn eventually<F: Future<Output = Result<bool>>>(what: &str, mut holds: impl FnMut() -> F) -> Result<()> {
+    let asking = async {
+        while !holds().await? {
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    };
+    tokio::time::timeout(PATIENCE, asking).await.with_context(|| format!("it never came true that {what}"))?
+}
+
+/// Waits, by watch, until an object is as `holds` wants it.
+pub async fn until<K>(api: &Api<K>, name: &str, what: &str, holds: impl Fn(&K) -> bool) -> Result<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Serialize + 'static,
+{
+    let condition = |object: Option<&K>| object.is_some_and(&holds);
+    if let Ok(found) = tokio::time::timeout(PATIENCE, await_condition(api.clone(), name, condition)).await {
+        return found?.with_context(|| format!("{name} vanished"));
+    }
+    let last = api.get_opt(name).await?;
+    bail!("{name} did not become {what}; it is\n{}", serde_json::to_string_pretty(&last)?)
+}
+
+/// A condition as JSON; null when absent.
+pub fn condition(release: &HelmRelease, kind: &str) -> Value {
+    let status = json!(release.status);
+    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.into_iter().find(|condition| condition["type"] == kind).unwrap_or(Value::Null)
+}
+
+/// Message of the condition Ready.
+pub fn message(release: &HelmRelease) -> String {
+    condition(release, "Ready")["message"].as_str().unwrap_or_default().to_owned()
+}
+
+#[derive(Clone)]
+pub struct Space<'a> {
+    pub control_plane: &'a ControlPlane,
+    /// `http://…` of the sample charts.
+    pub charts: String,
+    pub client: Client,
+    pub namespace: String,
+    pub releases: Api<HelmRelease>,
+    pub secrets: Api<Secret>,
+    pub config_maps: Api<ConfigMap>,
+    pub deployments: Api<Deployment>,
+    pub events: Api<Event>,
+}
+
+impl<'a> Space<'a> {
+    pub async fn new(control_plane: &'a ControlPlane, charts: String, prefix: &str) -> Result<Self> {
+        let namespace = control_plane.namespace(prefix).await?;
+        let client = control_plane.client().await?;
+        Ok(Self {
+            control_plane,
+            charts,
+            releases: Api::namespaced(client.clone(), &namespace),
+            secrets: Api::namespaced(client.clone(), &namespace),
+            config_maps: Api::namespaced(client.clone(), &namespace),
+            deployments: Api::namespaced(client.clone(), &namespace),
+            events: Api::namespaced(client.clone(), &namespace),
+            client,
+            namespace,
+        })
+    }
+
+    /// A sample chart of the repository.
+    pub fn chart(&self, name: &str, version: &str) -> Value {
+        json!({ "repo": self.charts, "name": name, "version": version })
+    }
+
+    /// A spec of a sample chart with further fields.
+    pub fn spec(&self, name: &str, version: &str, fields: Value) -> Value {
+        let mut spec = json!({ "chart": self.chart(name, version) });
+        spec.as_object_mut().expect("a map").extend(fields.as_object().expect("a map of fields").clone());
+        spec
+    }
+
+    /// `four` 1.0.0 with further fields.
+    pub fn four(&self, fields: Value) -> Value {
+        self.spec("four", "1.0.0", fields)
+    }
+
+    pub fn release(&self, name: &str, spec: &Value) -> HelmRelease {
+        let object = json!({ "metadata": { "name": name, "namespace": self.namespace }, "spec": spec });
+        serde_json::from_value(object).expect("a HelmRelease")
+    }
+
+    pub async fn create(&self, name: &str, spec: Value) -> Result<HelmRelease> {
+        Ok(self.releases.create(&PostParams::default(), &self.release(name, &spec)).await?)
+    }
+
+    /// Creates and waits until ready.
+    pub async fn install(&self, name: &str, spec: Value) -> Result<HelmRelease> {
+        self.create(name, spec).await?;
+        self.ready(name).await
+    }
+
+    pub async fn patch(&self, name: &str, patch: Value) -> Result<HelmRelease> {
+        Ok(self.releases.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?)
+    }
+
+    pub async fn change(&self, name: &str, fields: Value) -> Result<HelmRelease> {
+        self.patch(name, json!({ "spec": fields })).await
+    }
+
+    pub async fn annotate(&self, name: &str, annotation: &str, value: &str) -> Result<HelmRelease> {
+        self.patch(name, json!({ "metadata": { "annotations": { annotation: value } } })).await
+    }
+
+    pub async fn until(&self, name: &str, what: &str, holds: impl Fn(&HelmRelease) -> bool) -> Result<HelmRelease> {
+        until(&self.releases, name, what, holds).await
+    }
+
+    /// Waits until a condition that speaks of the present spec has this status and reason.
+    pub async fn condition(&self, name: &str, kind: &str, status: &str, reason: &str) -> Result<HelmRelease> {
+        let what = format!("{kind}={status} {reason}");
+        self.until(name, &what, |release| {
+            let found = condition(release, kind);
+            found["status"] == status
+                && found["reason"] == reason
+                && found["observedGeneration"] == json!(release.metadata.generation)
+        })
+        .await
+    }
+
+    /// Waits until the present spec is deployed and nothing is left to be done.
+    pub async fn ready(&self, name: &str) -> Result<HelmRelease> {
+        self.until(name, "ready", |release| {
+            let ready = condition(release, "Ready");
+            let status = release.status.as_ref();
+            ready["status"] == "True"
+                && ready["observedGeneration"] == json!(release.metadata.generation)
+                && status.is_some_and(|status| status.observed_generation == release.metadata.generation)
+        })
+        .await
+    }
+
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        self.releases.delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    pub async fn gone(&self, name: &str) -> Result<()> {
+        let Some(release) = self.releases.get_opt(name).await? else { return Ok(()) };
+        let uid = release.metadata.uid.unwrap_or_default();
+        let gone = await_condition(self.releases.clone(), name, is_deleted(&uid));
+        match tokio::time::timeout(PATIENCE, gone).await {
+            Ok(result) => result.map(drop).map_err(Into::into),
+            Err(_) => bail!("{name} did not go: {:#}", json!(self.releases.get_opt(name).await?)),
+        }
+    }
+
+    /// Revisions of a release and their states as Helm stores them.
+    pub async fn history(&self, name: &str) -> Result<Vec<(u32, String)>> {
+        let listed =
+            self.secrets.list_metadata(&ListParams::default().labels(&format!("owner=helm,name={name}"))).await?;
+        let mut history = Vec::new();
+        for mut labels in listed.into_iter().filter_map(|secret| secret.metadata.labels) {
+            let version = labels.remove("version").context("Helm labels the revision")?;
+            history.push((version.parse()?, labels.remove("status").context("Helm labels the state")?));
+        }
+        history.sort();
+        Ok(history)
+    }
+
+    /// Asserts Helm's revisions, written like `1 superseded, 2 deployed`.
+    pub async fn check_history(&self, name: &str, expected: &str) -> Result<()> {
+        let found: Vec<_> =
+            self.history(name).await?.iter().map(|(revision, state)| format!("{revision} {state}")).collect();
+        assert_eq!(found.join(", "), expected, "{name}");
+        Ok(())
+    }
+
+    /// The stock helm, in this namespace.
+    pub async fn helm(&self, helm: &Helm, arguments: &[&str]) -> Result<String> {
+        let kubeconfig = self.control_plane.kubeconfig();
+        let kubeconfig = kubeconfig.to_str().context("a path in UTF-8")?;
+        let fixed = ["--namespace", &self.namespace, "--kubeconfig", kubeconfig];
+        Ok(helm.run(arguments.iter().chain(&fixed)).await?)
+    }
+
+    pub async fn secret(&self, name: &str, data: Value) -> Result<()> {
+        let secret = serde_json::from_value(json!({ "metadata": { "name": name }, "stringData": data }))?;
+        self.secrets.patch(name, &PatchParams::apply("test").force(), &Patch::Apply::<Secret>(secret)).await?;
+        Ok(())
+    }
+
+    pub async fn config_map(&self, name: &str, data: Value) -> Result<()> {
+        let map = serde_json::from_value(json!({ "metadata": { "name": name }, "data": data }))?;
+        self.config_maps.patch(name, &PatchParams::apply("test").force(), &Patch::Apply::<ConfigMap>(map)).await?;
+        Ok(())
+    }
+
+    /// What the values of a release of chart `web` were.
+    pub async fn values(&self, name: &str) -> Result<Value> {
+        let map = self.config_maps.get(&format!("{name}-values")).await?;
+        let data = map.data.context("it has data")?;
+        Ok(serde_json::from_str(&data["values.json"])?)
+    }
+
+    /// Events about an object, as `reason: note`, oldest first.
+    pub async fn told(&self, name: &str) -> Result<Vec<String>> {
+        let mut events = self.events.list(&ListParams::default()).await?.items;
+        events.retain(|event| event.regarding.as_ref().is_some_and(|about| about.name.as_deref() == Some(name)));
+        events.retain(|event| event.reporting_controller.as_deref().is_some_and(|who| who.contains("strata")));
+        events.sort_by_key(|event| event.event_time.as_ref().map(|time| time.0));
+        let text = |event: Event| format!("{}: {}", event.reason.unwrap_or_default(), event.note.unwrap_or_default());
+        Ok(events.into_iter().map(text).collect())
+    }
+
+    /// Waits for an event about an object that begins so.
+    pub async fn until_told(&self, name: &str, start: &str) -> Result<String> {
+        let mut found = None;
+        let asking = async {
+            while found.is_none() {
+                tokio::time::sleep(POLL).await;
+                found = self.told(name).await?.into_iter().find(|event| event.starts_with(start));
+            }
+            anyhow::Ok(())
+        };
+        tokio::time::timeout(PATIENCE, asking).await.with_context(|| format!("no event {start} of {name}"))??;
+        found.context("it was found")
+    }
+
+    /// What the operator wrote in this namespace since `mark`, events aside, in the order of arrival.
+    pub fn writes(&self, mark: Mark) -> Result<Vec<Entry>> {
+        let mut entries = self.control_plane.audit().entries_after(mark)?;
+        entries.retain(|entry| {
+            entry.user == OPERATOR_USER
+                && entry.namespace == self.namespace
+                && entry.is_write()
+                && entry.resource != "events"
+        });
+        entries.sort_by_key(|entry| entry.received_at);
+        Ok(entries)
+    }
+
+    pub fn mark(&self) -> Result<Mark> {
+        Ok(self.control_plane.audit().mark()?)
+    }
+}
+
+/// An object's metadata with this name, for the least of objects.
+pub fn named(name: &str) -> ObjectMeta {
+    ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
+}
