@@ -16,7 +16,7 @@ mod state;
 pub use action::{Action, Operation, Outcome};
 pub use decide::plan;
 pub use dependency::cycle;
-pub use desired::{Attempt, Desired, LEAST_MEMORY, Policy, config_digest, reference_digest, validate};
+pub use desired::{Attempt, Desired, LEAST_MEMORY, Policy, config_digest, reference_digest, removable, validate};
 pub use event::events;
 pub use memory::Memory;
 pub use observed::{

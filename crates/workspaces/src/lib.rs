@@ -66,7 +66,7 @@ impl Config {
 }
 
 /// Children must be gone before another replica may act.
-const LOSS_MARGIN: Duration = Duration::from_millis(500);
+pub(crate) const LOSS_MARGIN: Duration = Duration::from_millis(500);
 
 /// Adds the layer to an operator.
 pub fn install(operator: &mut Operator, config: Config) -> io::Result<()> {
@@ -175,6 +175,8 @@ async fn end_children(
             () = is_leading => {
                 tracing::warn!("the lead is lost: helm processes are ended");
                 runner.cancel_all(LOSS_MARGIN).await;
+                // Until then nothing is begun any more.
+                leadership.lost(Duration::ZERO).await;
             }
         }
     }

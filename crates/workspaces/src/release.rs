@@ -116,8 +116,6 @@ pub(crate) struct Observed {
     object: Arc<Versioned<HelmRelease>>,
     release: Key,
     surroundings: releases::Observed,
-    /// Whether the deployed manifest holds data, where that was found out in this round.
-    holds_data: Option<bool>,
     /// Version of the object after this round's own writes: what the next write must build on.
     version: AtomicU64,
     /// The status after this round's own writes.
@@ -166,7 +164,7 @@ impl Layer for ReleaseLayer {
         let written = if is_released { Ok(false) } else { self.write_status(key, observed, &after).await };
         if written.is_ok() {
             // What ended is part of the stored status now; until then it is asked for again.
-            if matches!(observed.surroundings.job, releases::Job::Finished(_)) {
+            if observed.surroundings.has_ended() {
                 self.runner.take(&observed.release);
             }
             self.tell(key, observed, before, &after, plan, outcomes);
@@ -186,7 +184,6 @@ impl ReleaseLayer {
 
     fn status(&self, observed: &Observed, plan: &Plan<Action>, outcomes: &[Outcome]) -> HelmReleaseStatus {
         let mut status = releases::status(&self.round(observed, plan, outcomes), self.clock.now());
-        status.holds_data = observed.holds_data.or(status.holds_data);
         // An operation that began in this round was stored before it did, with the time of then.
         let written = observed.written.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(operation), Some(written)) = (&mut status.operation, &*written)

@@ -39,6 +39,13 @@ impl From<&ReleaseOperation> for Operation {
     }
 }
 
+impl Operation {
+    /// What a request for it is known by: another one of the same release has another.
+    pub fn label(&self) -> String {
+        format!("{} {} {}", self.kind.as_str(), self.revision, self.digest)
+    }
+}
+
 /// One effect, safe to repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {

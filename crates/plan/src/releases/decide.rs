@@ -11,7 +11,7 @@ use jiff::Timestamp;
 
 use super::{
     Action, Chart, Desired, Drift, FailureClass, Identity, Job, Known, Memory, Observed, Operation, Policy, Replicas,
-    State, Stored, StoredStatus, Values, config_digest, desired::removable, memory::REMOVAL, state, validate,
+    State, Stored, StoredStatus, Values, config_digest, memory::REMOVAL, removable, state, validate,
 };
 use crate::{Plan, Why};
 

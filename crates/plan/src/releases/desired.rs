@@ -158,7 +158,7 @@ pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
 
 /// What is needed to uninstall a release, however its spec was changed since: a release must never be left behind
 /// because a limit or a flag of the operator changed. `None` if there is no spec to read.
-pub(super) fn removable(object: &HelmRelease) -> Option<Desired> {
+pub fn removable(object: &HelmRelease) -> Option<Desired> {
     let mut object = object.clone();
     let spec = object.spec.as_mut()?;
     spec.memory = None;

@@ -278,20 +278,21 @@ impl Runner {
         self.cancel_all(grace).await;
     }
 
-    /// Drops what waits, ends what runs within `grace`, and returns when all of it is gone.
+    /// Drops what waits, ends what runs within `grace`, and returns when all of it is gone; what is submitted meanwhile is
+    /// ended as well.
     pub async fn cancel_all(&self, grace: Duration) {
-        {
-            let mut shared = self.0.lock();
-            shared.queue.clear();
-            let stop = Stop { why: Stopped::Draining, kill_at: self.0.config.clock.instant() + grace };
-            for running in shared.running.values() {
-                running.stop.send_replace(Some(stop));
-            }
-        }
+        let stop = Stop { why: Stopped::Draining, kill_at: self.0.config.clock.instant() + grace };
         loop {
             let ended = self.0.ended.notified();
-            if self.0.lock().running.is_empty() {
-                return;
+            {
+                let mut shared = self.0.lock();
+                shared.queue.clear();
+                if shared.running.is_empty() {
+                    return;
+                }
+                for running in shared.running.values() {
+                    running.stop.send_replace(Some(stop));
+                }
             }
             ended.await;
         }

@@ -9,7 +9,7 @@ use kube::{
 };
 use plan::{
     Plan, Why,
-    releases::{Action, Desired, Drift, Known, Operation, Outcome, Values, validate},
+    releases::{Action, Desired, Drift, Known, Operation, Outcome, Values, removable, validate},
 };
 use runtime::{Error, Executed, Key};
 use serde_json::{Value, json};
@@ -17,11 +17,11 @@ use serde_json::{Value, json};
 use super::{
     Looked, Observed, ReleaseLayer,
     identity::Credentials,
-    live::{self, Target},
+    live::{self, Acting, Target},
     storage, values,
 };
 use crate::{
-    MANAGER,
+    LOSS_MARGIN, MANAGER,
     helm::{self, Deploy, Found, Request, archive},
 };
 
@@ -29,7 +29,7 @@ use crate::{
 const MAX_CRDS: u64 = 16 << 20;
 
 /// Why an action was not carried out.
-enum Trouble {
+pub enum Trouble {
     /// By a request of the runtime.
     Runtime(Error),
     /// In the release's own name.
@@ -70,6 +70,8 @@ impl ReleaseLayer {
             Action::Unlock { revision, uid, resource_version } => {
                 self.unlock(&observed.release, *revision, uid, resource_version).await
             }
+            // What it says is in status and an event.
+            Action::RefuseRollback { .. } => Ok(()),
             Action::LookForDrift => self.look_for_drift(key, observed).await,
             Action::CorrectDrift => self.correct_drift(key, observed).await,
             Action::LookAtReplicas => self.look_at_replicas(key, observed).await,
@@ -80,7 +82,11 @@ impl ReleaseLayer {
 
     /// Everything that can fail comes first; then the operation is stored as begun, and then it begins.
     async fn start(&self, key: &Key, observed: &Observed, operation: &Operation) -> Result<(), Trouble> {
-        let desired = validate(&observed.object.value, &self.policy).map_err(|_| Trouble::Outdated)?;
+        let desired = match operation.kind {
+            OperationKind::Uninstall => removable(&observed.object.value),
+            _ => validate(&observed.object.value, &self.policy).ok(),
+        };
+        let desired = desired.ok_or(Trouble::Outdated)?;
         let request = self.request(key, observed, &desired, operation).await?;
         let plan = Plan { actions: vec![Action::Start(operation.clone())], ..Plan::default() };
         let begun = self.status(observed, &plan, &[Outcome::Done]);
@@ -91,7 +97,8 @@ impl ReleaseLayer {
             let notes = notes.entry(key.clone()).or_default();
             (notes.drift, notes.replicas) = (None, None);
         }
-        if !self.writer.leadership.is_leading() {
+        // Children of a leader that is about to be none are ended, so none is begun any more.
+        if self.writer.leadership.time_left().is_none_or(|left| left <= 2 * LOSS_MARGIN) {
             return Err(Trouble::Outdated);
         }
         // Budgets were checked before, so what is refused now is refused because the process ends.
@@ -107,7 +114,7 @@ impl ReleaseLayer {
     ) -> Result<Request, Trouble> {
         let credentials = self.identities.credentials(&key.namespace, desired.account.as_deref()).await?;
         let is_deployment = matches!(operation.kind, OperationKind::Install | OperationKind::Upgrade);
-        let (helm, values) = if is_deployment {
+        let (helm, (values, secrets)) = if is_deployment {
             let values = self.checked_values(key, observed).await?;
             let deploy = self.deploy(key, desired, operation, &credentials, observed).await?;
             let helm = match operation.kind {
@@ -116,23 +123,27 @@ impl ReleaseLayer {
             };
             (helm, values)
         } else {
-            (other_operation(desired, operation), Vec::new())
+            (other_operation(desired, operation), Default::default())
         };
         Ok(Request {
             key: observed.release.clone(),
             operation: helm,
-            label: operation.digest.as_str().into(),
+            label: operation.label().into(),
             values,
             kubeconfig: Some(credentials.kubeconfig),
             files: Vec::new(),
             timeout: operation.timeout,
             memory: desired.memory,
-            secrets: Vec::new(),
+            secrets,
         })
     }
 
-    /// The values' files, if they still are what was planned on.
-    async fn checked_values(&self, key: &Key, observed: &Observed) -> Result<Vec<helm::Private>, Trouble> {
+    /// The values' files, if they still are what was planned on, and what of them must be said nowhere.
+    async fn checked_values(
+        &self,
+        key: &Key,
+        observed: &Observed,
+    ) -> Result<(Vec<helm::Private>, Vec<helm::Private>), Trouble> {
         let spec = observed.object.value.spec.as_ref().ok_or(Trouble::Outdated)?;
         let documents = self.documents(spec, &key.namespace).await?.map_err(|_| Trouble::Outdated)?;
         let sources = documents.iter().map(|document| document.source.clone()).collect();
@@ -143,7 +154,8 @@ impl ReleaseLayer {
         if digest(&values::values(spec, sources)) != digest(&observed.surroundings.values) {
             return Err(Trouble::Outdated);
         }
-        Ok(values::files(spec, documents))
+        let secrets = values::secrets(&documents);
+        Ok((values::files(spec, documents), secrets))
     }
 
     async fn deploy(
@@ -166,7 +178,7 @@ impl ReleaseLayer {
             let path = chart.path.clone();
             let read = tokio::task::spawn_blocking(move || archive::crds(&path, MAX_CRDS)).await;
             let crds = read.map_err(|_| Trouble::Outdated)?.map_err(|error| Trouble::Chart(error.to_string()))?;
-            apply_crds(credentials, &crds).await?;
+            apply_crds(&self.acting(credentials), &crds).await?;
         }
         Ok(Deploy {
             chart,
@@ -181,38 +193,42 @@ impl ReleaseLayer {
     async fn unlock(&self, release: &Key, revision: u32, uid: &str, version: &str) -> Result<(), Trouble> {
         let Some(record) = self.record(release, revision).await? else { return Err(Trouble::Outdated) };
         let secrets: Api<Secret> = Api::namespaced(self.writer.client.clone(), &release.namespace);
-        if !self.writer.leadership.is_leading() {
-            return Err(Trouble::Outdated);
-        }
         let patch = storage::failed(record, uid, version);
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-        match secrets
-            .patch_metadata(&storage::secret_name(&release.name, revision), &params, &Patch::Merge(patch))
-            .await
-        {
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Err(Trouble::Outdated),
-            Err(error) => Err(error.into()),
+        let name = storage::secret_name(&release.name, revision);
+        // In the operator's own name.
+        let acting = Acting { client: self.writer.client.clone(), writer: &self.writer };
+        match acting.ask(secrets.patch_metadata(&name, &params, &Patch::Merge(patch))).await {
+            Err(Trouble::Client(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
+                Err(Trouble::Outdated)
+            }
+            Err(trouble) => Err(trouble),
             Ok(_) => Ok(()),
         }
     }
 
+    fn acting(&self, credentials: &Credentials) -> Acting<'_> {
+        Acting { client: credentials.client.clone(), writer: &self.writer }
+    }
+
     /// The live objects of the newest revision, and who may touch them.
-    async fn targets(&self, key: &Key, observed: &Observed) -> Result<(Vec<Target>, Credentials, String), Trouble> {
+    async fn targets(&self, key: &Key, observed: &Observed) -> Result<(Vec<Target>, Acting<'_>, String), Trouble> {
         let Known::Yes(stored) = &observed.surroundings.storage else { return Err(Trouble::Outdated) };
         let newest = stored.last().ok_or(Trouble::Outdated)?;
         let desired = validate(&observed.object.value, &self.policy).map_err(|_| Trouble::Outdated)?;
         let record = self.record(&observed.release, newest.revision).await?.ok_or(Trouble::Outdated)?;
         let targets = live::targets(storage::manifest(&record), &observed.release);
         let credentials = self.identities.credentials(&key.namespace, desired.account.as_deref()).await?;
-        Ok((targets, credentials, newest.uid.clone()))
+        let acting = self.acting(&credentials);
+        let targets = self.discovered.located(&acting, targets).await?;
+        Ok((targets, acting, newest.uid.clone()))
     }
 
     async fn look_for_drift(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
-        let (targets, credentials, secret_uid) = self.targets(key, observed).await?;
+        let (targets, acting, secret_uid) = self.targets(key, observed).await?;
         // Before the look, so that what changes during it is heard of.
         self.follow(key, &targets);
-        let found = self.discovered.drift(&credentials.client, &targets, &ignored(observed)).await;
-        let found = found.map_err(|error| error.to_string());
+        let found = told(self.discovered.drift(&acting, &targets, &ignored(observed)).await)?;
         let looked = Looked { secret_uid, at: self.clock.instant(), found };
         self.notes.lock().entry(key.clone()).or_default().drift = Some(looked);
         Ok(())
@@ -220,18 +236,15 @@ impl ReleaseLayer {
 
     async fn correct_drift(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
         let Drift::Found(drifted) = &observed.surroundings.drift else { return Ok(()) };
-        if !self.writer.leadership.is_leading() {
-            return Err(Trouble::Outdated);
-        }
-        let (targets, credentials, _) = self.targets(key, observed).await?;
-        self.discovered.correct(&credentials.client, &targets, drifted, &ignored(observed)).await?;
+        let (targets, acting, _) = self.targets(key, observed).await?;
+        self.discovered.correct(&acting, &targets, drifted, &ignored(observed)).await?;
         self.notes.objects_changed(key);
         Ok(())
     }
 
     async fn look_at_replicas(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
-        let (targets, credentials, secret_uid) = self.targets(key, observed).await?;
-        let found = self.discovered.replicas(&credentials.client, &targets).await.map_err(|error| error.to_string());
+        let (targets, acting, secret_uid) = self.targets(key, observed).await?;
+        let found = told(self.discovered.replicas(&acting, &targets).await)?;
         let looked = Looked { secret_uid, at: self.clock.instant(), found };
         self.notes.lock().entry(key.clone()).or_default().replicas = Some(looked);
         Ok(())
@@ -244,16 +257,10 @@ impl ReleaseLayer {
         observed: &Observed,
         workloads: &[api::workspace::StoppedWorkload],
     ) -> Result<(), Trouble> {
-        let is_stopping = workloads.iter().all(|workload| workload.replicas == 0);
-        if is_stopping {
-            let plan = Plan { actions: vec![Action::Scale(workloads.to_vec())], ..Plan::default() };
-            self.write_status(key, observed, &self.status(observed, &plan, &[Outcome::Done])).await?;
-        }
-        if !self.writer.leadership.is_leading() {
-            return Err(Trouble::Outdated);
-        }
-        let (targets, credentials, _) = self.targets(key, observed).await?;
-        self.discovered.scale(&credentials.client, &targets, workloads, MANAGER).await?;
+        let plan = Plan { actions: vec![Action::Scale(workloads.to_vec())], ..Plan::default() };
+        self.write_status(key, observed, &self.status(observed, &plan, &[Outcome::Failed])).await?;
+        let (targets, acting, _) = self.targets(key, observed).await?;
+        self.discovered.scale(&acting, &targets, workloads, MANAGER).await?;
         self.notes.lock().entry(key.clone()).or_default().replicas = None;
         Ok(())
     }
@@ -296,9 +303,9 @@ fn other_operation(desired: &Desired, operation: &Operation) -> helm::Operation 
     }
 }
 
-async fn apply_crds(credentials: &Credentials, files: &[String]) -> Result<(), Trouble> {
+async fn apply_crds(acting: &Acting<'_>, files: &[String]) -> Result<(), Trouble> {
     let crds: Api<DynamicObject> = Api::all_with(
-        credentials.client.clone(),
+        acting.client.clone(),
         &kube::api::ApiResource::from_gvk(&GroupVersionKind::gvk(
             "apiextensions.k8s.io",
             "v1",
@@ -310,10 +317,20 @@ async fn apply_crds(credentials: &Credentials, files: &[String]) -> Result<(), T
             .map_err(|_| Trouble::Chart("a file in the chart's crds folder is not YAML".to_owned()))?;
         for document in documents.iter().filter(|document| document["kind"] == "CustomResourceDefinition") {
             let name = document["metadata"]["name"].as_str().unwrap_or_default();
-            crds.patch(name, &PatchParams::apply("helm").force(), &Patch::Apply(document)).await?;
+            let params = PatchParams::apply("helm").force();
+            acting.ask(crds.patch(name, &params, &Patch::Apply(document))).await?;
         }
     }
     Ok(())
+}
+
+/// What the server said against a look is worth remembering; that nobody answered is not.
+fn told<T>(result: Result<T, Trouble>) -> Result<Result<T, String>, Trouble> {
+    match result {
+        Ok(found) => Ok(Ok(found)),
+        Err(Trouble::Client(kube::Error::Api(status))) => Ok(Err(status.message.clone())),
+        Err(trouble) => Err(trouble),
+    }
 }
 
 /// Sorts a result into what the report must know and what ends the round.

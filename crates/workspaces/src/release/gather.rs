@@ -32,6 +32,9 @@ use super::{
 };
 use crate::helm::{self, ChartRef, Class, Credentials, Found, Private};
 
+/// How long a look at objects that no watch tells of is believed.
+const UNHEARD: Duration = Duration::from_secs(15);
+
 /// A read past the cache; the round is repeated without it.
 const READ_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -62,7 +65,9 @@ impl ReleaseLayer {
             cycle: desired.as_ref().and_then(|desired| self.cycle(key, desired)),
             identity: Identity::Usable,
             drift: Drift::NotLooked,
+            is_drift_heard: self.indexes.kinds.things(key).iter().all(|kind| self.watches.readiness(kind).is_ok()),
             workloads: Replicas::NotLooked,
+            holds_data: None,
             is_namespace_terminating: is_deleting && self.is_terminating(&release.namespace).await?,
             rival,
         };
@@ -77,9 +82,9 @@ impl ReleaseLayer {
         {
             surroundings.identity = self.identities.check(&key.namespace, desired.account.as_deref()).await;
         }
-        let holds_data = self.holds_data(&object.value, &release, &surroundings).await?;
+        surroundings.holds_data = self.holds_data(&object.value, &release, &surroundings).await?;
         let version = AtomicU64::new(object.version);
-        Ok(Some(Observed { object, release, surroundings, holds_data, version, written: Mutex::default() }))
+        Ok(Some(Observed { object, release, surroundings, version, written: Mutex::default() }))
     }
 
     fn forget(&self, key: &Key) {
@@ -96,11 +101,13 @@ impl ReleaseLayer {
             (helm::State::Waiting, _) => Job::Waiting(kind),
             (helm::State::Running { is_ending: false, .. }, _) => Job::Running(kind),
             (helm::State::Running { is_ending: true, .. }, _) => Job::Ending(kind),
-            (helm::State::Finished(finished), Some(operation)) => {
+            (helm::State::Finished(finished), Some(operation))
+                if *finished.label == *releases::Operation::from(operation).label() =>
+            {
                 Job::Finished(Ended { operation: operation.into(), result: finished.result.clone().map_err(failure) })
             }
-            // Its end was stored already.
-            (helm::State::Finished(_), None) => {
+            // Its end was stored already, or it is of an operation that another replica has overtaken.
+            (helm::State::Finished(_), _) => {
                 self.runner.take(release);
                 Job::Idle
             }
@@ -243,7 +250,9 @@ impl ReleaseLayer {
         let (Some(newest), Some(desired)) = (stored.last(), desired) else { return };
         let notes = self.notes.lock().get(key).cloned().unwrap_or_default();
         let now = self.clock.instant();
-        let holds = |uid: &str, at| uid == newest.uid && now.saturating_duration_since(at) < desired.interval;
+        // Unheard of, it must be looked for; a little sooner than planning asks, so that it is found due then.
+        let pause = if surroundings.is_drift_heard { desired.interval } else { UNHEARD };
+        let holds = |uid: &str, at| uid == newest.uid && now.saturating_duration_since(at) < pause;
         if let Some(Looked { secret_uid, at, found }) = notes.drift
             && holds(&secret_uid, at)
         {
@@ -374,7 +383,7 @@ impl ReleaseLayer {
         Ok(found.is_none_or(|found| found.metadata.deletion_timestamp.is_some()))
     }
 
-    /// Read once per deployed revision, and only for services of a Workspace, whose data is protected.
+    /// Read when a revision was made and when it is to go, and only for services of a Workspace, whose data is protected.
     async fn holds_data(
         &self,
         object: &HelmRelease,
@@ -382,11 +391,8 @@ impl ReleaseLayer {
         surroundings: &releases::Observed,
     ) -> Result<Option<bool>, Error> {
         let is_service = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(LABEL_WORKSPACE));
-        let (Job::Finished(Ended { result: Ok(()), .. }), Known::Yes(stored), true) =
-            (&surroundings.job, &surroundings.storage, is_service)
-        else {
-            return Ok(None);
-        };
+        let is_due = surroundings.has_ended() || object.metadata.deletion_timestamp.is_some();
+        let (Known::Yes(stored), true) = (&surroundings.storage, is_service && is_due) else { return Ok(None) };
         let Some(newest) = stored.last() else { return Ok(None) };
         let record = self.record(release, newest.revision).await?;
         Ok(record.map(|record| storage::holds_data(&storage::manifest(&record))))

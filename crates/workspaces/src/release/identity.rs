@@ -12,7 +12,7 @@ use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
     core::v1::ServiceAccount,
 };
-use kube::{Api, Client, Config as ClientConfig, api::PostParams};
+use kube::{Api, Client, Config as ClientConfig, api::PostParams, core::Status};
 use plan::releases::Identity;
 use runtime::{Clock, Key};
 use serde_json::{Value, json};
@@ -28,8 +28,9 @@ const RIGHT_TIME: Duration = Duration::from_secs(30);
 /// A request without answer is given up after this; the round is repeated.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A namespace's ServiceAccount; `None` is the operator itself.
-type Account = Option<Key>;
+/// A namespace's ServiceAccount with its uid; `None` is the operator itself. A token does not outlive its account, so one
+/// that was made anew is another.
+type Account = Option<(Key, String)>;
 
 /// What is needed to act in somebody's name.
 #[derive(Clone)]
@@ -43,13 +44,15 @@ pub struct Identities {
     config: ClientConfig,
     clock: Clock,
     known: Mutex<HashMap<Account, (Credentials, Instant)>>,
+    /// Of accounts, as they were last checked.
+    uids: Mutex<HashMap<Key, String>>,
     /// Whether the operator itself may do anything, as it was last found out.
     may_act: Mutex<Option<(bool, Instant)>>,
 }
 
 impl Identities {
     pub fn new(client: Client, config: ClientConfig, clock: Clock) -> Self {
-        Self { client, config, clock, known: Mutex::default(), may_act: Mutex::default() }
+        Self { client, config, clock, known: Mutex::default(), uids: Mutex::default(), may_act: Mutex::default() }
     }
 
     /// Whether helm could act for a release of `namespace`.
@@ -64,11 +67,12 @@ impl Identities {
     async fn check_account(&self, namespace: &str, account: &str) -> Identity {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), namespace);
         match accounts.get_metadata_opt(account).await {
-            Ok(Some(_)) => Identity::Usable,
-            Ok(None) => {
-                self.known().remove(&Some(Key::new(namespace, account)));
-                Identity::AccountMissing(account.to_owned())
+            Ok(Some(found)) => {
+                let uid = found.metadata.uid.unwrap_or_default();
+                self.uids.lock().unwrap_or_else(PoisonError::into_inner).insert(Key::new(namespace, account), uid);
+                Identity::Usable
             }
+            Ok(None) => Identity::AccountMissing(account.to_owned()),
             Err(error) => refused("get serviceaccounts", &error),
         }
     }
@@ -106,9 +110,17 @@ impl Identities {
         Ok(answer.status.is_some_and(|status| status.allowed))
     }
 
-    /// Client and kubeconfig of an identity that was checked.
+    /// Client and kubeconfig of an identity that was checked. Never the operator's own unless it may do anything anyway.
     pub async fn credentials(&self, namespace: &str, account: Option<&str>) -> Result<Credentials, kube::Error> {
-        let account = account.map(|account| Key::new(namespace, account));
+        if account.is_none() && self.check_operator().await != Identity::Usable {
+            let status = Status::failure("helm may act only as a ServiceAccount", "Forbidden").with_code(403);
+            return Err(kube::Error::Api(status.boxed()));
+        }
+        let account = account.map(|account| {
+            let key = Key::new(namespace, account);
+            let uid = self.uids.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+            (key, uid.unwrap_or_default())
+        });
         let now = self.clock.instant();
         if let Some((credentials, until)) = self.known().get(&account)
             && now < *until
@@ -117,7 +129,7 @@ impl Identities {
         }
         let user = match &account {
             None => serde_json::to_value(&self.config.auth_info).map_err(kube::Error::SerdeError)?,
-            Some(account) => json!({ "token": self.token(account).await? }),
+            Some((account, _)) => json!({ "token": self.token(account).await? }),
         };
         let kubeconfig = kubeconfig(&self.config, &user);
         let client = match &account {
@@ -125,7 +137,9 @@ impl Identities {
             Some(_) => self.client_of(&user)?,
         };
         let credentials = Credentials { client, kubeconfig: Private::new(kubeconfig.to_string()) };
-        self.known().insert(account, (credentials.clone(), now + TOKEN_USE));
+        let mut known = self.known();
+        known.retain(|_, (_, until)| now < *until);
+        known.insert(account, (credentials.clone(), now + TOKEN_USE));
         Ok(credentials)
     }
 

@@ -12,13 +12,32 @@ use kube::{
     discovery::{self, Scope},
 };
 use plan::{object::differs, releases::Difference};
-use runtime::Key;
+use runtime::{Error, Key, Writer};
 use serde_json::{Value, json};
+
+use super::execute::Trouble;
 
 /// Helm's own field manager, so that what is set back is Helm's as before.
 const HELM: &str = "helm";
 /// Fields that differ between any two reads of one object.
 const NOTED_BY_SERVER: [&str; 4] = ["managedFields", "resourceVersion", "generation", "uid"];
+
+/// Requests in a release's own name: each bounded in time, and none without the lead.
+pub struct Acting<'a> {
+    pub client: Client,
+    pub writer: &'a Writer,
+}
+
+impl Acting<'_> {
+    pub async fn ask<T>(&self, request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Trouble> {
+        let left = self.writer.leadership.time_left().ok_or(Trouble::Outdated)?;
+        let limit = left.min(self.writer.timeout);
+        match tokio::time::timeout(limit, request).await {
+            Ok(answer) => Ok(answer?),
+            Err(_) => Err(Error::TimedOut { verb: "act on", resource: "release", limit }.into()),
+        }
+    }
+}
 
 /// An object of a manifest, ready to be asked for.
 pub struct Target {
@@ -57,37 +76,52 @@ fn target(mut desired: Value, release: &Key) -> Option<Target> {
 pub struct Discovered(Mutex<HashMap<GroupVersionKind, (ApiResource, Scope)>>);
 
 impl Discovered {
-    async fn api(&self, client: &Client, target: &Target) -> Result<Api<DynamicObject>, kube::Error> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&target.kind).cloned();
-        let (resource, scope) = if let Some(known) = known {
-            known
-        } else {
-            let (resource, capabilities) = discovery::pinned_kind(client, &target.kind).await?;
-            let found = (resource, capabilities.scope);
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(target.kind.clone(), found.clone());
-            found
-        };
+    async fn api(&self, acting: &Acting<'_>, target: &Target) -> Result<Api<DynamicObject>, Trouble> {
+        let (resource, scope) = self.place(acting, target).await?;
+        let client = acting.client.clone();
         Ok(match scope {
-            Scope::Cluster => Api::all_with(client.clone(), &resource),
-            Scope::Namespaced => Api::namespaced_with(client.clone(), &target.key.namespace, &resource),
+            Scope::Cluster => Api::all_with(client, &resource),
+            Scope::Namespaced => Api::namespaced_with(client, &target.key.namespace, &resource),
         })
+    }
+
+    /// Targets of kinds without namespaces are told of without one.
+    pub async fn located(&self, acting: &Acting<'_>, mut targets: Vec<Target>) -> Result<Vec<Target>, Trouble> {
+        for target in &mut targets {
+            if matches!(self.place(acting, target).await?.1, Scope::Cluster) {
+                target.key = Key::new("", target.key.name.clone());
+            }
+        }
+        Ok(targets)
+    }
+
+    async fn place(&self, acting: &Acting<'_>, target: &Target) -> Result<(ApiResource, Scope), Trouble> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&target.kind).cloned();
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let (resource, capabilities) = acting.ask(discovery::pinned_kind(&acting.client, &target.kind)).await?;
+        let found = (resource, capabilities.scope);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(target.kind.clone(), found.clone());
+        Ok(found)
     }
 
     /// What differs, by asking the server what an apply would change.
     pub async fn drift(
         &self,
-        client: &Client,
+        acting: &Acting<'_>,
         targets: &[Target],
         ignore: &[DriftIgnore],
-    ) -> Result<Vec<Difference>, kube::Error> {
+    ) -> Result<Vec<Difference>, Trouble> {
         let mut found = Vec::new();
         for target in targets {
-            let api = self.api(client, target).await?;
-            let what = match api.get_opt(&target.key.name).await? {
+            let api = self.api(acting, target).await?;
+            let what = match acting.ask(api.get_opt(&target.key.name)).await? {
                 None => Some("is gone".to_owned()),
                 Some(live) => {
                     let params = PatchParams { dry_run: true, ..PatchParams::apply(HELM).force() };
-                    let applied = api.patch(&target.key.name, &params, &Patch::Apply(&target.desired)).await?;
+                    let applied =
+                        acting.ask(api.patch(&target.key.name, &params, &Patch::Apply(&target.desired))).await?;
                     difference(target, &applied, &live, ignore)
                 }
             };
@@ -99,32 +133,33 @@ impl Discovered {
     /// Sets the named objects back.
     pub async fn correct(
         &self,
-        client: &Client,
+        acting: &Acting<'_>,
         targets: &[Target],
         drifted: &[Difference],
         ignore: &[DriftIgnore],
-    ) -> Result<(), kube::Error> {
+    ) -> Result<(), Trouble> {
         for target in targets.iter().filter(|target| drifted.iter().any(|d| d.object == target.title())) {
-            let api = self.api(client, target).await?;
+            let api = self.api(acting, target).await?;
             let mut desired = target.desired.clone();
             // Ignored fields stay with whoever set them, unless the object is made anew.
-            if api.get_opt(&target.key.name).await?.is_some() {
+            if acting.ask(api.get_opt(&target.key.name)).await?.is_some() {
                 paths(target, ignore).for_each(|path| remove(&mut desired, path));
             }
-            api.patch(&target.key.name, &PatchParams::apply(HELM).force(), &Patch::Apply(&desired)).await?;
+            let params = PatchParams::apply(HELM).force();
+            acting.ask(api.patch(&target.key.name, &params, &Patch::Apply(&desired))).await?;
         }
         Ok(())
     }
 
     /// Replicas of the Deployments and StatefulSets; those that are gone are left out.
-    pub async fn replicas(&self, client: &Client, targets: &[Target]) -> Result<Vec<StoppedWorkload>, kube::Error> {
+    pub async fn replicas(&self, acting: &Acting<'_>, targets: &[Target]) -> Result<Vec<StoppedWorkload>, Trouble> {
         let mut found = Vec::new();
         for target in targets.iter().filter(|target| is_workload(target)) {
-            let api = self.api(client, target).await?;
-            let scale = match api.get_scale(&target.key.name).await {
+            let api = self.api(acting, target).await?;
+            let scale = match acting.ask(api.get_scale(&target.key.name)).await {
                 Ok(scale) => scale,
-                Err(kube::Error::Api(status)) if status.code == 404 => continue,
-                Err(error) => return Err(error),
+                Err(Trouble::Client(kube::Error::Api(status))) if status.code == 404 => continue,
+                Err(trouble) => return Err(trouble),
             };
             let replicas = scale.spec.and_then(|spec| spec.replicas).unwrap_or(0);
             found.push(StoppedWorkload { kind: target.kind.kind.clone(), name: target.key.name.to_string(), replicas });
@@ -134,18 +169,18 @@ impl Discovered {
 
     pub async fn scale(
         &self,
-        client: &Client,
+        acting: &Acting<'_>,
         targets: &[Target],
         workloads: &[StoppedWorkload],
         manager: &str,
-    ) -> Result<(), kube::Error> {
+    ) -> Result<(), Trouble> {
         for workload in workloads {
             let is_it = |t: &&Target| is_workload(t) && t.kind.kind == workload.kind && *t.key.name == *workload.name;
             let Some(target) = targets.iter().find(is_it) else { continue };
-            let api = self.api(client, target).await?;
+            let api = self.api(acting, target).await?;
             let patch = json!({ "spec": { "replicas": workload.replicas } });
             let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
-            api.patch_scale(&target.key.name, &params, &Patch::Merge(&patch)).await?;
+            acting.ask(api.patch_scale(&target.key.name, &params, &Patch::Merge(&patch))).await?;
         }
         Ok(())
     }

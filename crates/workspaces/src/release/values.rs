@@ -38,6 +38,32 @@ pub fn files(spec: &HelmReleaseSpec, documents: Vec<Document>) -> Vec<Private> {
     documents.into_iter().filter_map(|document| document.content).chain(inline).collect()
 }
 
+/// What documents of Secrets hold: every text and number that stands for itself. Shorter ones occur everywhere.
+pub fn secrets(documents: &[Document]) -> Vec<Private> {
+    const SHORTEST: usize = 4;
+    let of_secrets = documents.iter().filter(|document| document.source.kind == ValuesKind::Secret);
+    let texts = of_secrets.filter_map(|document| std::str::from_utf8(document.content.as_ref()?.expose()).ok());
+    let mut found = Vec::new();
+    for value in texts.filter_map(|text| serde_saphyr::from_str::<Value>(text).ok()) {
+        leaves(&value, &mut |leaf| {
+            if leaf.len() >= SHORTEST {
+                found.push(Private::new(leaf));
+            }
+        });
+    }
+    found
+}
+
+fn leaves(value: &Value, tell: &mut impl FnMut(&str)) {
+    match value {
+        Value::Object(fields) => fields.values().for_each(|value| leaves(value, tell)),
+        Value::Array(elements) => elements.iter().for_each(|value| leaves(value, tell)),
+        Value::String(text) => tell(text),
+        Value::Number(number) => tell(&number.to_string()),
+        Value::Null | Value::Bool(_) => {}
+    }
+}
+
 /// Reads one source from its object's data.
 pub fn read(source: &ValuesSource, object: Option<(String, BTreeMap<String, Vec<u8>>)>) -> Result<Document, Values> {
     let what = format!("{} {}", kind_name(source.kind), source.name);
@@ -163,6 +189,15 @@ mod tests {
         let Err(Values::Missing(what)) = read(&source(false), other) else { panic!() };
         assert!(what.contains("no key values.yaml"));
         assert!(read(&source(true), None).unwrap().content.is_none());
+    }
+
+    #[test]
+    fn w24_what_secrets_hold_is_known_leaf_by_leaf() {
+        let read =
+            |kind| read(&ValuesSource { kind, ..source(false) }, object("a: {b: [hunter2, 12345]}\nc: yes")).unwrap();
+        let found = secrets(&[read(ValuesKind::Secret), read(ValuesKind::ConfigMap)]);
+        let found: Vec<_> = found.iter().map(|secret| String::from_utf8_lossy(secret.expose()).into_owned()).collect();
+        assert_eq!(found, ["hunter2", "12345"]);
     }
 
     #[test]
