@@ -115,16 +115,16 @@ impl ReleaseLayer {
     ) -> Result<Request, Trouble> {
         let credentials = self.identities.credentials(&key.namespace, desired.account.as_deref()).await?;
         let is_deployment = matches!(operation.kind, OperationKind::Install | OperationKind::Upgrade);
-        let (helm, values, secrets) = if is_deployment {
-            let (values, secrets) = self.checked_values(key, observed).await?;
+        let (helm, (values, secrets)) = if is_deployment {
+            let values = self.checked_values(key, observed).await?;
             let deploy = self.deploy(key, desired, operation, &credentials, observed).await?;
             let helm = match operation.kind {
                 OperationKind::Install => helm::Operation::Install(deploy),
                 _ => helm::Operation::Upgrade(deploy),
             };
-            (helm, values, secrets)
+            (helm, values)
         } else {
-            (other_operation(desired, operation), Vec::new(), Vec::new())
+            (other_operation(desired, operation), Default::default())
         };
         Ok(Request {
             key: observed.release.clone(),
@@ -139,7 +139,7 @@ impl ReleaseLayer {
         })
     }
 
-    /// The values' files and what is secret in them, if they still are what was planned on.
+    /// The values' files, if they still are what was planned on, and what of them must be said nowhere.
     async fn checked_values(
         &self,
         key: &Key,
@@ -192,7 +192,7 @@ impl ReleaseLayer {
 
     /// Marks a revision that nobody works on as failed. Gone or changed meanwhile is for the next round to see.
     async fn unlock(&self, release: &Key, revision: u32, uid: &str, version: &str) -> Result<(), Trouble> {
-        let record = self.known_record(release, revision).await?;
+        let record = self.record(release, revision).await?;
         let secrets: Api<Secret> = Api::namespaced(self.writer.client.clone(), &release.namespace);
         let patch = storage::failed(record, uid, version);
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
@@ -208,22 +208,20 @@ impl ReleaseLayer {
         }
     }
 
-    fn acting(&self, credentials: &Credentials) -> Acting<'_> {
-        Acting { client: credentials.client.clone(), writer: &self.writer }
+    /// Helm's whole record of a revision.
+    async fn record(&self, release: &Key, revision: u32) -> Result<Value, Trouble> {
+        let secret = self.stored_in(release, revision).await?.ok_or(Trouble::Outdated)?;
+        storage::decode(&secret).ok_or_else(|| {
+            let name = storage::secret_name(&release.name, revision);
+            let message = format!(
+                "Helm's record of revision {revision} cannot be read; restore the Secret {name}, or delete it if the release may be made anew"
+            );
+            Trouble::Refused(Why { reason: Reason::StateUnknown, message })
+        })
     }
 
-    async fn known_record(&self, release: &Key, revision: u32) -> Result<Value, Trouble> {
-        match self.record(release, revision).await? {
-            Some(Some(record)) => Ok(record),
-            Some(None) => {
-                let name = storage::secret_name(&release.name, revision);
-                let message = format!(
-                    "Helm's record of revision {revision} cannot be read; restore the Secret {name}, or delete it if the release may be made anew"
-                );
-                Err(Trouble::Refused(Why { reason: Reason::StateUnknown, message }))
-            }
-            None => Err(Trouble::Outdated),
-        }
+    fn acting(&self, credentials: &Credentials) -> Acting<'_> {
+        Acting { client: credentials.client.clone(), writer: &self.writer }
     }
 
     /// The live objects of the newest revision, and who may touch them.
@@ -231,7 +229,7 @@ impl ReleaseLayer {
         let Known::Yes(stored) = &observed.surroundings.storage else { return Err(Trouble::Outdated) };
         let newest = stored.last().ok_or(Trouble::Outdated)?;
         let desired = validate(&observed.object.value, &self.policy).map_err(|_| Trouble::Outdated)?;
-        let record = self.known_record(&observed.release, newest.revision).await?;
+        let record = self.record(&observed.release, newest.revision).await?;
         let targets = live::targets(storage::manifest(&record), &observed.release);
         let credentials = self.identities.credentials(&key.namespace, desired.account.as_deref()).await?;
         let acting = self.acting(&credentials);
@@ -259,6 +257,7 @@ impl ReleaseLayer {
 
     async fn look_at_replicas(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
         let (targets, acting, secret_uid) = self.targets(key, observed).await?;
+        self.follow(key, &targets);
         let found = told(self.discovered.replicas(&acting, &targets).await)?;
         let looked = Looked { secret_uid, at: self.clock.instant(), found };
         self.notes.lock().entry(key.clone()).or_default().replicas = Some(looked);

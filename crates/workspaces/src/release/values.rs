@@ -1,6 +1,6 @@
 //! Values: from which objects, with which digest, and whether Helm would read them as they are written.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Write};
 
 use api::workspace::{HelmReleaseSpec, ReadValues, ValuesKind, ValuesSource};
 use plan::{object::digest, releases::Values};
@@ -34,29 +34,50 @@ pub fn values(spec: &HelmReleaseSpec, sources: Vec<ReadValues>) -> Values {
 /// The files for helm, in order.
 pub fn files(spec: &HelmReleaseSpec, documents: Vec<Document>) -> Vec<Private> {
     let inline = spec.values.as_ref().filter(|values| !values.is_empty());
-    let inline = inline.map(|values| Private::new(Value::Object(values.clone()).to_string()));
+    let inline = inline.map(|values| Private::new(escaped(&Value::Object(values.clone()).to_string())));
     documents.into_iter().filter_map(|document| document.content).chain(inline).collect()
 }
 
-/// What must not be seen in a message: every text and number of a Secret's document.
+/// What documents of Secrets hold: every text and number that stands for itself. Shorter ones occur everywhere.
 pub fn secrets(documents: &[Document]) -> Vec<Private> {
-    let of_secret = |document: &&Document| document.source.kind == ValuesKind::Secret;
+    const SHORTEST: usize = 4;
+    let of_secrets = documents.iter().filter(|document| document.source.kind == ValuesKind::Secret);
+    let texts = of_secrets.filter_map(|document| std::str::from_utf8(document.content.as_ref()?.expose()).ok());
     let mut found = Vec::new();
-    for content in documents.iter().filter(of_secret).filter_map(|document| document.content.as_ref()) {
-        let text = String::from_utf8_lossy(content.expose());
-        leaves(&serde_saphyr::from_str(&text).unwrap_or(Value::Null), &mut found);
+    for value in texts.filter_map(|text| serde_saphyr::from_str::<Value>(text).ok()) {
+        leaves(&value, &mut |leaf| {
+            if leaf.len() >= SHORTEST {
+                found.push(Private::new(leaf));
+            }
+        });
     }
     found
 }
 
-fn leaves(value: &Value, found: &mut Vec<Private>) {
+fn leaves(value: &Value, tell: &mut impl FnMut(&str)) {
     match value {
-        Value::Object(fields) => fields.values().for_each(|field| leaves(field, found)),
-        Value::Array(elements) => elements.iter().for_each(|element| leaves(element, found)),
-        Value::String(text) => found.push(Private::new(text)),
-        Value::Number(number) => found.push(Private::new(number.to_string())),
+        Value::Object(fields) => fields.values().for_each(|value| leaves(value, tell)),
+        Value::Array(elements) => elements.iter().for_each(|value| leaves(value, tell)),
+        Value::String(text) => tell(text),
+        Value::Number(number) => tell(&number.to_string()),
         Value::Null | Value::Bool(_) => {}
     }
+}
+
+/// JSON that helm's YAML reader takes as it is: of the characters that JSON leaves alone, YAML folds some and refuses
+/// others. They occur in texts only, where an escape stands for the same.
+fn escaped(json: &str) -> String {
+    let is_special =
+        |c: char| matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}');
+    let mut text = String::with_capacity(json.len());
+    for character in json.chars() {
+        if is_special(character) {
+            let _ = write!(text, "\\u{:04x}", u32::from(character));
+        } else {
+            text.push(character);
+        }
+    }
+    text
 }
 
 /// Reads one source from its object's data.
@@ -177,19 +198,6 @@ mod tests {
     }
 
     #[test]
-    fn w24_texts_and_numbers_of_a_secret_are_secret() {
-        let document = |kind, text: &str| {
-            let source = ValuesSource { kind, ..source(false) };
-            read(&source, object(text)).unwrap()
-        };
-        let text = "a: {b: [hunter2, 123456]}\nc: true\nd: |\n  two\n  lines\n";
-        let documents = [document(ValuesKind::Secret, text), document(ValuesKind::ConfigMap, "e: open")];
-        let found = secrets(&documents);
-        let found: Vec<_> = found.iter().map(|secret| String::from_utf8_lossy(secret.expose())).collect();
-        assert_eq!(found, ["hunter2", "123456", "two\nlines\n"]);
-    }
-
-    #[test]
     fn a_missing_source_is_named_unless_it_is_optional() {
         let Err(Values::Missing(what)) = read(&source(false), None) else { panic!() };
         assert!(what.contains("Secret s"));
@@ -197,6 +205,14 @@ mod tests {
         let Err(Values::Missing(what)) = read(&source(false), other) else { panic!() };
         assert!(what.contains("no key values.yaml"));
         assert!(read(&source(true), None).unwrap().content.is_none());
+    }
+
+    #[test]
+    fn w40_what_yaml_would_fold_or_refuse_is_escaped() {
+        let value = json!({ "a": "a\u{85}b \u{2028} \u{7f}\u{fffe} é 日本 😀" });
+        let text = escaped(&value.to_string());
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+        assert!(text.contains("\\u0085") && text.contains("\\u2028") && text.contains("日本 😀"), "{text}");
     }
 
     #[test]
