@@ -106,7 +106,7 @@ impl Memos {
     /// A live object changed: somebody must look again.
     pub fn objects_changed(&self, key: &Key) {
         if let Some(notes) = self.lock().get_mut(key) {
-            notes.drift = None;
+            (notes.drift, notes.replicas) = (None, None);
         }
     }
 }

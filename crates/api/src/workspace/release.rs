@@ -267,8 +267,8 @@ pub enum DriftDetection {
 /// Fields in which drift is expected.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DriftIgnore {
-    /// JSON pointers, for example /spec/replicas; a pointer covers all below it.
-    #[schemars(extend("minItems" = 1, "maxItems" = 50))]
+    /// JSON pointers, for example /spec/replicas; each begins with / and covers all below it.
+    #[schemars(inner(length(min = 2, max = 500), regex(pattern = "^/")), extend("minItems" = 1, "maxItems" = 50))]
     pub paths: Vec<String>,
     /// Objects that the paths apply to; all when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]

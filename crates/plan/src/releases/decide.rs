@@ -169,11 +169,10 @@ impl Deciding<'_> {
             Chart::Fetching => None,
             Chart::Failed(failure) => {
                 let is_permanent = matches!(failure.class, FailureClass::NotFound | FailureClass::Unauthorised);
-                let (reason, pause) = if is_permanent {
-                    (Reason::ChartNotFound, desired.interval)
-                } else {
-                    (Reason::ChartUnavailable, self.policy.fetch_retry.min(desired.interval))
-                };
+                let is_absent = failure.class == FailureClass::NotFound;
+                let reason = if is_absent { Reason::ChartNotFound } else { Reason::ChartUnavailable };
+                let retry = self.policy.fetch_retry.min(desired.interval);
+                let pause = if is_permanent { desired.interval } else { retry };
                 plan.look_within(pause);
                 plan.block(reason, failure.message.clone());
                 None
@@ -188,13 +187,15 @@ impl Deciding<'_> {
         }
         let is_installed = last_good(stored).is_some();
         let strategy = if is_installed { desired.upgrade } else { desired.install };
-        // What keeps interrupting may be gone by the next interval.
         let is_harried = self.memory.interruptions(digest) > self.policy.max_interruptions;
-        let rest = self.left(self.memory.status.last_attempted_at, desired.interval).filter(|_| is_harried);
+        let is_used_up = self.memory.failures(digest) > strategy.retries;
+        // What keeps interrupting may be gone by the next interval, and a right that was missing may be given.
+        let is_external = is_harried || (is_used_up && self.memory.status.last_failure == Some(Reason::Forbidden));
+        let rest = self.left(self.memory.status.last_attempted_at, desired.interval).filter(|_| is_external);
         if let Some(rest) = rest {
             plan.look_within(rest);
         }
-        let is_exhausted = self.memory.failures(digest) > strategy.retries || rest.is_some();
+        let is_exhausted = if is_external { rest.is_some() } else { is_used_up };
         let remedy = self.memory.status.remedy.as_ref().filter(|remedy| remedy.digest == digest);
         if !is_exhausted && (remedy.is_none() || self.memory.force.is_some()) {
             let kind = if is_installed { OperationKind::Upgrade } else { OperationKind::Install };
@@ -357,6 +358,9 @@ impl Deciding<'_> {
         let former = &self.memory.status.stopped;
         if !desired.stopped && former.is_empty() {
             return;
+        }
+        if !self.observed.is_drift_heard {
+            plan.look_within(UNHEARD_LOOK);
         }
         match &self.observed.workloads {
             Replicas::NotLooked => plan.actions.push(Action::LookAtReplicas),

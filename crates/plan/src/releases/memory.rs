@@ -137,6 +137,20 @@ fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Observed, forme
             fail(status, kind, failure);
         }
     }
+    note_failed(status, operation);
+}
+
+/// A failed revision is ours as well.
+fn note_failed(status: &mut HelmReleaseStatus, operation: &Operation) {
+    let is_deployment = matches!(operation.kind, OperationKind::Install | OperationKind::Upgrade);
+    if let Some(newest) = status.history.first_mut()
+        && is_deployment
+        && newest.revision > operation.revision
+        && newest.status == StoredStatus::Failed.as_str()
+    {
+        newest.digest = Some(operation.digest.clone());
+        newest.chart_version.clone_from(&operation.chart_version);
+    }
 }
 
 fn set_test(status: &mut HelmReleaseStatus, result: TestResult) {

@@ -8,7 +8,8 @@ mod victim;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
+    convert::Infallible,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -172,8 +173,14 @@ impl Campaign {
                 stored = self.stored.subscribe();
             }
         }
-        let ends = join_all(self.releases.iter_mut().map(|release| release.finished(&self.place))).await;
-        let mut failures = Vec::new();
+        let mut doubled = BTreeSet::new();
+        let ends = join_all(self.releases.iter_mut().map(|release| release.finished(&self.place)));
+        let ends = tokio::select! {
+            ends = ends => ends,
+            never = watch_for_doubles(&self.private, &mut doubled) => match never {},
+        };
+        let mut failures: Vec<_> =
+            doubled.iter().map(|release| format!("two helms at once on {release}, killed: {victim:?}")).collect();
         for (release, end) in self.releases.iter_mut().zip(ends) {
             if let Err(error) = end {
                 let what = format!("{} of {}, killed: {victim:?} at {moments:?}", release.flow, release.name);
@@ -278,6 +285,19 @@ impl Campaign {
     }
 }
 
+/// An orphan of the killed operator and a helm of the next one must not meet.
+async fn watch_for_doubles(private: &Path, doubled: &mut BTreeSet<String>) -> Infallible {
+    loop {
+        let mut seen = BTreeSet::new();
+        for process in processes(private).into_iter().filter(|process| !process.is_guard) {
+            if !seen.insert(process.release.clone()) {
+                doubled.insert(process.release);
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
 fn follow_storage(secrets: Api<Secret>) -> (broadcast::Sender<String>, AbortOnDropHandle<()>) {
     // More than a wave writes.
     let (sender, _) = broadcast::channel(1024);
@@ -293,7 +313,7 @@ fn follow_storage(secrets: Api<Secret>) -> (broadcast::Sender<String>, AbortOnDr
     (sender, AbortOnDropHandle::new(watch))
 }
 
-fn files_below(directory: &std::path::Path) -> Result<Vec<PathBuf>> {
+fn files_below(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut directories = vec![directory.to_owned()];
     while let Some(directory) = directories.pop() {

@@ -10,9 +10,13 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
+    time::Duration,
 };
 
 use rustix::fs::{FlockOperation, flock};
+
+use super::guard::ORPHAN_GRACE;
 
 /// Content that must not be seen: `Debug` tells its length alone.
 #[derive(Clone, PartialEq, Eq)]
@@ -44,6 +48,8 @@ pub(super) struct PrivateDirectory {
 
 const PREFIX: &str = "runner-";
 const LOCK: &str = "lock";
+/// Invisible beside the start of a process.
+const ORPHAN_LOOK: Duration = Duration::from_millis(10);
 
 impl PrivateDirectory {
     /// Makes one below `parent`, and removes those of runners that were killed.
@@ -78,14 +84,30 @@ impl Drop for PrivateDirectory {
 }
 
 /// Removes what runners left that are gone: their lock can be had. A directory without a lock is one that is just
-/// being made, or no runner's at all.
+/// being made, or no runner's at all. Their helm processes may live a little longer, and are waited for: nobody else
+/// may work on their releases meanwhile.
 fn sweep(parent: &Path, own: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)? {
         let path = entry?.path();
         let is_runner = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
         let Ok(lock) = File::open(path.join(LOCK)) else { continue };
         if is_runner && path != own && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            wait_for_orphans(&path)?;
             fs::remove_dir_all(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Every operation's directory is locked for as long as somebody is at work in it.
+fn wait_for_orphans(runner: &Path) -> io::Result<()> {
+    // Their guards end them; a second more for the end itself. What then still lives has lost its guard as well.
+    let mut looks = (ORPHAN_GRACE + Duration::from_secs(1)).as_millis() / ORPHAN_LOOK.as_millis();
+    for entry in fs::read_dir(runner)? {
+        let operation = File::open(entry?.path())?;
+        while flock(&operation, FlockOperation::NonBlockingLockExclusive).is_err() && looks > 0 {
+            looks -= 1;
+            thread::sleep(ORPHAN_LOOK);
         }
     }
     Ok(())

@@ -10,11 +10,15 @@
 //! | `k` | ends the whole group (SIGKILL) |
 //! | end of file: we are gone | asks, and after [`ORPHAN_GRACE`] ends the whole group |
 //!
+//! For as long as the guard or its child lives, the directory that both run in is locked: the next operator knows by it
+//! that somebody is still at work.
+//!
 //! On standard output it writes one line with the child's process id and, when the child has ended, one with a
 //! report. Nothing else runs here, no runtime and no TLS: it has to start in milliseconds.
 
 use std::{
     ffi::OsString,
+    fs::File,
     io::{self, Read, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
     process::{Child, Command, ExitCode, Stdio},
@@ -23,6 +27,8 @@ use std::{
     time::Duration,
 };
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, setrlimit, waitid,
 };
@@ -71,6 +77,10 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> io::Result<()> {
     let bytes = arguments.next().and_then(|bytes| bytes.to_str()?.parse().ok()).ok_or_else(usage)?;
     let program = arguments.next().ok_or_else(usage)?;
     setrlimit(Resource::Data, Rlimit { current: Some(bytes), maximum: Some(bytes) })?;
+    let at_work = File::open(".")?;
+    flock(&at_work, FlockOperation::NonBlockingLockShared)?;
+    // The child inherits it, and with it the lock.
+    fcntl_setfd(&at_work, FdFlags::empty())?;
     #[expect(clippy::disallowed_methods, reason = "this starts helm")]
     let mut child = Command::new(program)
         .args(arguments)

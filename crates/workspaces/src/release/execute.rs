@@ -257,6 +257,7 @@ impl ReleaseLayer {
 
     async fn look_at_replicas(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
         let (targets, acting, secret_uid) = self.targets(key, observed).await?;
+        self.follow(key, &targets);
         let found = told(self.discovered.replicas(&acting, &targets).await)?;
         let looked = Looked { secret_uid, at: self.clock.instant(), found };
         self.notes.lock().entry(key.clone()).or_default().replicas = Some(looked);

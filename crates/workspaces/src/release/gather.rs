@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::{Mutex, atomic::AtomicU64},
     time::Duration,
 };
@@ -237,7 +238,11 @@ impl ReleaseLayer {
 
     /// The object that was first to stand for the same Helm release.
     fn rival(&self, key: &Key, object: &HelmRelease, release: &Key) -> Option<String> {
-        let age = |object: &HelmRelease| (object.metadata.creation_timestamp.clone(), object.metadata.uid.clone());
+        // Of two of the same second the one that holds the release already is the first.
+        let age = |object: &HelmRelease| {
+            let has_acted = object.status.as_ref().is_some_and(|status| status.last_attempted_digest.is_some());
+            (object.metadata.creation_timestamp.clone(), !has_acted, object.metadata.uid.clone())
+        };
         let others = self.indexes.releases.keys(release).into_iter().filter(|other| other != key);
         let mut older =
             others.filter(|other| self.releases.get(other).is_some_and(|other| age(&other.value) < age(object)));
@@ -262,8 +267,8 @@ impl ReleaseLayer {
                 Err(why) => Drift::Unknown(why),
             };
         }
-        if let Some(Looked { secret_uid, found, .. }) = notes.replicas
-            && secret_uid == newest.uid
+        if let Some(Looked { secret_uid, at, found }) = notes.replicas
+            && holds(&secret_uid, at)
         {
             surroundings.workloads = match found {
                 Ok(found) => Replicas::Live(found),
@@ -360,6 +365,12 @@ impl ReleaseLayer {
             credentials: None,
             ca: None,
         };
+        // A folder of charts, as a repository is.
+        if let Some(folder) = chart.repo.strip_prefix("file://").map(|folder| Path::new(folder).join(&chart.name))
+            && folder.join("Chart.yaml").is_file()
+        {
+            wanted.repo = format!("file://{}", folder.display());
+        }
         let Some(reference) = &chart.secret_ref else { return Ok(Ok(wanted)) };
         let key = Key::new(namespace, reference.name.as_str());
         let Some(secret) = self.writer.read::<Secret>("secrets", &key).await? else {

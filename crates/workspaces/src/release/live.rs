@@ -113,21 +113,33 @@ impl Discovered {
         targets: &[Target],
         ignore: &[DriftIgnore],
     ) -> Result<Vec<Difference>, Trouble> {
-        let mut found = Vec::new();
+        let (mut found, mut trouble) = (Vec::new(), None);
         for target in targets {
-            let api = self.api(acting, target).await?;
-            let what = match acting.ask(api.get_opt(&target.key.name)).await? {
-                None => Some("is gone".to_owned()),
-                Some(live) => {
-                    let params = PatchParams { dry_run: true, ..PatchParams::apply(HELM).force() };
-                    let applied =
-                        acting.ask(api.patch(&target.key.name, &params, &Patch::Apply(&target.desired))).await?;
-                    difference(target, &applied, &live, ignore)
-                }
-            };
-            found.extend(what.map(|what| Difference { object: target.title(), what }));
+            match self.drift_of(acting, target, ignore).await {
+                Ok(what) => found.extend(what.map(|what| Difference { object: target.title(), what })),
+                // One that cannot be looked at hides none of the others.
+                Err(Trouble::Client(error)) => trouble = Some(error),
+                Err(other) => return Err(other),
+            }
         }
-        Ok(found)
+        match trouble {
+            Some(error) if found.is_empty() => Err(Trouble::Client(error)),
+            _ => Ok(found),
+        }
+    }
+
+    async fn drift_of(
+        &self,
+        acting: &Acting<'_>,
+        target: &Target,
+        ignore: &[DriftIgnore],
+    ) -> Result<Option<String>, Trouble> {
+        let api = self.api(acting, target).await?;
+        let Some(live) = acting.ask(api.get_opt(&target.key.name)).await? else {
+            return Ok(Some("is gone".to_owned()));
+        };
+        let applied = apply(acting, &api, &target.key.name, &target.desired, true).await?;
+        Ok(difference(target, &applied, &live, ignore))
     }
 
     /// Sets the named objects back.
@@ -145,8 +157,7 @@ impl Discovered {
             if acting.ask(api.get_opt(&target.key.name)).await?.is_some() {
                 paths(target, ignore).for_each(|path| remove(&mut desired, path));
             }
-            let params = PatchParams::apply(HELM).force();
-            acting.ask(api.patch(&target.key.name, &params, &Patch::Apply(&desired))).await?;
+            apply(acting, &api, &target.key.name, &desired, false).await?;
         }
         Ok(())
     }
@@ -183,6 +194,24 @@ impl Discovered {
             acting.ask(api.patch_scale(&target.key.name, &params, &Patch::Merge(&patch))).await?;
         }
         Ok(())
+    }
+}
+
+/// Applies as Helm does. What was changed in the key of a list cannot be applied beside it, and is replaced.
+async fn apply(
+    acting: &Acting<'_>,
+    api: &Api<DynamicObject>,
+    name: &str,
+    desired: &Value,
+    dry_run: bool,
+) -> Result<DynamicObject, Trouble> {
+    let params = PatchParams { dry_run, ..PatchParams::apply(HELM).force() };
+    match acting.ask(api.patch(name, &params, &Patch::Apply(desired))).await {
+        Err(Trouble::Client(kube::Error::Api(status))) if status.code == 422 => {
+            let params = PatchParams { dry_run, field_manager: Some(HELM.to_owned()), ..PatchParams::default() };
+            acting.ask(api.patch(name, &params, &Patch::Merge(desired))).await
+        }
+        result => result,
     }
 }
 

@@ -47,11 +47,12 @@ async fn helm_ends_with_a_killed_operator() -> Result<()> {
     };
     assert!(pids.split(' ').count() == 3 && pids.split(' ').all(is_alive), "{pids}");
     victim.kill().await?;
-    let scene = Scene::fake("", |_| {})?;
-    scene.until("helm lives on", || (!pids.split(' ').any(is_alive)).then_some(())).await?;
     let private = directory.join("private");
     assert_eq!(std::fs::read_dir(&private)?.count(), 1, "a killed process cannot clear up");
     let next = Runner::start(config("/no/helm".into(), &directory))?;
+    assert!(!pids.split(' ').take(2).any(is_alive), "two operators' helms could meet");
+    let scene = Scene::fake("", |_| {})?;
+    scene.until("its guard lives on", || (!pids.split(' ').any(is_alive)).then_some(())).await?;
     let left: Vec<_> = std::fs::read_dir(&private)?.collect::<Result<_, _>>()?;
     assert_eq!(left.len(), 1, "only the next runner's own is left: {left:?}");
     assert!(!left[0].path().join("0").exists());

@@ -26,6 +26,7 @@ pub struct Process {
     pid: Pid,
     pub is_guard: bool,
     pub operation: String,
+    pub release: String,
 }
 
 /// Everything that runs in a directory of a helm operation: helm and its guard.
@@ -42,8 +43,8 @@ fn process(path: &Path, private: &Path) -> Option<Process> {
     let arguments: Vec<&str> = line.split('\0').collect();
     let is_guard = arguments.get(1) == Some(&"guard");
     // `strata guard BYTES helm upgrade …`, `helm upgrade …`.
-    let operation = arguments.get(if is_guard { 4 } else { 1 }).copied().unwrap_or_default().to_owned();
-    Some(Process { pid, is_guard, operation })
+    let [operation, release] = arguments.get(if is_guard { 4..6 } else { 1..3 })? else { return None };
+    Some(Process { pid, is_guard, operation: (*operation).to_owned(), release: (*release).to_owned() })
 }
 
 impl Victim {
