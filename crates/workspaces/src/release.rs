@@ -69,6 +69,8 @@ struct Looked<T> {
 /// What cannot be observed cheaply and is only worth remembering while the process lives.
 #[derive(Clone, Default)]
 struct Notes {
+    /// How often a live object changed.
+    changes: u64,
     drift: Option<Looked<Vec<Difference>>>,
     replicas: Option<Looked<Vec<StoppedWorkload>>>,
     /// When a range was last looked up.
@@ -106,7 +108,20 @@ impl Memos {
     /// A live object changed: somebody must look again.
     pub fn objects_changed(&self, key: &Key) {
         if let Some(notes) = self.lock().get_mut(key) {
+            notes.changes += 1;
             (notes.drift, notes.replicas) = (None, None);
+        }
+    }
+
+    /// Before a look: what to compare with after it.
+    fn changes(&self, key: &Key) -> u64 {
+        self.lock().entry(key.clone()).or_default().changes
+    }
+
+    /// Notes what a look found, unless an object changed during it: that may have been looked at before.
+    fn note(&self, key: &Key, changes: u64, note: impl FnOnce(&mut Notes)) {
+        if let Some(notes) = self.lock().get_mut(key).filter(|notes| notes.changes == changes) {
+            note(notes);
         }
     }
 }

@@ -241,9 +241,10 @@ impl ReleaseLayer {
         let (targets, acting, secret_uid) = self.targets(key, observed).await?;
         // Before the look, so that what changes during it is heard of.
         self.follow(key, &targets);
+        let changes = self.notes.changes(key);
         let found = told(self.discovered.drift(&acting, &targets, &ignored(observed)).await)?;
         let looked = Looked { secret_uid, at: self.clock.instant(), found };
-        self.notes.lock().entry(key.clone()).or_default().drift = Some(looked);
+        self.notes.note(key, changes, |notes| notes.drift = Some(looked));
         Ok(())
     }
 
@@ -258,9 +259,10 @@ impl ReleaseLayer {
     async fn look_at_replicas(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
         let (targets, acting, secret_uid) = self.targets(key, observed).await?;
         self.follow(key, &targets);
+        let changes = self.notes.changes(key);
         let found = told(self.discovered.replicas(&acting, &targets).await)?;
         let looked = Looked { secret_uid, at: self.clock.instant(), found };
-        self.notes.lock().entry(key.clone()).or_default().replicas = Some(looked);
+        self.notes.note(key, changes, |notes| notes.replicas = Some(looked));
         Ok(())
     }
 

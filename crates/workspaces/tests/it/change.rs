@@ -38,7 +38,7 @@ async fn w03_version_repo_or_one_value_alone_upgrades_exactly_that_release() -> 
         space.four(json!({ "valuesFrom": sources, "values": { "image": "registry.test/ready:1" } }))
     };
     try_join_all(names.map(|name| space.install(name, spec(name)))).await?;
-    let mark = space.mark()?;
+    let mark = space.mark().await?;
     space.change("version", json!({ "chart": { "version": "1.1.0" } })).await?;
     space.change("repo", json!({ "chart": { "repo": mirror.url() } })).await?;
     space.change("value", json!({ "values": { "note": "b" } })).await?;

@@ -43,7 +43,7 @@ async fn w30_a_failure_is_told_everywhere_and_tried_again_only_after_a_change() 
     let failed = space
         .until("web", "settled", |release| release.status.as_ref().unwrap().observed_generation == Some(1))
         .await?;
-    let mark = space.mark()?;
+    let mark = space.mark().await?;
     for round in ["1", "2", "3"] {
         space.annotate("web", "example.test/touched", round).await?;
     }

@@ -18,7 +18,7 @@ async fn w38_without_the_helm_role_a_release_acts_as_its_account_and_nothing_els
     let nobody = space.condition("nobody", "Ready", "False", "ServiceAccountRequired").await?;
     assert!(message(&nobody).contains("spec.serviceAccountName"), "{}", message(&nobody));
 
-    let mark = space.mark()?;
+    let mark = space.mark().await?;
     space.account("deployer", Some("admin")).await?;
     space.account("weak", None).await?;
     space.install("web", with("deployer")).await?;

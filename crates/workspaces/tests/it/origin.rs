@@ -138,7 +138,7 @@ async fn w34_what_is_not_there_is_named_and_costs_no_write_until_it_is() -> Resu
     let unknown = space.condition("web", "Ready", "False", "ChartNotFound").await?;
     assert!(message(&unknown).contains("9.9.9") && message(&unknown).contains("web"), "{}", message(&unknown));
     let looks = || repository.requests().len();
-    let mark = space.mark()?;
+    let mark = space.mark().await?;
     let before = looks();
     eventually("the repository was asked again", || async { Ok(looks() > before + 1) }).await?;
     assert_eq!(space.writes(mark)?, []);

@@ -31,11 +31,7 @@ async fn w28_a_restart_with_unchanged_releases_starts_no_helm_and_writes_nothing
     }))
     .await?;
     world.operator.stop().await?;
-    // The last entries of the first operator.
-    space.config_map("fence", json!({})).await?;
-    let fence = |entry: &testbed::audit::Entry| entry.name == "fence";
-    world.control_plane.audit().wait_for(Default::default(), fence).await?;
-    let (mark, requests) = (space.mark()?, world.repository.requests().len());
+    let (mark, requests) = (space.mark().await?, world.repository.requests().len());
     let second = Running::start(config(&world.control_plane, world.directory.path()).await?, None).await?;
     let rounds = || second.metric("strata_reconcile_total", &["helmrelease"]);
     eventually("every release was looked at", || async { Ok(rounds() >= RELEASES as f64) }).await?;
@@ -124,7 +120,7 @@ async fn w27_a_helm_of_somebody_else_that_is_at_work_is_left_alone() -> Result<(
         pending(&space, "web").await?;
         space.create("web", space.spec("broken", "1.0.0", json!({}))).await?;
         space.condition("web", "Ready", "False", "Locked").await?;
-        let mark = space.mark()?;
+        let mark = space.mark().await?;
         space.annotate("web", "example.test/touched", "1").await?;
         space.until("web", "still locked", |release| condition(release, "Ready")["reason"] == "Locked").await?;
         assert_eq!(space.writes(mark)?, []);

@@ -317,7 +317,14 @@ impl<'a> Space<'a> {
         Ok(entries)
     }
 
-    pub fn mark(&self) -> Result<Mark> {
-        Ok(self.control_plane.audit().mark()?)
+    /// A place in the audit log behind all that was done before: the server notes a request a little after its effect.
+    pub async fn mark(&self) -> Result<Mark> {
+        let audit = self.control_plane.audit();
+        let before = audit.mark()?;
+        let name = "audit-fence";
+        self.config_map(name, json!({ "at": format!("{before:?}") })).await?;
+        let is_fence = |entry: &Entry| entry.namespace == self.namespace && entry.name == name;
+        audit.wait_for(before, is_fence).await?.context("the audit log stands still")?;
+        Ok(audit.mark()?)
     }
 }
