@@ -11,11 +11,16 @@ mod dev;
 mod handover;
 mod kill;
 mod process;
+mod releases;
 mod workspace_rights;
 
 // One folder of verbs for both crates' tests; its head says why it is not a crate.
 #[path = "../../../performers/tests/it/harness/mod.rs"]
 #[allow(dead_code, reason = "the performers tests use all of it")]
 mod harness;
+
+#[path = "../../../workspaces/tests/it/space.rs"]
+#[allow(dead_code, reason = "the workspaces tests use all of it")]
+mod space;
 
 use harness::scene;
