@@ -105,7 +105,7 @@ pub(crate) fn walk(name: &str, schema: &mut Value, change: &mut impl FnMut(&str,
 
 /// `Option` in Rust means that a field may be left out; `null` stays refused. The generated defaults only mirror
 /// Rust's.
-fn fit(_: &str, object: &mut serde_json::Map<String, Value>) {
+fn fit(name: &str, object: &mut serde_json::Map<String, Value>) {
     for generated in ["nullable", "default", "title"] {
         object.remove(generated);
     }
@@ -117,7 +117,9 @@ fn fit(_: &str, object: &mut serde_json::Map<String, Value>) {
         values.retain(|value| !value.is_null());
     }
     if object.get("x-kubernetes-int-or-string") == Some(&json!(true)) {
-        object.remove("description");
+        if name.is_empty() {
+            object.remove("description");
+        }
         object.insert("anyOf".to_owned(), json!([{ "type": "integer" }, { "type": "string" }]));
         object.insert("pattern".to_owned(), json!(QUANTITY));
     }
