@@ -12,7 +12,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 pub use duration::Span;
 pub use name::{
     DELETE_DATA_ANNOTATION, DIGEST_ANNOTATION, FINALIZER, FORCE_ANNOTATION, LABEL_MANAGED_BY, LABEL_USER,
-    LABEL_WORKSPACE, MANAGED_BY, MAX_RELEASE_NAME, RECONCILE_ANNOTATION, ROLLBACK_ANNOTATION,
+    LABEL_USER_UID, LABEL_WORKSPACE, MANAGED_BY, MAX_RELEASE_NAME, RECONCILE_ANNOTATION, ROLLBACK_ANNOTATION,
 };
 pub use release::{
     ChartReference, CrdPolicy, DriftDetection, DriftIgnore, DriftTarget, HelmRelease, HelmReleaseSpec,

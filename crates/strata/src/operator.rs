@@ -206,6 +206,9 @@ fn performers_config(values: &Values) -> Result<performers::Config, Failure> {
     Ok(config)
 }
 
+/// What helm gets of the environment.
+const PROXIES: [&str; 6] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
+
 fn workspaces_config(values: &Values, client: ClientConfig) -> Result<workspaces::Config, Failure> {
     let program =
         std::env::current_exe().map_err(|error| Failure::new(format!("cannot find this program: {error}")))?;
@@ -223,7 +226,6 @@ fn workspaces_config(values: &Values, client: ClientConfig) -> Result<workspaces
     config.policy.other_namespaces = values.helm_other_namespaces.unwrap_or(false);
     config.policy.local_charts = values.helm_local_charts.unwrap_or(false);
     config.charts.time_to_live = values.chart_time_to_live.unwrap_or(config.charts.time_to_live);
-    const PROXIES: [&str; 6] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
     config.environment = std::env::vars_os().filter(|(name, _)| PROXIES.iter().any(|proxy| name == proxy)).collect();
     Ok(config)
 }
@@ -233,7 +235,7 @@ fn helm_program(values: &Values, program: &Path) -> Result<PathBuf, Failure> {
         return Ok(helm.clone());
     }
     let beside = program.parent().map(Path::to_owned);
-    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::vars_os().find_map(|(name, value)| (name == "PATH").then_some(value)).unwrap_or_default();
     let found = beside.into_iter().chain(std::env::split_paths(&path)).map(|folder| folder.join("helm"));
     found.into_iter().find(|file| file.is_file()).ok_or_else(|| {
         Failure::new("the workspaces layer needs the program helm, version 4, and there is none on the PATH")

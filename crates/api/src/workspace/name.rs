@@ -13,6 +13,8 @@ pub const MANAGED_BY: &str = "strata";
 pub const LABEL_WORKSPACE: &str = "workspaces.strata.dev/workspace";
 /// The User that an object is derived from.
 pub const LABEL_USER: &str = "workspaces.strata.dev/user";
+/// On the claim of a home directory, which has no owner: the uid of the User that it was made for.
+pub const LABEL_USER_UID: &str = "workspaces.strata.dev/user-uid";
 
 /// Digest of the object as it was last applied: tells when a field was given up.
 pub const DIGEST_ANNOTATION: &str = "workspaces.strata.dev/digest";

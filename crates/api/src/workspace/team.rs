@@ -217,7 +217,8 @@ pub struct Storage {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1, "maxLength" = 253))]
     pub class: Option<String>,
-    /// What happens to the volume when the user is removed: retain (the default) or delete.
+    /// What happens to the volume when the user is removed: retain (the default) or delete. A volume that was made for
+    /// an earlier User of the same slug stays in any case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Retention>,
 }

@@ -200,7 +200,7 @@ impl Campaign {
         while self.releases.len() < RELEASES {
             self.named += 1;
             // The web chart is waited for, and takes its time.
-            let chart = if self.named % 4 == 0 { "web" } else { "four" };
+            let chart = if self.named.is_multiple_of(4) { "web" } else { "four" };
             self.releases.push(Release::new(format!("{chart}-{}", self.named), chart));
         }
         for release in &mut self.releases {

@@ -171,6 +171,7 @@ mod tests {
         ValuesSource { kind: ValuesKind::Secret, name: "s".into(), key: None, optional: Some(optional) }
     }
 
+    #[allow(clippy::unnecessary_wraps, reason = "the form in which objects are read")]
     fn object(text: &str) -> Option<(String, BTreeMap<String, Vec<u8>>)> {
         Some(("7".into(), [("values.yaml".to_owned(), text.as_bytes().to_vec())].into()))
     }

@@ -53,9 +53,12 @@ impl Layer for UserLayer {
         }
         let slug = user.spec.as_ref().map(|spec| spec.slug.as_str()).unwrap_or_default();
         let in_namespace = |name: String| Key::new(key.namespace.clone(), name);
-        let claim = in_namespace(user::claim_name(slug));
-        let claim_id = ObjectId::new(ObjectKind::PersistentVolumeClaim, &*claim.name);
-        self.shelves.add(&mut objects, claim_id, &claim).await?;
+        for (kind, name) in [
+            (ObjectKind::StatefulSet, user::object_name(slug)),
+            (ObjectKind::PersistentVolumeClaim, user::claim_name(slug)),
+        ] {
+            self.shelves.add(&mut objects, ObjectId::new(kind, name.as_str()), &in_namespace(name)).await?;
+        }
         let surroundings = user::Observed {
             is_namespace_terminating: is_terminating(&self.namespaces, &key.namespace),
             derived,

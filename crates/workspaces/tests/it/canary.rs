@@ -95,7 +95,9 @@ async fn w24_a_planted_secret_is_in_no_log_event_status_metric_argument_or_file(
         () = watch_processes(&mut seen) => {}
     }
     assert!(seen.iter().any(|text| text.contains("upgrade")), "no helm was seen at work");
-    seen.iter().for_each(|text| check("a process", text));
+    for text in &seen {
+        check("a process", text);
+    }
     check("the log", &world.logs.text());
     check("the metrics", &world.operator.metrics.encode()?);
     check("the events", &json!(space.events.list(&ListParams::default()).await?.items).to_string());

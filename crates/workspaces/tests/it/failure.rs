@@ -228,7 +228,7 @@ async fn w14_one_namespace_at_a_standstill_delays_no_other_and_one_release_is_se
     let is_full = || async { Ok(world.operator.metric("strata_helm_waiting", &[]) > 0.0) };
     eventually("more wants to run than may", is_full).await?;
     quick.install("web", quick.four(json!({}))).await?;
-    assert_eq!(ended(&world, "install", "timeout"), 0.0, "it waited for the others' end");
+    assert!(ended(&world, "install", "timeout") < 1.0, "it waited for the others' end");
 
     // Three changes in a row: never two at once, and the last one stands.
     for note in ["b", "c", "d"] {
@@ -259,7 +259,7 @@ async fn w20_install_then_delete_ends_uninstalled() -> Result<()> {
     let space = world.space("short").await?;
     let stuck = space.spec("broken", "1.0.0", json!({ "timeout": "1m", "values": { "fault": "not-ready" } }));
     let hanging = testbed::charts::ChartRepository::start(testbed::charts::Access::Anyone).await?;
-    hanging.delay_answers(Duration::from_secs(3600));
+    hanging.delay_answers(Duration::from_hours(1));
     let mut fetching = space.four(json!({}));
     fetching["chart"]["repo"] = json!(hanging.url());
     tokio::try_join!(

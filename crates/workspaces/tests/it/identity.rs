@@ -47,7 +47,7 @@ async fn w38_without_the_helm_role_a_release_acts_as_its_account_and_nothing_els
     space.change("web", json!({ "driftDetection": "enabled", "values": { "replicas": 0 } })).await?;
     space.condition("web", "Drifted", "False", "NoDrift").await?;
     let patch = json!({ "spec": { "replicas": 1 } });
-    space.deployments.patch("web", &Default::default(), &kube::api::Patch::Merge(patch)).await?;
+    space.deployments.patch("web", &kube::api::PatchParams::default(), &kube::api::Patch::Merge(patch)).await?;
     crate::space::until(&space.deployments, "web", "set back", |found| {
         found.spec.as_ref().and_then(|spec| spec.replicas) == Some(0)
     })

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Enough for a mistake to show, and few enough to be quick.
-const RELEASES: usize = 24;
+const RELEASES: u32 = 24;
 
 #[tokio::test]
 async fn w28_a_restart_with_unchanged_releases_starts_no_helm_and_writes_nothing() -> Result<()> {
@@ -34,9 +34,10 @@ async fn w28_a_restart_with_unchanged_releases_starts_no_helm_and_writes_nothing
     let (mark, requests) = (space.mark().await?, world.repository.requests().len());
     let second = Running::start(config(&world.control_plane, world.directory.path()).await?, None).await?;
     let rounds = || second.metric("strata_reconcile_total", &["helmrelease"]);
-    eventually("every release was looked at", || async { Ok(rounds() >= RELEASES as f64) }).await?;
+    eventually("every release was looked at", || async { Ok(rounds() >= f64::from(RELEASES)) }).await?;
     assert_eq!(space.writes(mark)?, []);
-    assert_eq!((second.helm_processes(), world.repository.requests().len()), (0.0, requests));
+    assert!(second.helm_processes() < 1.0);
+    assert_eq!(world.repository.requests().len(), requests);
     // Not even a read beside the caches' own.
     let is_ours = |entry: &testbed::audit::Entry| {
         entry.user == crate::space::OPERATOR_USER && entry.namespace == space.namespace && entry.verb == "get"
@@ -45,7 +46,8 @@ async fn w28_a_restart_with_unchanged_releases_starts_no_helm_and_writes_nothing
     assert_eq!(reads, []);
     space.change("web-0", json!({ "values": { "note": "b" } })).await?;
     space.ready("web-0").await?;
-    assert_eq!(second.helm_processes(), 1.0);
+    let helms = second.helm_processes();
+    assert!((1.0..2.0).contains(&helms), "{helms}");
     second.stop().await
 }
 
@@ -59,7 +61,7 @@ async fn a_standby_starts_no_helm_until_it_leads() -> Result<()> {
     space.install("web", space.four(json!({}))).await?;
     let second = Running::start(config(&world.control_plane, &folder("b")).await?, Some(lease("b"))).await?;
     space.install("other", space.four(json!({}))).await?;
-    assert_eq!(second.helm_processes(), 0.0);
+    assert!(second.helm_processes() < 1.0);
     first.stop().await?;
     space.change("web", json!({ "values": { "note": "b" } })).await?;
     space.ready("web").await?;
@@ -106,7 +108,7 @@ async fn w27_a_lock_that_a_dead_helm_left_is_taken_over_after_a_while() -> Resul
     // What cannot be read is said, and it is said what helps.
     let spoilt = space.condition("spoilt", "Ready", "False", "StateUnknown").await?;
     assert!(message(&spoilt).contains(secret), "{}", message(&spoilt));
-    space.secrets.delete(secret, &Default::default()).await?;
+    space.secrets.delete(secret, &kube::api::DeleteParams::default()).await?;
     space.ready("spoilt").await?;
     Ok(())
 }
@@ -128,7 +130,7 @@ async fn w27_a_helm_of_somebody_else_that_is_at_work_is_left_alone() -> Result<(
         let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =
             kube::Api::namespaced(space.client.clone(), &space.namespace);
         let ready = json!({ "metadata": { "annotations": { testbed::kwok::BEHAVIOUR_ANNOTATION: "ready" } } });
-        for pod in pods.list(&Default::default()).await? {
+        for pod in pods.list(&kube::api::ListParams::default()).await? {
             pods.patch(&pod.metadata.name.unwrap_or_default(), &PatchParams::default(), &Patch::Merge(&ready)).await?;
         }
         anyhow::Ok(())

@@ -38,6 +38,7 @@ fn w01_every_field_is_described() {
 }
 
 #[tokio::test]
+#[allow(clippy::too_many_lines, reason = "a table of bad specs")]
 async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -> Result<()> {
     let world = World::shared().await;
     let space = world.space("schema").await?;

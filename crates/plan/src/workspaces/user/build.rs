@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use api::condition::Reason;
 use api::workspace::{
-    Access, CodeServer, Exposure, LABEL_USER, LABEL_WORKSPACE, User, UserSpec, ValuesKind, ValuesSource,
+    Access, CodeServer, Exposure, LABEL_USER, LABEL_USER_UID, LABEL_WORKSPACE, User, UserSpec, ValuesKind, ValuesSource,
 };
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
@@ -237,18 +237,23 @@ fn container(settings: &CodeServer, secret: &str) -> Value {
 
 /// Kubernetes refuses to change it, so what was made stays as it was made.
 fn claim(owner: &Owner, settings: &CodeServer, live: Option<&Found>) -> Value {
-    let storage = settings.storage.clone().unwrap_or_default();
+    let made = live.map(|live| &live.content.0["spec"]["volumeClaimTemplates"][0]);
+    let labels = made.map(|made| made["metadata"]["labels"].clone()).unwrap_or_else(|| {
+        let mut labels = owner.labels();
+        labels.insert(LABEL_USER_UID.to_owned(), json!(owner.uid));
+        json!(labels)
+    });
     let claim = |size: &Value, class: Option<&Value>| {
         let mut spec = json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": size } } });
         if let Some(class) = class {
             spec["storageClassName"] = class.clone();
         }
-        json!({ "metadata": { "name": "home", "labels": owner.labels() }, "spec": spec })
+        json!({ "metadata": { "name": "home", "labels": labels }, "spec": spec })
     };
+    let storage = settings.storage.clone().unwrap_or_default();
     let wanted =
         claim(&json!(storage.size.as_deref().unwrap_or(DEFAULT_SIZE)), storage.class.map(|c| json!(c)).as_ref());
-    let made = live.map(|live| &live.content.0["spec"]["volumeClaimTemplates"][0]["spec"]);
-    match made.filter(|made| differs(&wanted["spec"], made).is_some()) {
+    match made.map(|made| &made["spec"]).filter(|made| differs(&wanted["spec"], made).is_some()) {
         Some(made) => claim(&made["resources"]["requests"]["storage"], made.get("storageClassName")),
         None => wanted,
     }

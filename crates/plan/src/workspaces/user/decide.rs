@@ -1,6 +1,6 @@
 //! From a User and what there is to the next actions.
 
-use api::workspace::{CodeServer, FINALIZER, LABEL_MANAGED_BY, LABEL_USER, MANAGED_BY, Retention, User, UserSpec};
+use api::workspace::{CodeServer, FINALIZER, LABEL_USER_UID, Retention, User, UserSpec};
 
 use super::PodFacts;
 use super::build::{claim_name, object_name};
@@ -16,7 +16,8 @@ pub struct Observed {
     pub is_namespace_terminating: bool,
     /// What [`super::derive`] gave.
     pub derived: Result<Vec<Derived>, Why>,
-    /// Everything that the User owns, whatever has a name of something derived, and the claim of the home directory.
+    /// Everything that the User owns, whatever has a name of something derived, and of the slug's names the
+    /// StatefulSet and the claim of the home directory.
     pub objects: Objects,
     pub pod: Option<PodFacts>,
 }
@@ -83,25 +84,26 @@ fn is_volume_to_go(spec: Option<&UserSpec>) -> bool {
 }
 
 /// Everything goes with the User by itself, but for the volume, which goes only where the spec says so: after the
-/// StatefulSet, which would make another one.
+/// StatefulSet, which would make another one. Another User's StatefulSet of that name may use the volume: it stays.
 fn clean_up(plan: &mut Plan<Action>, user: &User, uid: &str, observed: &Observed) {
     if let Some(spec) =
         user.spec.as_ref().filter(|spec| is_volume_to_go(Some(spec)) && !observed.is_namespace_terminating)
     {
-        let set = ObjectId::new(ObjectKind::StatefulSet, object_name(&spec.slug));
-        if let Some(found) = observed.objects.get(&set).filter(|found| found.is_of(uid)) {
-            plan.actions.extend((!found.is_going).then(|| delete(&set, found)));
+        let id = ObjectId::new(ObjectKind::StatefulSet, object_name(&spec.slug));
+        let set = observed.objects.get(&id);
+        if let Some(found) = set.filter(|found| found.is_of(uid)) {
+            plan.actions.extend((!found.is_going).then(|| delete(&id, found)));
             return;
         }
         let claim = ObjectId::new(ObjectKind::PersistentVolumeClaim, claim_name(&spec.slug));
-        let is_due = |found: &&Found| !found.is_going && is_claim_of(found, &spec.slug);
+        let is_due = |found: &&Found| set.is_none() && !found.is_going && is_claim_of(found, uid);
         plan.actions.extend(observed.objects.get(&claim).filter(is_due).map(|found| delete(&claim, found)));
     }
     plan.actions.extend(release_finalizer(&user.metadata, FINALIZER));
 }
 
-/// Claims have no owner, lest they go with it; the StatefulSet gives them its labels.
-fn is_claim_of(found: &Found, slug: &str) -> bool {
-    let labels = &found.content.0["metadata"]["labels"];
-    labels[LABEL_MANAGED_BY] == MANAGED_BY && labels[LABEL_USER] == slug
+/// Claims have no owner, lest they go with it; the StatefulSet's template says whom they were made for. One of an
+/// earlier User of the same slug is that one's, whose spec may have said that it stays.
+fn is_claim_of(found: &Found, uid: &str) -> bool {
+    found.content.0["metadata"]["labels"][LABEL_USER_UID] == uid
 }

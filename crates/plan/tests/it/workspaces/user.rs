@@ -113,13 +113,18 @@ fn a_lost_password_is_replaced_and_rolled_out_once() {
     assert_eq!(status(&world).phase, Some(UserPhase::Ready));
 }
 
+/// As the StatefulSet controller does it.
+fn make_claim(world: &mut World) {
+    let template = &world.object(ObjectKind::StatefulSet, SET).content.0["spec"]["volumeClaimTemplates"][0];
+    let metadata = json!({ "labels": template["metadata"]["labels"] });
+    world.stranger(ObjectKind::PersistentVolumeClaim, "home-code-server-ana-0", json!({ "metadata": metadata }));
+}
+
 #[test]
 fn the_volume_goes_with_the_user_only_where_the_spec_says_so() {
     for (retention, last) in [("retain", "delete User ana"), ("delete", "release finalizer")] {
         let mut world = World::ready(one_user(json!({ "storage": { "retention": retention } })));
-        let labels = json!({ "app.kubernetes.io/managed-by": "strata", "workspaces.strata.dev/user": "ana" });
-        let claim = "home-code-server-ana-0";
-        world.stranger(ObjectKind::PersistentVolumeClaim, claim, json!({ "metadata": { "labels": labels } }));
+        make_claim(&mut world);
         let mut user = world.user("ana");
         assert_eq!(user.metadata.finalizers.is_some(), retention == "delete");
         if retention == "retain" {
@@ -141,6 +146,43 @@ fn the_volume_goes_with_the_user_only_where_the_spec_says_so() {
         assert_eq!(world.done.last().unwrap(), last);
         assert_eq!(world.names(ObjectKind::PersistentVolumeClaim).len(), usize::from(retention == "retain"));
     }
+}
+
+#[test]
+fn a_user_that_goes_leaves_the_volumes_of_others_of_its_slug() {
+    let set = ObjectId::new(ObjectKind::StatefulSet, SET);
+    let settings = json!({ "storage": { "retention": "delete" } });
+    let mut world = World::ready(one_user(settings.clone()));
+    make_claim(&mut world);
+    let mut other = user_of(one_user(settings)["users"][0].clone());
+    other.metadata.finalizers = Some(vec!["workspaces.strata.dev/finalizer".to_owned()]);
+    for mut user in [other, world.user("ana")] {
+        user.metadata.deletion_timestamp = Some(Time(at(0)));
+        let is_maker = user.metadata.uid.as_deref() != Some("ana-uid");
+        for holder in [None, Some("another")] {
+            let mut observed = world.user_observed(&user);
+            match holder {
+                Some(holder) => observed.objects.get_mut(&set).unwrap().owner_uid = Some(holder.to_owned()),
+                None => drop(observed.objects.remove(&set)),
+            }
+            let found = format!("{:?}", user::plan(&user, &observed).actions);
+            assert_eq!(found.contains("home-code-server-ana-0"), is_maker && holder.is_none(), "{found}");
+            assert!(found.contains("ReleaseFinalizer") && !found.contains("StatefulSet"), "{found}");
+        }
+    }
+}
+
+#[test]
+fn a_user_of_another_workspace_label_keeps_the_template_of_its_volume() {
+    let world = World::ready(one_user(json!({})));
+    let mut user = world.user("ana");
+    let before = user::derive(&user, &world.objects, || "secret".to_owned()).unwrap();
+    user.metadata.labels = None;
+    let after = user::derive(&user, &world.objects, || "secret".to_owned()).unwrap();
+    let set = |derived: &[_]| golden(derived).into_iter().find(|body| body["kind"] == "StatefulSet").unwrap();
+    let (before, after) = (set(&before), set(&after));
+    assert_ne!(before["metadata"]["labels"], after["metadata"]["labels"]);
+    assert_eq!(before["spec"]["volumeClaimTemplates"], after["spec"]["volumeClaimTemplates"]);
 }
 
 #[test]

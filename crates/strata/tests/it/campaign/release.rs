@@ -232,16 +232,13 @@ impl Release {
         wanted.revision = last.0;
         let shown = object.status.as_ref().and_then(|status| status.history.first()).map(|newest| newest.revision);
         ensure!(shown == Some(last.0), "status shows {shown:?} of {last:?}");
-        let note = match self.chart {
-            "four" => {
-                let annotations = deployment.context("the Deployment is gone")?.metadata.annotations;
-                annotations.and_then(|mut all| all.remove("strata.dev/note"))
-            }
-            _ => {
-                let map = place.config_maps.get(&format!("{}-values", self.name)).await?;
-                let values: Value = serde_json::from_str(&map.data.unwrap_or_default()["values.json"])?;
-                values["note"].as_str().map(str::to_owned)
-            }
+        let note = if self.chart == "four" {
+            let annotations = deployment.context("the Deployment is gone")?.metadata.annotations;
+            annotations.and_then(|mut all| all.remove("strata.dev/note"))
+        } else {
+            let map = place.config_maps.get(&format!("{}-values", self.name)).await?;
+            let values: Value = serde_json::from_str(&map.data.unwrap_or_default()["values.json"])?;
+            values["note"].as_str().map(str::to_owned)
         };
         ensure!(note.as_ref() == Some(&wanted.note), "it holds {note:?} instead of {:?}", wanted.note);
         Ok(())
