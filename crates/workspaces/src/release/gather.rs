@@ -393,7 +393,7 @@ impl ReleaseLayer {
     }
 
     /// Helm's whole record of a revision.
-    pub(super) async fn record(&self, release: &Key, revision: u32) -> Result<Option<serde_json::Value>, Error> {
+    pub(super) async fn record(&self, release: &Key, revision: u32) -> Result<Option<storage::Record>, Error> {
         let key = Key::new(release.namespace.clone(), secret_name(&release.name, revision));
         let secret = self.writer.read::<Secret>("secrets", &key).await?;
         Ok(secret.as_ref().and_then(storage::decode))
