@@ -209,7 +209,7 @@ impl ReleaseLayer {
     }
 
     /// Helm's whole record of a revision.
-    async fn record(&self, release: &Key, revision: u32) -> Result<Value, Trouble> {
+    async fn record(&self, release: &Key, revision: u32) -> Result<storage::Record, Trouble> {
         let secret = self.stored_in(release, revision).await?.ok_or(Trouble::Outdated)?;
         storage::decode(&secret).ok_or_else(|| {
             let name = storage::secret_name(&release.name, revision);

@@ -15,7 +15,7 @@ use plan::{object::differs, releases::Difference};
 use runtime::{Error, Key, Writer};
 use serde_json::{Value, json};
 
-use super::execute::Trouble;
+use super::{execute::Trouble, storage::Manifest};
 
 /// Helm's own field manager, so that what is set back is Helm's as before.
 const HELM: &str = "helm";
@@ -55,8 +55,14 @@ impl Target {
 }
 
 /// The targets of a manifest. Helm puts its own marks on every object, which the manifest does not show.
-pub fn targets(manifest: Vec<Value>, release: &Key) -> Vec<Target> {
-    manifest.into_iter().filter_map(|object| target(object, release)).collect()
+pub fn targets(manifest: Manifest, release: &Key) -> Vec<Target> {
+    if manifest.unreadable > 0 {
+        tracing::warn!(
+            documents = manifest.unreadable,
+            "part of the release's manifest cannot be read and is left out"
+        );
+    }
+    manifest.objects.into_iter().filter_map(|object| target(object, release)).collect()
 }
 
 fn target(mut desired: Value, release: &Key) -> Option<Target> {
@@ -283,7 +289,8 @@ mod tests {
     #[test]
     fn a_target_carries_the_marks_that_helm_puts_on_it() {
         let object = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "web" } });
-        let targets = targets(vec![object, json!({ "kind": "List" })], &Key::new("team", "web"));
+        let manifest = Manifest { objects: vec![object, json!({ "kind": "List" })], unreadable: 0 };
+        let targets = targets(manifest, &Key::new("team", "web"));
         assert_eq!(targets.len(), 1);
         assert_eq!(targets[0].key, Key::new("team", "web"));
         assert_eq!(targets[0].desired["metadata"]["annotations"]["meta.helm.sh/release-name"], "web");

@@ -15,6 +15,9 @@ use sha2::{Digest, Sha256};
 const UNPACKED_BYTES: u64 = 512 << 20;
 /// A Chart.yaml of any length that people write.
 const METADATA_BYTES: u64 = 1 << 20;
+/// What an archive says about its next file beside the header: a path, hardly ever over a kilobyte. It is held in
+/// memory.
+const EXTENSION_BYTES: u64 = 64 << 10;
 
 /// The part of Chart.yaml that matters here.
 #[derive(Debug, Deserialize, PartialEq, Eq)]
@@ -112,19 +115,55 @@ fn visit(chart: &Path, visitor: Visitor<'_>) -> io::Result<()> {
         return visit_directory(chart, "", visitor).map(|_| ());
     }
     let mut archive = tar::Archive::new(GzDecoder::new(File::open(chart)?).take(UNPACKED_BYTES));
-    for entry in archive.entries()? {
+    let mut long_path = None;
+    // Raw, since otherwise extensions of any length are read into memory.
+    for entry in archive.entries()?.raw(true) {
         let mut entry = entry?;
-        let path = entry.path()?.to_string_lossy().into_owned();
+        let kind = entry.header().entry_type();
+        if kind.is_gnu_longname() || kind.is_pax_local_extensions() {
+            long_path = path_of_extension(&mut entry)?.or(long_path);
+            continue;
+        }
+        if kind.is_gnu_longlink() || kind.is_pax_global_extensions() {
+            continue;
+        }
+        let path = long_path.take().unwrap_or_else(|| entry.path_bytes().into_owned());
+        let path = String::from_utf8_lossy(&path);
         // All of it is in one directory, named after the chart.
-        let name = path.trim_start_matches("./").split_once('/').map(|(_, name)| name.to_owned());
-        if entry.header().entry_type().is_file()
+        let name = path.trim_start_matches("./").split_once('/').map(|(_, name)| name);
+        if kind.is_file()
             && let Some(name) = name
-            && !visitor(&name, &mut entry)?
+            && !visitor(name, &mut entry)?
         {
             break;
         }
     }
     Ok(())
+}
+
+/// The path of the next file, where it is too long for a header.
+fn path_of_extension(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<Option<Vec<u8>>> {
+    let mut content = Vec::new();
+    let is_path = entry.header().entry_type().is_gnu_longname();
+    if entry.take(EXTENSION_BYTES + 1).read_to_end(&mut content)? as u64 > EXTENSION_BYTES {
+        return Err(io::Error::other(format!("it names a file in more than {EXTENSION_BYTES} bytes")));
+    }
+    if is_path {
+        let end = content.iter().position(|byte| *byte == 0).unwrap_or(content.len());
+        content.truncate(end);
+        return Ok(Some(content));
+    }
+    let mut path = None;
+    for extension in tar::PaxExtensions::new(&content) {
+        let extension = extension?;
+        match extension.key_bytes() {
+            b"path" => path = Some(extension.value_bytes().to_vec()),
+            // It would say where the next file ends, and only those above 8 GiB need it.
+            b"size" => return Err(io::Error::other("it has a file larger than any chart")),
+            _ => {}
+        }
+    }
+    Ok(path)
 }
 
 fn visit_directory(directory: &Path, prefix: &str, visitor: Visitor<'_>) -> io::Result<bool> {
@@ -192,6 +231,49 @@ mod tests {
         assert_eq!(before, directory_digest(&chart).unwrap());
         fs::write(chart.join("values.yaml"), "").unwrap();
         assert_ne!(before, directory_digest(&chart).unwrap());
+    }
+
+    /// An archive of entries as they are.
+    fn raw(parent: &Path, entries: &[(tar::EntryType, &str, &[u8])]) -> std::path::PathBuf {
+        let path = parent.join("raw.tgz");
+        let mut archive = tar::Builder::new(GzEncoder::new(File::create(&path).unwrap(), Compression::fast()));
+        for (kind, name, content) in entries {
+            let mut header = tar::Header::new_ustar();
+            header.set_entry_type(*kind);
+            header.set_size(content.len() as u64);
+            header.set_path(name).unwrap();
+            header.set_cksum();
+            archive.append(&header, *content).unwrap();
+        }
+        archive.into_inner().unwrap().finish().unwrap();
+        path
+    }
+
+    #[test]
+    fn long_paths_are_read_and_endless_ones_are_not() {
+        use tar::EntryType::{GNULongLink, GNULongName, Regular, XHeader};
+        let parent = tempfile::tempdir().unwrap();
+        let long = format!("web/charts/{}/crds/a.yaml", "x".repeat(150));
+        let pax = |key: &str, value: &str| {
+            let text = format!(" {key}={value}\n");
+            // The length counts its own digits, three here.
+            format!("{}{text}", text.len() + 3)
+        };
+        let path = pax("path", &long);
+        for extension in [(GNULongName, "x", long.as_bytes()), (XHeader, "x", path.as_bytes())] {
+            let chart = raw(parent.path(), &[extension, (Regular, "y", b"a"), (Regular, "web/crds/b.yaml", b"b")]);
+            assert_eq!(crds(&chart, 100).unwrap(), ["a", "b"]);
+        }
+        let endless = vec![b'x'; 1 + usize::try_from(EXTENSION_BYTES).unwrap()];
+        for kind in [GNULongName, XHeader] {
+            let chart = raw(parent.path(), &[(kind, "x", &endless), (Regular, "web/crds/b.yaml", b"b")]);
+            assert!(crds(&chart, 100).unwrap_err().to_string().contains("65536"));
+        }
+        let chart = raw(parent.path(), &[(GNULongLink, "x", &endless), (Regular, "web/crds/b.yaml", b"b")]);
+        assert_eq!(crds(&chart, 100).unwrap(), ["b"], "where a link leads matters to nobody");
+        let size = pax("size", &"0".repeat(100));
+        let chart = raw(parent.path(), &[(XHeader, "x", size.as_bytes()), (Regular, "web/crds/b.yaml", b"b")]);
+        assert!(crds(&chart, 100).is_err());
     }
 
     #[test]
