@@ -131,7 +131,7 @@ pub struct Values {
     /// The helm program (version 4) [default: helm beside this program, else on the PATH]
     #[arg(long, env = "STRATA_HELM", value_name = "FILE")]
     pub helm: Option<PathBuf>,
-    /// Memory that all helm processes may use together [default: 1Gi]
+    /// Memory that all helm processes may use together [default: 1280Mi]
     #[arg(long, env = "STRATA_HELM_MEMORY", value_parser = bytes, value_name = "BYTES")]
     #[serde(deserialize_with = "read_bytes")]
     pub helm_memory: Option<u64>,

@@ -56,7 +56,7 @@ impl Config {
             concurrency: 8,
             resync: Duration::from_mins(2),
             policy: Policy::default(),
-            // A quarter of the total: four run at once, three of them of one namespace.
+            // Five fit into the default total: four of one namespace, and one that it leaves to others.
             operation_memory: 256 << 20,
             grace: Duration::from_secs(30),
             charts: ChartsConfig::default(),

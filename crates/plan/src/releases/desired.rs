@@ -34,7 +34,8 @@ pub struct Policy {
 impl Default for Policy {
     fn default() -> Self {
         Self {
-            total_memory: 1 << 30,
+            // Four of the default size for one namespace, and one that it leaves to the others.
+            total_memory: 5 << 28,
             other_namespaces: false,
             local_charts: false,
             // What the specification gives a helm process that is not ours to show a sign of life.

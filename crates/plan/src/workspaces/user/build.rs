@@ -238,11 +238,13 @@ fn container(settings: &CodeServer, secret: &str) -> Value {
 /// Kubernetes refuses to change it, so what was made stays as it was made.
 fn claim(owner: &Owner, settings: &CodeServer, live: Option<&Found>) -> Value {
     let made = live.map(|live| &live.content.0["spec"]["volumeClaimTemplates"][0]);
-    let labels = made.map(|made| made["metadata"]["labels"].clone()).unwrap_or_else(|| {
+    let labels = if let Some(made) = made {
+        made["metadata"]["labels"].clone()
+    } else {
         let mut labels = owner.labels();
         labels.insert(LABEL_USER_UID.to_owned(), json!(owner.uid));
         json!(labels)
-    });
+    };
     let claim = |size: &Value, class: Option<&Value>| {
         let mut spec = json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": size } } });
         if let Some(class) = class {
