@@ -44,7 +44,7 @@ pub struct HelmReleaseSpec {
     pub wait: Option<bool>,
     /// ServiceAccount of this namespace that Helm acts as, and as nothing else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    #[schemars(extend("minLength" = 1, "maxLength" = 253, "pattern" = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub service_account_name: Option<String>,
     /// What to do when an install fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -156,7 +156,7 @@ impl ChartReference {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SecretReference {
     /// Name of the Secret.
-    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    #[schemars(extend("minLength" = 1, "maxLength" = 253, "pattern" = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub name: String,
 }
 
@@ -167,7 +167,7 @@ pub struct ValuesSource {
     /// Secret or ConfigMap.
     pub kind: ValuesKind,
     /// Its name, in this namespace.
-    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    #[schemars(extend("minLength" = 1, "maxLength" = 253, "pattern" = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub name: String,
     /// The key that holds YAML; values.yaml when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -111,7 +111,7 @@ pub struct Service {
     pub expose: Option<Exposure>,
     /// ServiceAccount of this namespace that Helm acts as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    #[schemars(extend("minLength" = 1, "maxLength" = 253, "pattern" = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub service_account_name: Option<String>,
     /// How long one operation may take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
