@@ -26,7 +26,7 @@ async fn w34_a_repository_with_a_login_opens_to_the_secret_and_follows_its_chang
     let mut spec = chart(&repository.url(), "four", "1.0.0");
     spec["chart"]["secretRef"] = json!({ "name": "login" });
     space.create("web", spec).await?;
-    let missing = space.condition("web", "Ready", "False", "ChartNotFound").await?;
+    let missing = space.condition("web", "Ready", "False", "ChartUnavailable").await?;
     assert!(message(&missing).contains("Secret login"), "{}", message(&missing));
     space.secret("login", json!({ "username": USERNAME, "password": "wrong-password" })).await?;
     let is_refused = |release: &HelmRelease| message(release).contains("401");
