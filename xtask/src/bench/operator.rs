@@ -56,16 +56,7 @@ impl Operator {
         let [health, metrics] = [(); 2].map(|()| SocketAddr::from((Ipv4Addr::LOCALHOST, free_port())));
         let log = ground.control_plane.directory().join(format!("{name}.log"));
         let program = Program::new(name, program, log)
-            .args([
-                "operator",
-                "--layers",
-                "performers",
-                "--leader-elect=true",
-                "--lease-name",
-                LEASE,
-                "--lease-namespace",
-                OPERATOR_NAMESPACE,
-            ])
+            .args(["operator", "--leader-elect=true", "--lease-name", LEASE, "--lease-namespace", OPERATOR_NAMESPACE])
             .args(["--lease-duration", &format!("{}s", LEASE_DURATION.as_secs())])
             .args(["--health-probe-bind-address", &health.to_string()])
             .args(["--metrics-bind-address", &metrics.to_string()])
