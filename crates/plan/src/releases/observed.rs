@@ -162,7 +162,6 @@ pub enum FailureClass {
     InProgress,
     ReleaseNotFound,
     Unreachable,
-    NamespaceTerminating,
     /// Ended by a signal that was not ours, or by us on shutdown.
     Interrupted,
     Other,
@@ -171,7 +170,7 @@ pub enum FailureClass {
 impl FailureClass {
     /// Whether the same attempt may well succeed, for it was not its fault.
     pub fn is_interruption(self) -> bool {
-        matches!(self, Self::Interrupted | Self::Unreachable | Self::InProgress | Self::NamespaceTerminating)
+        matches!(self, Self::Interrupted | Self::Unreachable | Self::InProgress)
     }
 }
 

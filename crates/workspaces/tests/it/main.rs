@@ -11,6 +11,9 @@ mod source;
 mod teams;
 
 mod canary;
+// One reader of captured logs for both layers' tests.
+#[path = "../../../performers/tests/it/harness/capture.rs"]
+#[allow(dead_code, reason = "the performers tests use all of it")]
 mod capture;
 mod change;
 mod depend;
