@@ -48,6 +48,8 @@ pub(super) struct PrivateDirectory {
 
 const PREFIX: &str = "runner-";
 const LOCK: &str = "lock";
+/// Their guards end them; a second more for the end itself. What then still lives has lost its guard as well.
+const ORPHAN_PATIENCE: Duration = ORPHAN_GRACE.saturating_add(Duration::from_secs(1));
 /// Invisible beside the start of a process.
 const ORPHAN_LOOK: Duration = Duration::from_millis(10);
 
@@ -75,11 +77,12 @@ impl PrivateDirectory {
         DirBuilder::new().mode(0o700).create(&path)?;
         Ok(OperationDirectory { path })
     }
-}
 
-impl Drop for PrivateDirectory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
+    /// At the end of the runner; the next one would sweep it as well.
+    pub fn remove(&self) {
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the directory of the helm runner");
+        }
     }
 }
 
@@ -92,25 +95,34 @@ fn sweep(parent: &Path, own: &Path) -> io::Result<()> {
         let is_runner = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
         let Ok(lock) = File::open(path.join(LOCK)) else { continue };
         if is_runner && path != own && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            wait_for_orphans(&path)?;
+            if !orphans_ended(&path, ORPHAN_PATIENCE)? {
+                tracing::warn!(path = %path.display(), "a helm process of a former operator does not end");
+            }
             fs::remove_dir_all(&path)?;
         }
     }
     Ok(())
 }
 
-/// Every operation's directory is locked for as long as somebody is at work in it.
-fn wait_for_orphans(runner: &Path) -> io::Result<()> {
-    // Their guards end them; a second more for the end itself. What then still lives has lost its guard as well.
-    let mut looks = (ORPHAN_GRACE + Duration::from_secs(1)).as_millis() / ORPHAN_LOOK.as_millis();
+/// Waits for those who are at work in an operation's directory: it is locked for as long.
+fn orphans_ended(runner: &Path, patience: Duration) -> io::Result<bool> {
+    let mut looks = patience.as_millis() / ORPHAN_LOOK.as_millis();
     for entry in fs::read_dir(runner)? {
-        let operation = File::open(entry?.path())?;
-        while flock(&operation, FlockOperation::NonBlockingLockExclusive).is_err() && looks > 0 {
+        let entry = entry?;
+        // The runner's own lock, which we hold, is a file.
+        if !entry.file_type()?.is_dir() {
+            continue;
+        }
+        let operation = File::open(entry.path())?;
+        while flock(&operation, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if looks == 0 {
+                return Ok(false);
+            }
             looks -= 1;
             thread::sleep(ORPHAN_LOOK);
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Removed when dropped.
@@ -181,7 +193,20 @@ mod tests {
         }
         let alive = PrivateDirectory::open(parent.path()).unwrap();
         assert!(!dead.exists() && foreign.exists());
-        let _second = PrivateDirectory::open(parent.path()).unwrap();
+        let second = PrivateDirectory::open(parent.path()).unwrap();
         assert!(alive.path.exists());
+        second.remove();
+        assert!(!second.path.exists());
+    }
+
+    #[test]
+    fn only_somebody_at_work_is_waited_for() {
+        let parent = tempfile::tempdir().unwrap();
+        let dead = PrivateDirectory::open(parent.path()).unwrap();
+        let operation = dead.operation().unwrap();
+        assert!(orphans_ended(&dead.path, Duration::ZERO).unwrap());
+        let at_work = File::open(operation.path()).unwrap();
+        flock(&at_work, FlockOperation::NonBlockingLockShared).unwrap();
+        assert!(!orphans_ended(&dead.path, ORPHAN_LOOK).unwrap());
     }
 }

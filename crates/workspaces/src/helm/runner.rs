@@ -276,6 +276,7 @@ impl Runner {
     pub async fn drain(&self, grace: Duration) {
         self.0.lock().is_draining = true;
         self.cancel_all(grace).await;
+        self.0.private.remove();
     }
 
     /// Drops what waits, ends what runs within `grace`, and returns when all of it is gone; what is submitted meanwhile is

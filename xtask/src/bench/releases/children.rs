@@ -69,7 +69,8 @@ impl Children {
             let field =
                 |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim).unwrap_or_default();
             let peak = field("VmHWM:").trim_end_matches(" kB").parse::<f64>().unwrap_or(0.0) * 1024.0 / 1e6;
-            if field("Name:") == "helm" {
+            // With its version behind the name.
+            if field("Name:").starts_with("helm") {
                 self.helm_peak_mb = self.helm_peak_mb.max(peak);
                 seen.insert(field("Pid:").to_owned());
             } else {
