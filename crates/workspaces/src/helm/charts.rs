@@ -10,6 +10,7 @@
 pub mod archive;
 mod download;
 mod index;
+mod reference;
 mod store;
 
 use std::{
@@ -20,10 +21,7 @@ use std::{
     time::Duration,
 };
 
-use base64::{Engine, prelude::BASE64_STANDARD};
 use runtime::Key;
-use serde_json::json;
-use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use self::{
@@ -93,7 +91,7 @@ pub struct ChartsConfig {
     pub time_to_live: Duration,
     /// How soon a failure is tried again.
     pub retry: Duration,
-    /// What all archives may take; the least recently used go first, one in use never.
+    /// What all archives may take, and all indexes again; the least recently used go first, one in use never.
     pub cache_bytes: u64,
     /// A larger index is refused.
     pub index_bytes: u64,
@@ -115,6 +113,8 @@ impl Default for ChartsConfig {
     }
 }
 
+/// Many may name one archive, so bytes alone would not bound them; of usual ones about as many fit.
+const MAX_RECORDS: usize = 10_000;
 /// A local chart is changed by the person in front of it, who looks at once.
 const LOCAL_TIME_TO_LIVE: Duration = Duration::from_secs(5);
 /// Archives are a few hundred kilobytes; who has not sent one by then will not.
@@ -157,11 +157,14 @@ impl Charts {
             downloader: Downloader::new(&of_runner.environment, config.index_bytes),
             time_to_live: config.time_to_live,
             clock: of_runner.clock.clone(),
+            cache_bytes: config.cache_bytes,
             repositories: Mutex::default(),
         };
+        indexes.sweep()?;
         let mut table = Table::default();
         for (id, record) in store.load()? {
-            table.entries.insert(id, Entry { record: Some(record), ..Entry::default() });
+            table.tick += 1;
+            table.entries.insert(id, Entry { record: Some(record), used: table.tick, ..Entry::default() });
         }
         Ok(Self(Arc::new(Inner { runner, config, indexes, store, table: Mutex::new(table) })))
     }
@@ -237,6 +240,8 @@ impl Inner {
         let resolving = tokio::spawn(self.clone().resolve(id.clone(), asker, wanted.clone(), previous, freshness));
         // A panic costs one answer, not the entry.
         let resolved = resolving.await.unwrap_or_else(|panic| Err(Failure::new(Class::Other, panic)));
+        // Of a download that failed, whatever came of it.
+        self.store.clear(&id);
         let on_change = &self.runner.config().on_change;
         let askers = self.settle(&id, &wanted, resolved);
         for asker in &askers {
@@ -276,9 +281,7 @@ impl Inner {
             let has_failed = entry.failure.as_ref().is_some_and(|(_, at)| now - *at < retry);
             entry.record.is_some() || has_failed || !entry.askers.is_empty()
         });
-        while self.store.bytes(table.entries.values().filter_map(|entry| entry.record.as_ref()))
-            > self.config.cache_bytes
-        {
+        while is_too_much(table, self.config.cache_bytes) {
             let is_free = |id: &str, entry: &Entry| {
                 let record = entry.record.as_ref();
                 let is_held = record.is_none_or(|record| Arc::strong_count(&record.chart) > 1);
@@ -309,7 +312,8 @@ impl Inner {
             let reference = format!("{}/{}", wanted.repo.trim_end_matches('/'), wanted.name);
             return self.pull(&id, &asker, &wanted, reference, None).await;
         }
-        let mut index = self.indexes.current(&wanted, freshness).await?;
+        let repository = self.indexes.hold(&wanted);
+        let mut index = repository.current(&wanted, freshness).await?;
         if let Some(previous) = previous.filter(|record| record.index.as_ref() == Some(&index.digest)) {
             return Ok(Record { checked_at: self.runner.config().clock.now(), ..previous });
         }
@@ -321,7 +325,7 @@ impl Inner {
                 return pulled;
             }
             // It may have been published since.
-            let newer = self.indexes.current(&wanted, Freshness::Now).await?;
+            let newer = repository.current(&wanted, Freshness::Now).await?;
             if newer.digest == index.digest {
                 return pulled;
             }
@@ -387,7 +391,7 @@ impl Inner {
         let chart = tokio::task::spawn_blocking(read).await.map_err(|panic| Failure::new(Class::Other, panic))?;
         let chart = chart.map_err(unreadable)?;
         store::verify(wanted.digest.as_deref(), &chart.digest)?;
-        Ok(self.record(chart, None))
+        Ok(self.record(chart, 0, None))
     }
 
     /// Takes the one archive of a directory into the store.
@@ -395,104 +399,16 @@ impl Inner {
         let (store, pinned) = (self.store.clone(), pinned.map(str::to_owned));
         let admitted = tokio::task::spawn_blocking(move || store.admit(&incoming, pinned.as_deref())).await;
         let chart = admitted.map_err(|panic| Failure::new(Class::Other, panic))??;
-        Ok(self.record(chart, index))
+        let bytes = fs::metadata(&chart.path).map_err(|error| index::on_disk(&error))?.len();
+        Ok(self.record(chart, bytes, index))
     }
 
-    fn record(&self, chart: Chart, index: Option<String>) -> Record {
-        Record { chart: Arc::new(chart), index, checked_at: self.runner.config().clock.now() }
+    fn record(&self, chart: Chart, bytes: u64, index: Option<String>) -> Record {
+        Record { chart: Arc::new(chart), bytes, index, checked_at: self.runner.config().clock.now() }
     }
 }
 
-impl ChartRef {
-    fn local(&self) -> Option<&Path> {
-        self.repo.strip_prefix("file://").map(Path::new)
-    }
-
-    /// An exact version of a remote chart never changes.
-    fn is_settled(&self) -> bool {
-        let version = self.version.strip_prefix('v').unwrap_or(&self.version);
-        let numbers = version.split(['-', '+']).next().unwrap_or_default();
-        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-        self.local().is_none() && numbers.split('.').count() == 3 && numbers.split('.').all(is_number)
-    }
-
-    /// What the repository is called by: another URL or other credentials are another repository.
-    fn repository_id(&self) -> String {
-        let (username, password) = self.login();
-        let ca = self.ca.as_ref().map_or(&[][..], Private::expose);
-        short_digest(&[self.repo.as_bytes(), username.as_bytes(), password, ca, &[u8::from(self.plain_http)]])
-    }
-
-    fn id(&self) -> String {
-        let digest = self.digest.as_deref().unwrap_or_default();
-        short_digest(&[
-            self.repository_id().as_bytes(),
-            self.name.as_bytes(),
-            self.version.as_bytes(),
-            digest.as_bytes(),
-        ])
-    }
-
-    fn login(&self) -> (&str, &[u8]) {
-        self.credentials.as_ref().map_or(("", &[][..]), |login| (&login.username, login.password.expose()))
-    }
-
-    fn secrets(&self) -> Vec<Private> {
-        self.credentials.iter().map(|login| login.password.clone()).collect()
-    }
-
-    /// helm's files with the credentials; nothing of them is ever an argument.
-    fn files(&self) -> Vec<(&'static str, Private)> {
-        let mut files: Vec<_> = self.ca.iter().map(|ca| (command::CA, ca.clone())).collect();
-        let (username, password) = self.login();
-        let file = |content: serde_json::Value| Private::new(content.to_string());
-        if let Some(registry) = self.repo.strip_prefix("oci://") {
-            let host = registry.split('/').next().unwrap_or_default();
-            let pair = [username.as_bytes(), b":", password].concat();
-            let auths = match self.credentials {
-                Some(_) => json!({ host: { "auth": BASE64_STANDARD.encode(pair) } }),
-                None => json!({}),
-            };
-            files.push((command::REGISTRY, file(json!({ "auths": auths }))));
-            return files;
-        }
-        let repository = json!({
-            "name": self.repository_id(),
-            "url": self.repo,
-            "username": username,
-            "password": String::from_utf8_lossy(password),
-            "caFile": if self.ca.is_some() { command::CA } else { "" },
-        });
-        files.push((command::REPOSITORIES, file(json!({ "apiVersion": "v1", "repositories": [repository] }))));
-        files
-    }
-
-    fn shown_repo(&self) -> String {
-        super::output::redact(&self.repo, &self.secrets())
-    }
-
-    /// helm speaks of indexes and of updating them, which is our business and not the user's.
-    fn explain(&self, failure: &Failure) -> Failure {
-        let Self { name, version, .. } = self;
-        let repo = self.shown_repo();
-        match failure.class {
-            Class::ChartNotFound => Failure::new(
-                failure.class,
-                format_args!("{repo} has no chart {name} with a version that fits {version:?}"),
-            ),
-            class => Failure::new(class, format_args!("cannot fetch {name} {version} from {repo}: {failure}")),
-        }
-    }
-}
-
-/// 128 bits: nobody meets a second one by chance, and whoever could choose both would only meet himself.
-fn short_digest(parts: &[&[u8]]) -> String {
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update(part.len().to_be_bytes());
-        hash.update(part);
-    }
-    let mut digest = archive::hex(hash);
-    digest.truncate(32);
-    digest
+fn is_too_much(table: &Table, cache_bytes: u64) -> bool {
+    let records = || table.entries.values().filter_map(|entry| entry.record.as_ref());
+    records().count() > MAX_RECORDS || Store::bytes(records()) > cache_bytes
 }

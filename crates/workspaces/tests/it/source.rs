@@ -270,3 +270,33 @@ async fn the_least_recently_used_chart_goes_unless_it_is_held() -> Result<()> {
     assert!(held.path.exists() && newest.path.exists() && !dropped.exists());
     Ok(())
 }
+
+#[tokio::test]
+async fn the_least_recently_used_index_goes_and_a_broken_download_leaves_nothing() -> Result<()> {
+    let scene = Scene::real().await?;
+    let config = || ChartsConfig { cache_bytes: 1, ..ChartsConfig::default() };
+    let left = |name: &str| {
+        let files = fs::read_dir(scene.path("cache/index"))?;
+        let names = files.map(|file| Ok(file?.file_name().to_string_lossy().into_owned()));
+        let names = names.collect::<Result<Vec<_>>>()?;
+        Ok::<_, anyhow::Error>(names.iter().filter(|file| file.ends_with(name)).count())
+    };
+    let charts = Charts::open(config(), scene.runner.clone())?;
+    for directory in ["one", "two"] {
+        let repository = Repository::start(scene.path(directory), None).await?;
+        repository.publish("four", &["1.0.0"])?;
+        find(&scene, &charts, &chart(&repository.url, "1.0.0")).await?.unwrap();
+        // While it was in use it stayed, although it alone is too much.
+        assert_eq!((left("-index.yaml")?, left(".json")?), (1, 1), "{directory}");
+    }
+    let small = ChartsConfig { index_bytes: 1, ..config() };
+    let charts = Charts::open(small, scene.runner.clone())?;
+    let repository = Repository::start(scene.path("three"), None).await?;
+    repository.publish("four", &["1.0.0"])?;
+    assert!(find(&scene, &charts, &chart(&repository.url, "1.0.0")).await?.is_err());
+    assert_eq!(left(".new")?, 0);
+    fs::write(scene.path("cache/index/x.new"), "")?;
+    Charts::open(config(), scene.runner.clone())?;
+    assert_eq!(left(".new")?, 0);
+    Ok(())
+}

@@ -1,7 +1,7 @@
 //! Archives on disk by their digest, and what each wanted chart was found to be.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -22,6 +22,8 @@ use super::{
 #[derive(Clone, Debug)]
 pub(super) struct Record {
     pub chart: Arc<Chart>,
+    /// Of its archive; none of a chart outside the store.
+    pub bytes: u64,
     /// The index it was found in; a range is the same for as long as that is.
     pub index: Option<String>,
     pub checked_at: Timestamp,
@@ -55,9 +57,9 @@ impl Store {
         Ok(store)
     }
 
-    /// What is known from earlier; an archive that nobody knows is removed.
-    pub fn load(&self) -> io::Result<HashMap<String, Record>> {
-        let mut records = HashMap::new();
+    /// What is known from earlier, the longest ago first; an archive that nobody knows is removed.
+    pub fn load(&self) -> io::Result<Vec<(String, Record)>> {
+        let mut records = Vec::new();
         let mut archives = Vec::new();
         for entry in fs::read_dir(&self.charts)? {
             let path = entry?.path();
@@ -65,28 +67,29 @@ impl Store {
             if path.extension().is_some_and(|extension| extension == "tgz") {
                 archives.push((name, path));
             } else if let Some(record) = self.read(&path) {
-                records.insert(name, record);
+                records.push((name, record));
             } else {
                 fs::remove_file(&path)?;
             }
         }
-        for (digest, path) in archives {
-            if !records.values().any(|record| record.chart.digest == digest) {
-                fs::remove_file(path)?;
-            }
+        let needed: HashSet<_> = records.iter().map(|(_, record)| &record.chart.digest).collect();
+        for (_, path) in archives.iter().filter(|(digest, _)| !needed.contains(digest)) {
+            fs::remove_file(path)?;
         }
+        records.sort_by_key(|(_, record)| record.checked_at);
         Ok(records)
     }
 
     fn read(&self, path: &Path) -> Option<Record> {
         let Stored { name, version, digest, index, checked_at } = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         let path = self.archive(&digest);
-        let chart = Chart { path, name, version, digest };
-        chart.path.exists().then(|| Record { chart: Arc::new(chart), index, checked_at })
+        let bytes = fs::metadata(&path).ok()?.len();
+        let chart = Arc::new(Chart { path, name, version, digest });
+        Some(Record { chart, bytes, index, checked_at })
     }
 
     pub fn remember(&self, id: &str, record: &Record) {
-        let Record { chart, index, checked_at } = record.clone();
+        let Record { chart, index, checked_at, .. } = record.clone();
         let Chart { name, version, digest, .. } = (*chart).clone();
         let stored = Stored { name, version, digest, index, checked_at };
         let content = serde_json::to_vec(&stored).expect("plain data has a JSON form");
@@ -106,12 +109,16 @@ impl Store {
 
     /// An empty directory for one download.
     pub fn incoming(&self, id: &str) -> io::Result<PathBuf> {
+        self.clear(id);
         let path = self.incoming.join(id);
-        if path.exists() {
-            fs::remove_dir_all(&path)?;
-        }
         fs::create_dir(&path)?;
         Ok(path)
+    }
+
+    /// Removes that directory with what is left in it.
+    pub fn clear(&self, id: &str) {
+        // Of most there is none by now.
+        let _ = fs::remove_dir_all(self.incoming.join(id));
     }
 
     /// Takes the one archive that was downloaded, if it is what was pinned.
@@ -120,9 +127,7 @@ impl Store {
         let downloaded = downloaded.map_err(|error| index::on_disk(&error))?;
         let nothing = || Failure::new(Class::Other, "helm fetched no archive");
         let downloaded = downloaded.ok_or_else(nothing)?.path();
-        let taken = self.take(&downloaded, pinned);
-        let _ = fs::remove_dir_all(incoming);
-        taken
+        self.take(&downloaded, pinned)
     }
 
     fn take(&self, downloaded: &Path, pinned: Option<&str>) -> Result<Chart, Failure> {
@@ -136,12 +141,9 @@ impl Store {
     }
 
     /// Bytes of the archives of these records, each counted once.
-    pub fn bytes<'a>(&self, records: impl Iterator<Item = &'a Record>) -> u64 {
-        let archives: HashMap<_, _> = records
-            .filter(|record| record.chart.path.starts_with(&self.charts))
-            .map(|record| (&record.chart.digest, &record.chart.path))
-            .collect();
-        archives.values().filter_map(|path| fs::metadata(path).ok()).map(|metadata| metadata.len()).sum()
+    pub fn bytes<'a>(records: impl Iterator<Item = &'a Record>) -> u64 {
+        let archives: HashMap<_, _> = records.map(|record| (&record.chart.digest, record.bytes)).collect();
+        archives.values().sum()
     }
 
     fn archive(&self, digest: &str) -> PathBuf {
@@ -161,5 +163,34 @@ pub(super) fn verify(pinned: Option<&str>, digest: &str) -> Result<(), Failure> 
             Err(Failure::new(Class::DigestMismatch, message))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_takes_up_the_oldest_first_and_sweeps_what_was_not_finished() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path()).unwrap();
+        for (id, second, digest) in [("late", 2, "same"), ("early", 1, "same"), ("lost", 3, "absent")] {
+            let chart =
+                Chart { path: store.archive(digest), name: "n".into(), version: "1.0.0".into(), digest: digest.into() };
+            let checked_at = Timestamp::from_second(second).unwrap();
+            store.remember(id, &Record { chart: Arc::new(chart), bytes: 0, index: None, checked_at });
+        }
+        for file in ["same.tgz", "nobodys.tgz", "broken.json"] {
+            fs::write(store.charts.join(file), "four").unwrap();
+        }
+        fs::write(store.incoming("half").unwrap().join("chart.tgz"), "").unwrap();
+        let store = Store::new(cache.path()).unwrap();
+        let records = store.load().unwrap();
+        assert_eq!(records.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>(), ["early", "late"]);
+        assert_eq!(Store::bytes(records.iter().map(|(_, record)| record)), 4, "one archive counts once");
+        let mut left: Vec<_> = fs::read_dir(&store.charts).unwrap().map(|file| file.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["early.json", "late.json", "same.tgz"]);
+        assert_eq!(fs::read_dir(&store.incoming).unwrap().count(), 0);
     }
 }
