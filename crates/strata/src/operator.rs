@@ -7,6 +7,7 @@ use std::{
 
 use clap::{ArgAction, Args, ValueEnum};
 use kube::Config as ClientConfig;
+use plan::releases::LEAST_MEMORY;
 use runtime::{Clock, LeaseConfig, ListMode, Operator, Settings};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -220,14 +221,35 @@ fn workspaces_config(values: &Values, client: ClientConfig) -> Result<workspaces
     config.resync = values.resync.unwrap_or(config.resync);
     config.grace = values.helm_grace_period.unwrap_or(config.grace);
     config.policy.total_memory = values.helm_memory.unwrap_or(config.policy.total_memory);
-    config.operation_memory =
-        values.helm_operation_memory.unwrap_or(config.operation_memory).min(config.policy.total_memory);
+    config.operation_memory = operation_memory(values, config.policy.total_memory, config.operation_memory)?;
     config.policy.lock_patience = values.helm_lock_patience.unwrap_or(config.policy.lock_patience);
     config.policy.other_namespaces = values.helm_other_namespaces.unwrap_or(false);
     config.policy.local_charts = values.helm_local_charts.unwrap_or(false);
     config.charts.time_to_live = values.chart_time_to_live.unwrap_or(config.charts.time_to_live);
     config.environment = std::env::vars_os().filter(|(name, _)| PROXIES.iter().any(|proxy| name == proxy)).collect();
     Ok(config)
+}
+
+/// Bytes for one helm process. Without a word about it, the default gives way to a small total.
+fn operation_memory(values: &Values, total: u64, default: u64) -> Result<u64, Failure> {
+    let too_small = |flag: &str, bytes: u64| {
+        Failure::new(format!("{flag} is {bytes} bytes, helm needs at least {LEAST_MEMORY}"))
+            .hint(format!("set {flag} to 128Mi or more"))
+    };
+    if total < LEAST_MEMORY {
+        return Err(too_small("--helm-memory", total));
+    }
+    match values.helm_operation_memory {
+        None => Ok(default.min(total)),
+        Some(bytes) if bytes < LEAST_MEMORY => Err(too_small("--helm-operation-memory", bytes)),
+        Some(bytes) if bytes > total => {
+            let message = format!(
+                "--helm-operation-memory is {bytes} bytes, all helm processes together may use {total}: none would start"
+            );
+            Err(Failure::new(message).hint("lower it, or raise --helm-memory"))
+        }
+        Some(bytes) => Ok(bytes),
+    }
 }
 
 fn helm_program(values: &Values, program: &Path) -> Result<PathBuf, Failure> {
@@ -246,4 +268,31 @@ fn helm_program(values: &Values, program: &Path) -> Result<PathBuf, Failure> {
 /// The pod's or the machine's name.
 fn instance(flags: &Flags) -> String {
     flags.instance.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_with_which_no_helm_would_run_is_refused_by_its_flag() {
+        const MIB: u64 = 1 << 20;
+        let memory = |total, operation: Option<u64>| {
+            let values = Values { helm_operation_memory: operation.map(|mib| mib * MIB), ..Values::default() };
+            operation_memory(&values, total * MIB, 256 * MIB).map(|bytes| bytes / MIB)
+        };
+        assert_eq!(memory(1024, None).unwrap(), 256);
+        assert_eq!(memory(200, None).unwrap(), 200);
+        assert_eq!(memory(1024, Some(128)).unwrap(), 128);
+        assert_eq!(memory(512, Some(512)).unwrap(), 512);
+        for (total, operation, message, hint) in [
+            (127, None, "--helm-memory is 133169152 bytes", "set --helm-memory to 128Mi or more"),
+            (1024, Some(127), "--helm-operation-memory is 133169152 bytes", "set --helm-operation-memory to 128Mi"),
+            (512, Some(513), "--helm-operation-memory is 537919488 bytes", "raise --helm-memory"),
+        ] {
+            let failure = memory(total, operation).unwrap_err();
+            assert!(failure.message.starts_with(message), "{}", failure.message);
+            assert!(failure.hint.unwrap().contains(hint));
+        }
+    }
 }
