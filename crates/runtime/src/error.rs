@@ -102,6 +102,11 @@ impl Error {
         if matches!(self, Self::NotLeader { .. } | Self::Outdated) || self.is_namespace_terminating() {
             return Class::Conflict;
         }
+        if let Self::Client { source, .. } = self
+            && matches!(**source, kube::Error::BuildRequest(_))
+        {
+            return Class::Terminal;
+        }
         let Some(status) = self.status() else { return Class::Transient };
         match status.code {
             404 | 409 => Class::Conflict,

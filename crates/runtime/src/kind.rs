@@ -17,7 +17,7 @@ use crate::{
     store::{Changed, Store, Versioned},
     trouble::Trouble,
     view::View,
-    writer::Writer,
+    writer::{Writer, unmade},
 };
 
 /// What is left after a delete was accepted.
@@ -178,7 +178,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     pub async fn create(&self, key: &Key, body: &impl Serialize) -> Result<u64, Error> {
         let params = PostParams { field_manager: Some(self.writer.manager.into()), ..PostParams::default() };
         let body = serde_json::to_vec(body).expect("our own objects serialise");
-        let request = self.at(key).create(&params, body).expect("the path is made of valid names");
+        let request = self.at(key).create(&params, body).map_err(|error| unmade("create", self.resource, error))?;
         let held = self.store.version(key);
         let result = self.writer.send(self.resource, "create", request).await;
         self.absorb(key, held, result).await
@@ -193,8 +193,9 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             Some(subresource) => self.at(key).patch_subresource(subresource, &key.name, &params, &patch),
             None => self.at(key).patch(&key.name, &params, &patch),
         };
+        let request = request.map_err(|error| unmade("patch", self.resource, error))?;
         let held = self.store.version(key);
-        let result = self.writer.send(self.resource, "patch", request.expect("our own patches serialise")).await;
+        let result = self.writer.send(self.resource, "patch", request).await;
         self.absorb(key, held, result).await
     }
 
@@ -209,7 +210,8 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             body["metadata"]["resourceVersion"] = json!(VERSION_OF_NOTHING);
         }
         let params = PatchParams::apply(self.writer.manager).force();
-        let request = self.at(key).patch(&key.name, &params, &Patch::Apply(body)).expect("our own objects serialise");
+        let request = self.at(key).patch(&key.name, &params, &Patch::Apply(body));
+        let request = request.map_err(|error| unmade("apply", self.resource, error))?;
         let held = self.store.version(key);
         let result = self.writer.send(self.resource, "apply", request).await;
         self.absorb(key, held, result).await
@@ -220,7 +222,8 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: Some(version.to_owned()) };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         let held = self.store.version(key);
-        let request = self.at(key).delete(&key.name, &params).expect("our own parameters serialise");
+        let request =
+            self.at(key).delete(&key.name, &params).map_err(|error| unmade("delete", self.resource, error))?;
         match self.writer.send::<serde_json::Value>(self.resource, "delete", request).await {
             Ok(answer) => Ok(self.remains(key, held, answer)),
             Err(error) if error.is_not_found() => {

@@ -43,7 +43,7 @@ impl Writer {
         let (place, params) = (place::<W>(types, key), GetParams::default());
         let request =
             if W::metadata_api() { place.get_metadata(&key.name, &params) } else { place.get(&key.name, &params) };
-        let request = request.expect("the path is made of valid names");
+        let request = request.map_err(|error| unmade("get", resource, error))?;
         match self.bounded(resource, "get", self.timeout, request).await {
             Ok(object) => Ok(Some(object)),
             Err(error) if error.is_not_found() => Ok(None),
@@ -93,5 +93,29 @@ impl Writer {
             return Err(Error::refused(verb, resource, &head, &body));
         }
         serde_json::from_slice(&body).map_err(|error| Error::Undecodable { verb, resource, place: undecodable(&error) })
+    }
+}
+
+/// From a request that was never sent, because no path can be made of its name.
+pub(crate) fn unmade(verb: &'static str, resource: &'static str, error: kube::core::request::Error) -> Error {
+    Error::of_client(verb, resource, kube::Error::BuildRequest(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+    use crate::error::{Chain, Class};
+
+    #[test]
+    fn a_name_that_no_path_can_be_made_of_is_told_and_waits_for_a_change() {
+        for (name, why) in [("", "name"), ("two words", "invalid uri")] {
+            let request = place::<ConfigMap>(&(), &Key::new("default", name)).get(name, &GetParams::default());
+            let error = unmade("get", "configmaps", request.unwrap_err());
+            assert_eq!(error.class(), Class::Terminal);
+            let told = Chain(&error).to_string();
+            assert!(told.starts_with("get configmaps: ") && told.contains(why), "{told}");
+        }
     }
 }
