@@ -14,8 +14,8 @@ mod queue;
 mod runner;
 
 pub use charts::{Chart, ChartRef, Charts, ChartsConfig, Credentials, Found, archive};
-pub use command::{Deploy, Operation, OperationKind, Pull};
+pub use command::{Deploy, Operation, OperationKind, Pull, REGISTRY, REPOSITORIES};
 pub use files::Private;
 pub use metrics::{Snapshot, Tally};
-pub use output::{Class, Failure};
+pub use output::{Class, Failure, redact, secrets_in};
 pub use runner::{Config, Finished, Guard, Refused, Request, Runner, State};

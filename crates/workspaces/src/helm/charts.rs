@@ -24,41 +24,17 @@ use std::{
 use runtime::Key;
 use tokio::time::Instant;
 
+pub use self::reference::{ChartRef, Credentials};
 use self::{
     download::Downloader,
     index::{Freshness, Indexes, is_recent},
     store::{Record, Store},
 };
 use super::{
-    command::{self, Operation, Pull},
-    files::Private,
+    command::{self, Operation},
     output::{Class, Failure},
     runner::{Request, Runner},
 };
-
-/// Which chart is wanted.
-#[derive(Clone, Debug)]
-pub struct ChartRef {
-    /// `http://…`, `https://…`, `oci://…`, or `file://…` of a chart directory or archive.
-    pub repo: String,
-    /// Not used for `file://`.
-    pub name: String,
-    /// Exact or a range; empty is the newest.
-    pub version: String,
-    /// The archive's sha256, as `sha256:…` or in plain hex; of a registry also the manifest's, as `sha256:…`.
-    pub digest: Option<String>,
-    /// The registry has no TLS.
-    pub plain_http: bool,
-    pub credentials: Option<Credentials>,
-    /// The repository's certificate authority, as PEM.
-    pub ca: Option<Private>,
-}
-
-#[derive(Clone, Debug)]
-pub struct Credentials {
-    pub username: String,
-    pub password: Private,
-}
 
 /// A chart on disk. It stays there for as long as somebody holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,6 +114,15 @@ struct Table {
     tick: u64,
 }
 
+/// What somebody is to find out.
+struct Question {
+    id: String,
+    asker: Key,
+    wanted: ChartRef,
+    previous: Option<Record>,
+    freshness: Freshness,
+}
+
 #[derive(Default)]
 struct Entry {
     record: Option<Record>,
@@ -206,8 +191,8 @@ impl Charts {
             entry.askers.push(asker.clone());
         }
         if !is_worked_on {
-            let previous = entry.record.clone();
-            tokio::spawn(inner.clone().work(id, asker.clone(), wanted.clone(), previous, freshness));
+            let (asker, wanted, previous) = (asker.clone(), wanted.clone(), entry.record.clone());
+            tokio::spawn(inner.clone().work(Question { id, asker, wanted, previous, freshness }));
         }
         found
     }
@@ -229,17 +214,12 @@ impl Inner {
         if wanted.local().is_some() { LOCAL_TIME_TO_LIVE } else { self.config.time_to_live }
     }
 
-    async fn work(
-        self: Arc<Self>,
-        id: String,
-        asker: Key,
-        wanted: ChartRef,
-        previous: Option<Record>,
-        freshness: Freshness,
-    ) {
-        let resolving = tokio::spawn(self.clone().resolve(id.clone(), asker, wanted.clone(), previous, freshness));
+    async fn work(self: Arc<Self>, question: Question) {
+        let (id, wanted) = (question.id.clone(), question.wanted.clone());
+        let resolving = tokio::spawn(self.clone().resolve(question));
         // A panic costs one answer, not the entry.
         let resolved = resolving.await.unwrap_or_else(|panic| Err(Failure::new(Class::Other, panic)));
+        let resolved = resolved.map_err(|failure| wanted.advise(failure));
         // Of a download that failed, whatever came of it.
         self.store.clear(&id);
         let on_change = &self.runner.config().on_change;
@@ -264,7 +244,7 @@ impl Inner {
                 entry.failure = None;
             }
             Err(failure) => {
-                tracing::info!(repo = %wanted.shown_repo(), chart = wanted.name, %failure, "chart not found");
+                tracing::info!(repo = %wanted.shown_repo(), chart = wanted.chart.name, %failure, "chart not found");
                 entry.failure = Some((failure, now));
             }
         }
@@ -297,20 +277,13 @@ impl Inner {
         }
     }
 
-    async fn resolve(
-        self: Arc<Self>,
-        id: String,
-        asker: Key,
-        wanted: ChartRef,
-        previous: Option<Record>,
-        freshness: Freshness,
-    ) -> Result<Record, Failure> {
+    async fn resolve(self: Arc<Self>, question: Question) -> Result<Record, Failure> {
+        let Question { id, asker, wanted, previous, freshness } = question;
         if let Some(path) = wanted.local() {
             return self.read_local(path, &wanted).await;
         }
-        if wanted.repo.starts_with("oci://") {
-            let reference = format!("{}/{}", wanted.repo.trim_end_matches('/'), wanted.name);
-            return self.pull(&id, &asker, &wanted, reference, None).await;
+        if wanted.is_oci() {
+            return self.pull(&id, &asker, &wanted, None).await;
         }
         let repository = self.indexes.hold(&wanted);
         let mut index = repository.current(&wanted, freshness).await?;
@@ -318,8 +291,7 @@ impl Inner {
             return Ok(Record { checked_at: self.runner.config().clock.now(), ..previous });
         }
         loop {
-            let reference = format!("{}/{}", wanted.repository_id(), wanted.name);
-            let pulled = self.pull(&id, &asker, &wanted, reference, Some(index.digest.clone())).await;
+            let pulled = self.pull(&id, &asker, &wanted, Some(index.digest.clone())).await;
             let is_unknown = pulled.as_ref().is_err_and(|failure| failure.class == Class::ChartNotFound);
             if !is_unknown {
                 return pulled;
@@ -334,31 +306,18 @@ impl Inner {
     }
 
     /// Lets helm resolve the version and fetch the archive.
-    async fn pull(
-        &self,
-        id: &str,
-        asker: &Key,
-        wanted: &ChartRef,
-        reference: String,
-        index: Option<String>,
-    ) -> Result<Record, Failure> {
+    async fn pull(&self, id: &str, asker: &Key, wanted: &ChartRef, index: Option<String>) -> Result<Record, Failure> {
         let incoming = self.store.incoming(id).map_err(|error| index::on_disk(&error))?;
-        let is_oci = index.is_none();
-        let pull = Pull {
-            reference,
-            version: if wanted.version.is_empty() { "*".to_owned() } else { wanted.version.clone() },
-            destination: incoming.clone(),
-            plain_http: is_oci && wanted.plain_http,
-            has_ca: is_oci && wanted.ca.is_some(),
-        };
+        // In helm's own working directory.
+        let place = Path::new("");
         let request = Request {
             // No release is called so.
             key: Key::new(asker.namespace.clone(), format!("chart/{id}")),
-            operation: Operation::Pull(pull),
-            label: wanted.version.as_str().into(),
+            operation: Operation::Pull(wanted.pull(place, incoming.clone())),
+            label: wanted.version().into(),
             values: Vec::new(),
             kubeconfig: None,
-            files: wanted.files(),
+            files: wanted.files(place),
             timeout: PULL_TIMEOUT,
             memory: self.config.memory,
             secrets: wanted.secrets(),
@@ -367,10 +326,7 @@ impl Inner {
         let cancelled = || Failure::new(Class::Cancelled, "fetching the chart was cancelled");
         let finished = finished.ok_or_else(cancelled)?;
         finished.result.as_ref().map_err(|failure| wanted.explain(failure))?;
-        // The digest of a registry's manifest is a pin as well, and the one that other tools show.
-        let published = finished.stdout.lines().find_map(|line| line.strip_prefix("Digest: ")).map(str::trim);
-        let pinned = wanted.digest.as_deref().filter(|pinned| !is_oci || published != Some(pinned));
-        self.admit(incoming, pinned, index).await
+        self.admit(incoming, wanted, finished.stdout.clone(), index).await
     }
 
     async fn read_local(&self, path: &Path, wanted: &ChartRef) -> Result<Record, Failure> {
@@ -381,7 +337,7 @@ impl Inner {
         if fs::metadata(path).map_err(unreadable)?.is_file() {
             let incoming = self.store.incoming(&wanted.id()).map_err(|error| index::on_disk(&error))?;
             fs::copy(path, incoming.join("chart.tgz")).map_err(unreadable)?;
-            return self.admit(incoming, wanted.digest.as_deref(), None).await;
+            return self.admit(incoming, wanted, String::new(), None).await;
         }
         let owned = path.to_owned();
         let read = move || -> io::Result<Chart> {
@@ -390,14 +346,21 @@ impl Inner {
         };
         let chart = tokio::task::spawn_blocking(read).await.map_err(|panic| Failure::new(Class::Other, panic))?;
         let chart = chart.map_err(unreadable)?;
-        store::verify(wanted.digest.as_deref(), &chart.digest)?;
+        wanted.verify("", &chart.digest)?;
         Ok(self.record(chart, 0, None))
     }
 
-    /// Takes the one archive of a directory into the store.
-    async fn admit(&self, incoming: PathBuf, pinned: Option<&str>, index: Option<String>) -> Result<Record, Failure> {
-        let (store, pinned) = (self.store.clone(), pinned.map(str::to_owned));
-        let admitted = tokio::task::spawn_blocking(move || store.admit(&incoming, pinned.as_deref())).await;
+    /// Takes the one archive of a directory into the store, after helm said this.
+    async fn admit(
+        &self,
+        incoming: PathBuf,
+        wanted: &ChartRef,
+        said: String,
+        index: Option<String>,
+    ) -> Result<Record, Failure> {
+        let (store, wanted) = (self.store.clone(), wanted.clone());
+        let admit = move || store.admit(&incoming, |digest| wanted.verify(&said, digest));
+        let admitted = tokio::task::spawn_blocking(admit).await;
         let chart = admitted.map_err(|panic| Failure::new(Class::Other, panic))??;
         let bytes = fs::metadata(&chart.path).map_err(|error| index::on_disk(&error))?.len();
         Ok(self.record(chart, bytes, index))

@@ -13,10 +13,10 @@ use runtime::Key;
 
 use super::Chart;
 
-/// Where the runner's own files lie, relative to helm's working directory.
+/// What helm's own files are called in the directory of an operation.
 pub(super) const KUBECONFIG: &str = "kubeconfig";
-pub(super) const REPOSITORIES: &str = "repositories.yaml";
-pub(super) const REGISTRY: &str = "registry.json";
+pub const REPOSITORIES: &str = "repositories.yaml";
+pub const REGISTRY: &str = "registry.json";
 pub(super) const CA: &str = "ca.pem";
 
 /// One helm operation.
@@ -64,8 +64,22 @@ pub struct Pull {
     pub version: String,
     pub destination: PathBuf,
     pub plain_http: bool,
-    /// The operation has a file with the registry's authority; a repository file names its own.
-    pub has_ca: bool,
+    /// The file with the registry's authority; a repository file names its own.
+    pub ca: Option<PathBuf>,
+}
+
+impl Pull {
+    pub fn arguments(&self) -> Vec<OsString> {
+        let mut line = Arguments::default();
+        line.words(["pull", &self.reference, "--version", &self.version, "--destination"]);
+        line.0.push(self.destination.clone().into());
+        line.flag(self.plain_http, "--plain-http");
+        if let Some(ca) = &self.ca {
+            line.words(["--ca-file"]);
+            line.0.push(ca.into());
+        }
+        line.0
+    }
 }
 
 /// An operation without its details, for status and metrics.
@@ -137,15 +151,7 @@ impl Operation {
                 line.flag(*wait, "--wait=watcher");
             }
             Self::Test => line.words(["test", &key.name]),
-            Self::Pull(pull) => {
-                line.words(["pull", &pull.reference, "--version", &pull.version, "--destination"]);
-                line.0.push(pull.destination.clone().into());
-                line.flag(pull.plain_http, "--plain-http");
-                if pull.has_ca {
-                    line.words(["--ca-file", CA]);
-                }
-                return line.0;
-            }
+            Self::Pull(pull) => return pull.arguments(),
         }
         line.words(["--namespace", &key.namespace, "--timeout", &format!("{}s", timeout.as_secs().max(1))]);
         line.0
@@ -264,7 +270,7 @@ mod tests {
             version: "^1".into(),
             destination: "/in".into(),
             plain_http: true,
-            has_ca: true,
+            ca: Some(CA.into()),
         };
         check(
             &Operation::Pull(pull),

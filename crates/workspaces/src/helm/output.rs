@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde_json::Value;
+
 use super::{command::OperationKind, files::Private};
 
 /// Why an operation failed, as far as it steers what comes next.
@@ -22,6 +24,8 @@ pub enum Class {
     ReleaseNotFound,
     /// The API server, the repository or the registry did not answer.
     Unreachable,
+    /// The registry has no TLS, and was not said to have none.
+    PlainHttp,
     /// What was fetched is not what was pinned.
     DigestMismatch,
     /// Ended by us: cancelled, or the process is shutting down.
@@ -42,6 +46,7 @@ impl Class {
             Self::Locked => "locked",
             Self::ReleaseNotFound => "release-not-found",
             Self::Unreachable => "unreachable",
+            Self::PlainHttp => "plain-http",
             Self::DigestMismatch => "digest-mismatch",
             Self::Cancelled => "cancelled",
             Self::Killed => "killed",
@@ -95,7 +100,7 @@ const OUT_OF_MEMORY: [(&str, Class); 4] = [
     ("failed to create new OS thread", Class::OutOfMemory),
 ];
 /// helm's words when it fetches a chart.
-const OF_A_PULL: [(&str, Class); 15] = [
+const OF_A_PULL: [(&str, Class); 16] = [
     ("no chart version found", Class::ChartNotFound),
     ("no chart name found", Class::ChartNotFound),
     ("could not locate a version matching", Class::ChartNotFound),
@@ -107,6 +112,7 @@ const OF_A_PULL: [(&str, Class); 15] = [
     ("403 Forbidden", Class::Unauthorised),
     ("status code 403", Class::Unauthorised),
     ("credential not found", Class::Unauthorised),
+    ("server gave HTTP response to HTTPS client", Class::PlainHttp),
     ("connection refused", Class::Unreachable),
     ("no such host", Class::Unreachable),
     ("i/o timeout", Class::Unreachable),
@@ -168,8 +174,19 @@ fn last_words(stderr: &str) -> String {
     lines[start..end].join("\n").trim().trim_start_matches("Error: ").to_owned()
 }
 
+/// Every text and number in a document, each a secret by itself; [`redact`] passes over those too short to be one.
+pub fn secrets_in(document: &Value) -> Vec<Private> {
+    match document {
+        Value::Object(fields) => fields.values().flat_map(secrets_in).collect(),
+        Value::Array(elements) => elements.iter().flat_map(secrets_in).collect(),
+        Value::String(text) => vec![Private::new(text)],
+        Value::Number(number) => vec![Private::new(number.to_string())],
+        Value::Null | Value::Bool(_) => Vec::new(),
+    }
+}
+
 /// Cuts out the given secrets, whole and line by line, and the credentials of every URL.
-pub(super) fn redact(text: &str, secrets: &[Private]) -> String {
+pub fn redact(text: &str, secrets: &[Private]) -> String {
     let mut text = text.to_owned();
     let secrets: Vec<_> = secrets.iter().map(|secret| String::from_utf8_lossy(secret.expose())).collect();
     let mut parts: Vec<_> = secrets.iter().flat_map(|secret| secret.lines().chain([&**secret])).collect();
@@ -235,6 +252,11 @@ mod tests {
         pull("GET \"http://h/v2/charts/nope/tags/list\": response status code 404: name unknown", Class::ChartNotFound);
         pull("failed to fetch http://h/four-1.0.0.tgz : 401 Unauthorized", Class::Unauthorised);
         pull("failed to perform \"FetchReference\" on source: Get \"x\": connection refused", Class::Unreachable);
+        pull(
+            "failed to perform \"FetchReference\" on source: Get \"https://h/v2/charts/four/manifests/1.0.0\": \
+             http: server gave HTTP response to HTTPS client",
+            Class::PlainHttp,
+        );
     }
 
     #[test]

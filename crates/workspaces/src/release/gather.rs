@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    path::Path,
     sync::{Mutex, atomic::AtomicU64},
     time::Duration,
 };
@@ -31,7 +30,7 @@ use super::{
     values::{self, Document},
     view,
 };
-use crate::helm::{self, ChartRef, Class, Credentials, Found, Private};
+use crate::helm::{self, ChartRef, Class, Found};
 
 /// How long a look at objects that no watch tells of is believed.
 const UNHEARD: Duration = Duration::from_secs(15);
@@ -355,38 +354,15 @@ impl ReleaseLayer {
         desired: &Desired,
         namespace: &str,
     ) -> Result<Result<ChartRef, String>, Error> {
-        let chart = &desired.chart;
-        let mut wanted = ChartRef {
-            repo: chart.repo.clone(),
-            name: chart.name.clone(),
-            version: chart.version.clone().unwrap_or_default(),
-            digest: chart.digest.clone(),
-            plain_http: chart.plain_http.unwrap_or(false),
-            credentials: None,
-            ca: None,
-        };
-        // A folder of charts, as a repository is.
-        if let Some(folder) = chart.repo.strip_prefix("file://").map(|folder| Path::new(folder).join(&chart.name))
-            && folder.join("Chart.yaml").is_file()
-        {
-            wanted.repo = format!("file://{}", folder.display());
+        let mut data = BTreeMap::new();
+        if let Some(reference) = &desired.chart.secret_ref {
+            let key = Key::new(namespace, reference.name.as_str());
+            let Some(secret) = self.writer.read::<Secret>("secrets", &key).await? else {
+                return Ok(Err(format!("Secret {} of spec.chart.secretRef is not there; create it", reference.name)));
+            };
+            data = secret.data.unwrap_or_default();
         }
-        let Some(reference) = &chart.secret_ref else { return Ok(Ok(wanted)) };
-        let key = Key::new(namespace, reference.name.as_str());
-        let Some(secret) = self.writer.read::<Secret>("secrets", &key).await? else {
-            return Ok(Err(format!("Secret {} of spec.chart.secretRef is not there; create it", reference.name)));
-        };
-        let mut data = secret.data.unwrap_or_default();
-        wanted.ca = data.remove("ca.crt").map(|pem| Private::new(pem.0));
-        wanted.credentials = match (data.remove("username"), data.remove("password")) {
-            (Some(username), Some(password)) => {
-                let username = String::from_utf8_lossy(&username.0).into_owned();
-                Some(Credentials { username, password: Private::new(password.0) })
-            }
-            (None, None) => None,
-            _ => return Ok(Err(format!("Secret {} must have username and password, or neither", reference.name))),
-        };
-        Ok(Ok(wanted))
+        Ok(ChartRef::new(&desired.chart, data))
     }
 
     async fn is_terminating(&self, namespace: &str) -> Result<bool, Error> {
@@ -438,7 +414,7 @@ fn failure(failure: helm::Failure) -> releases::Failure {
         Class::Forbidden => FailureClass::Forbidden,
         Class::Locked => FailureClass::InProgress,
         Class::ReleaseNotFound => FailureClass::ReleaseNotFound,
-        Class::Unreachable => FailureClass::Unreachable,
+        Class::Unreachable | Class::PlainHttp => FailureClass::Unreachable,
         Class::Cancelled | Class::Killed => FailureClass::Interrupted,
         Class::Other => FailureClass::Other,
     };

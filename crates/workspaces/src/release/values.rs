@@ -6,7 +6,7 @@ use api::workspace::{HelmReleaseSpec, ReadValues, ValuesKind, ValuesSource};
 use plan::{object::digest, releases::Values};
 use serde_json::{Map, Value, json};
 
-use crate::helm::Private;
+use crate::helm::{Private, secrets_in};
 
 /// Helm reads every number as a 64 bit float: whole numbers beyond this are not kept exactly.
 const EXACT: u64 = 1 << 53;
@@ -38,30 +38,11 @@ pub fn files(spec: &HelmReleaseSpec, documents: Vec<Document>) -> Vec<Private> {
     documents.into_iter().filter_map(|document| document.content).chain(inline).collect()
 }
 
-/// What documents of Secrets hold: every text and number that stands for itself. Shorter ones occur everywhere.
+/// What documents of Secrets hold: every text and number that stands for itself.
 pub fn secrets(documents: &[Document]) -> Vec<Private> {
-    const SHORTEST: usize = 4;
     let of_secrets = documents.iter().filter(|document| document.source.kind == ValuesKind::Secret);
     let texts = of_secrets.filter_map(|document| std::str::from_utf8(document.content.as_ref()?.expose()).ok());
-    let mut found = Vec::new();
-    for value in texts.filter_map(|text| serde_saphyr::from_str::<Value>(text).ok()) {
-        leaves(&value, &mut |leaf| {
-            if leaf.len() >= SHORTEST {
-                found.push(Private::new(leaf));
-            }
-        });
-    }
-    found
-}
-
-fn leaves(value: &Value, tell: &mut impl FnMut(&str)) {
-    match value {
-        Value::Object(fields) => fields.values().for_each(|value| leaves(value, tell)),
-        Value::Array(elements) => elements.iter().for_each(|value| leaves(value, tell)),
-        Value::String(text) => tell(text),
-        Value::Number(number) => tell(&number.to_string()),
-        Value::Null | Value::Bool(_) => {}
-    }
+    texts.filter_map(|text| serde_saphyr::from_str(text).ok()).flat_map(|value| secrets_in(&value)).collect()
 }
 
 /// JSON that helm's YAML reader takes as it is: of the characters that JSON leaves alone, YAML folds some and refuses

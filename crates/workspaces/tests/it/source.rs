@@ -9,8 +9,10 @@ use std::{
 };
 
 use anyhow::Result;
+use api::workspace::ChartReference;
 use runtime::Key;
 use sha2::{Digest, Sha256};
+use testbed::charts::{Access, PASSWORD, Registry, USERNAME, sample};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpStream},
@@ -103,15 +105,13 @@ fn digest(content: &[u8]) -> String {
 }
 
 fn chart(repo: &str, version: &str) -> ChartRef {
-    ChartRef {
+    let chart = ChartReference {
         repo: repo.into(),
         name: "four".into(),
-        version: version.into(),
-        digest: None,
-        plain_http: false,
-        credentials: None,
-        ca: None,
-    }
+        version: Some(version.to_owned()).filter(|version| !version.is_empty()),
+        ..ChartReference::default()
+    };
+    ChartRef { chart, credentials: None, ca: None }
 }
 
 fn asker() -> Key {
@@ -212,6 +212,7 @@ async fn w34_credentials_open_a_repository_and_appear_nowhere() -> Result<()> {
     let mut wanted = repository.chart("1.0.0");
     let refused = find(&scene, &charts, &wanted).await?.unwrap_err();
     assert_eq!(refused.class, Class::Unauthorised, "{refused}");
+    assert!(refused.message.ends_with("name a Secret with username and password in spec.chart.secretRef"), "{refused}");
     wanted.credentials = Some(Credentials { username: "u".into(), password: Private::new("canary") });
     assert_eq!(find(&scene, &charts, &wanted).await?.unwrap().version, "1.0.0");
     assert!(!format!("{wanted:?}").contains("canary"));
@@ -225,13 +226,41 @@ async fn w34_credentials_open_a_repository_and_appear_nowhere() -> Result<()> {
 }
 
 #[tokio::test]
+async fn w34_a_registry_that_needs_another_spec_says_which() -> Result<()> {
+    let scene = Scene::real().await?;
+    let registry = Registry::start(Access::Login).await?;
+    registry.push(sample("four", "1.0.0").await?).await?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    for version in ["1.0.0", "^1.0"] {
+        let mut wanted = chart(&registry.url(), version);
+        let failure = find(&scene, &charts, &wanted).await?.unwrap_err();
+        assert_eq!(failure.class, Class::PlainHttp, "{failure}");
+        assert!(failure.message.ends_with("set spec.chart.plainHTTP: true"), "{failure}");
+        wanted.chart.plain_http = Some(true);
+        let failure = find(&scene, &charts, &wanted).await?.unwrap_err();
+        assert_eq!(failure.class, Class::Unauthorised, "{failure}");
+        assert!(failure.message.contains("; name a Secret"), "{failure}");
+        wanted.credentials = Some(Credentials { username: USERNAME.into(), password: Private::new("wrong") });
+        let failure = find(&scene, &charts, &wanted).await?.unwrap_err();
+        assert!(failure.message.contains("; correct username and password"), "{failure}");
+        wanted.credentials = Some(Credentials { username: USERNAME.into(), password: Private::new(PASSWORD) });
+        assert_eq!(find(&scene, &charts, &wanted).await?.unwrap().version, "1.0.0");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn w34_a_pinned_digest_must_match() -> Result<()> {
     let scene = Scene::real().await?;
     let repository = Repository::start(scene.path("repository"), None).await?;
     repository.publish("four", &["1.0.0"])?;
     let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
     let right = digest(&fs::read(scene.path("repository/four-1.0.0.tgz"))?);
-    let pinned = |digest: &str| ChartRef { digest: Some(digest.into()), ..repository.chart("1.0.0") };
+    let pinned = |digest: &str| {
+        let mut wanted = repository.chart("1.0.0");
+        wanted.chart.digest = Some(digest.into());
+        wanted
+    };
     assert!(find(&scene, &charts, &pinned(&format!("sha256:{right}"))).await?.is_ok());
     let failure = find(&scene, &charts, &pinned(&right.replace(['0', '1'], "f"))).await?.unwrap_err();
     assert_eq!(failure.class, Class::DigestMismatch, "{failure}");

@@ -80,7 +80,7 @@ pub(super) fn directory_digest(chart: &Path) -> io::Result<String> {
     Ok(hex(hash))
 }
 
-pub(super) fn file_digest(path: &Path) -> io::Result<String> {
+pub fn file_digest(path: &Path) -> io::Result<String> {
     let mut hash = Sha256::new();
     io::copy(&mut File::open(path)?, &mut Hashing(&mut hash))?;
     Ok(hex(hash))

@@ -145,7 +145,7 @@ impl Indexes {
     }
 
     async fn fetch(&self, chart: &ChartRef, id: &str, known: Option<Index>) -> Result<Index, Failure> {
-        let url = index_url(&chart.repo);
+        let url = index_url(&chart.chart.repo);
         let new = self.directory.join(format!("{id}.new"));
         let validators = known.as_ref().map(|index| index.validators.clone()).unwrap_or_default();
         let answer = self.downloader.get(&url, chart, &validators, &new).await.inspect_err(|_| {
@@ -197,13 +197,15 @@ fn index_url(repo: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
+    use std::{collections::BTreeMap, time::SystemTime};
+
+    use api::workspace::ChartReference;
 
     use super::*;
 
     fn chart(repo: &str) -> ChartRef {
-        let (repo, name, version) = (repo.to_owned(), String::new(), String::new());
-        ChartRef { repo, name, version, digest: None, plain_http: false, credentials: None, ca: None }
+        let chart = ChartReference { repo: repo.to_owned(), ..ChartReference::default() };
+        ChartRef::new(&chart, BTreeMap::new()).unwrap()
     }
 
     fn indexes(directory: &tempfile::TempDir, cache_bytes: u64) -> Indexes {

@@ -121,20 +121,16 @@ impl Store {
         let _ = fs::remove_dir_all(self.incoming.join(id));
     }
 
-    /// Takes the one archive that was downloaded, if it is what was pinned.
-    pub fn admit(&self, incoming: &Path, pinned: Option<&str>) -> Result<Chart, Failure> {
+    /// Takes the one archive that was downloaded, if its digest is right.
+    pub fn admit(&self, incoming: &Path, verify: impl FnOnce(&str) -> Result<(), Failure>) -> Result<Chart, Failure> {
         let downloaded = fs::read_dir(incoming).and_then(|mut entries| entries.next().transpose());
         let downloaded = downloaded.map_err(|error| index::on_disk(&error))?;
         let nothing = || Failure::new(Class::Other, "helm fetched no archive");
         let downloaded = downloaded.ok_or_else(nothing)?.path();
-        self.take(&downloaded, pinned)
-    }
-
-    fn take(&self, downloaded: &Path, pinned: Option<&str>) -> Result<Chart, Failure> {
-        let digest = archive::file_digest(downloaded).map_err(|error| index::on_disk(&error))?;
-        verify(pinned, &digest)?;
+        let digest = archive::file_digest(&downloaded).map_err(|error| index::on_disk(&error))?;
+        verify(&digest)?;
         let no_chart = |error: io::Error| Failure::new(Class::Other, format_args!("not a chart: {error}"));
-        let archive::Metadata { name, version } = archive::metadata(downloaded).map_err(no_chart)?;
+        let archive::Metadata { name, version } = archive::metadata(&downloaded).map_err(no_chart)?;
         let path = self.archive(&digest);
         fs::rename(downloaded, &path).map_err(|error| index::on_disk(&error))?;
         Ok(Chart { path, name, version, digest })
@@ -152,17 +148,6 @@ impl Store {
 
     fn record(&self, id: &str) -> PathBuf {
         self.charts.join(format!("{id}.json"))
-    }
-}
-
-/// Whether the digest is the pinned one, with or without `sha256:`.
-pub(super) fn verify(pinned: Option<&str>, digest: &str) -> Result<(), Failure> {
-    match pinned.map(|pinned| pinned.strip_prefix("sha256:").unwrap_or(pinned)) {
-        Some(pinned) if !pinned.eq_ignore_ascii_case(digest) => {
-            let message = format_args!("the chart's digest is sha256:{digest}, not the pinned sha256:{pinned}");
-            Err(Failure::new(Class::DigestMismatch, message))
-        }
-        _ => Ok(()),
     }
 }
 
