@@ -1,8 +1,11 @@
 //! `strata release diff`: the chart as the next upgrade would render it, beside what is deployed.
 
-use std::{collections::BTreeMap, ffi::OsString, fmt::Write as _, path::PathBuf, process::ExitCode, time::Duration};
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
-use api::workspace::{ChartReference, HelmRelease, HelmReleaseSpec, Repository, ValuesKind, ValuesSource};
+use api::{
+    condition::{ConditionStatus, ConditionType, Reason},
+    workspace::{ChartReference, HelmRelease, HelmReleaseSpec, Repository, SecretReference, ValuesKind, ValuesSource},
+};
 use clap::Args;
 use k8s_openapi::{
     ByteString,
@@ -11,12 +14,12 @@ use k8s_openapi::{
 use kube::{Api, Client};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use sha2::{Digest, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
+use workspaces::helm::{ChartRef, archive::file_digest, redact, secrets_in};
 
 use super::{
     difference::{coloured, difference},
-    helm::{Helm, REGISTRY, REPOSITORIES, on_disk, words},
+    helm::{Helm, on_disk, words},
 };
 use crate::{
     Failure,
@@ -39,11 +42,8 @@ pub struct Flags {
     timeout: Duration,
 }
 
-/// The repository's name in our own repository file.
-const REPOSITORY: &str = "source";
-
 const FETCH_HINT: &str =
-    "can this machine reach the repository, and are spec.chart's name, version and secretRef right?";
+    "can this machine reach the repository, and are spec.chart's name, version, secretRef and plainHTTP right?";
 const STORAGE_HINT: &str = "a diff needs the right to read the Secrets in which Helm keeps the release";
 
 pub async fn run(
@@ -77,7 +77,15 @@ async fn compare(flags: &Flags, connection: &ConnectionFlags, sources: Sources) 
     let releases = Objects::releases(sources.client.clone(), Some(sources.namespace.clone()));
     let object = releases.get(&flags.name).await?;
     let release: HelmRelease = decode(&object)?;
-    let spec = release.spec.ok_or_else(|| Failure::new(format!("{} has no spec", full_name(&object))))?;
+    refused(&release).map_or(Ok(()), |why| {
+        let name = full_name(&object);
+        Err(Failure::new(format!("the operator refuses {name}: {why}"))
+            .hint("there is no next upgrade until that is corrected"))
+    })?;
+    let spec = release.spec.ok_or_else(|| {
+        Failure::new(format!("{} has no spec that can be read", full_name(&object)))
+            .hint("compare it with the reference or write it anew: kubectl explain helmrelease.spec")
+    })?;
     let mut helm = Helm::new(flags.helm.clone(), connection)?;
     let chart = sources.fetch(&spec.chart, &mut helm).await?;
     let values = sources.values(&spec, &mut helm).await?;
@@ -85,6 +93,18 @@ async fn compare(flags: &Flags, connection: &ConnectionFlags, sources: Sources) 
     let target = spec.target_namespace.as_deref().unwrap_or(&sources.namespace);
     let (next, deployed) = tokio::try_join!(next(&helm, name, target, chart, values), deployed(&helm, name, target))?;
     difference(&deployed, &next)
+}
+
+/// Why the operator would not even try an upgrade, whatever it would change.
+const REFUSALS: [Reason; 4] =
+    [Reason::InvalidSpec, Reason::MemoryExceedsBudget, Reason::ValuesInvalid, Reason::ObjectTaken];
+
+/// What the operator has against the present spec.
+fn refused(release: &HelmRelease) -> Option<&str> {
+    let ready = release.status.as_ref()?.condition(ConditionType::Ready)?;
+    let is_refusal = REFUSALS.contains(&ready.reason);
+    let is_current = ready.observed_generation == release.metadata.generation;
+    (is_refusal && is_current && ready.status == ConditionStatus::False).then_some(ready.message.as_str())
 }
 
 #[derive(Deserialize)]
@@ -146,52 +166,38 @@ struct Sources {
 impl Sources {
     /// The chart on disk, fetched unless it is a local one.
     async fn fetch(&self, chart: &ChartReference, helm: &mut Helm<'_>) -> Result<PathBuf, Failure> {
-        if chart.repository() == Some(Repository::File) {
-            let path = PathBuf::from(chart.repo.trim_start_matches("file://"));
+        let secret = match &chart.secret_ref {
+            Some(SecretReference { name }) => self.secret(name).await?.ok_or_else(|| self.missing(name))?,
+            None => BTreeMap::new(),
+        };
+        let invalid = |why| Failure::new(why).hint("the release waits for it as well; spec.chart.secretRef names it");
+        let wanted = ChartRef::new(chart, secret).map_err(invalid)?;
+        if let Some(path) = wanted.local() {
             return if path.exists() {
-                Ok(path)
+                Ok(path.to_owned())
             } else {
                 Err(Failure::new(format!("the chart is on the operator's own disk, at {}", path.display()))
                     .hint("put the same chart there on this machine, or run this where the operator runs"))
             };
         }
-        let credentials = self.credentials(chart, helm).await?;
-        let reference = if chart.repository() == Some(Repository::Oci) {
-            helm.write(REGISTRY, registry_file(chart, &credentials).to_string().as_bytes())?;
-            format!("{}/{}", chart.repo.trim_end_matches('/'), chart.name)
-        } else {
-            helm.write(REPOSITORIES, repository_file(chart, &credentials).to_string().as_bytes())?;
-            let doing = format!("read the chart repository {}", chart.repo);
+        helm.conceal(wanted.secrets());
+        for (name, content) in wanted.files(helm.home()) {
+            helm.write(name, content.expose())?;
+        }
+        let repo = redact(&chart.repo, &wanted.secrets());
+        if chart.repository() == Some(Repository::Http) {
+            let doing = format!("read the chart repository {repo}");
             helm.run(&doing, FETCH_HINT, words(["repo", "update"])).await?;
-            format!("{REPOSITORY}/{}", chart.name)
-        };
-        let mut line = words(["pull", &reference, "--destination"]);
-        line.push(helm.home().into());
-        if let Some(version) = &chart.version {
-            line.extend(words(["--version", version]));
         }
-        if chart.plain_http == Some(true) {
-            line.push("--plain-http".into());
-        }
-        if let Some(ca) = credentials.ca.filter(|_| chart.repository() == Some(Repository::Oci)) {
-            line.extend(["--ca-file".into(), ca.into()]);
-        }
-        let doing = format!("fetch the chart {} from {}", chart.name, chart.repo);
-        helm.run(&doing, FETCH_HINT, line).await?;
+        let doing = format!("fetch the chart {} from {repo}", chart.name);
+        let said = helm.run(&doing, FETCH_HINT, wanted.pull(helm.home(), helm.home().to_owned()).arguments()).await?;
         let archive = helm.archive()?;
-        check_digest(chart, &std::fs::read(&archive).map_err(|error| on_disk(&error))?)?;
+        let digest = file_digest(&archive).map_err(|error| on_disk(&error))?;
+        wanted.verify(&said, &digest).map_err(|mismatch| {
+            Failure::new(format!("{mismatch} in spec.chart.digest"))
+                .hint("the operator refuses it as well; pin the new digest if the change is wanted")
+        })?;
         Ok(archive)
-    }
-
-    async fn credentials(&self, chart: &ChartReference, helm: &mut Helm<'_>) -> Result<Credentials, Failure> {
-        let Some(reference) = &chart.secret_ref else { return Ok(Credentials::default()) };
-        let name = &reference.name;
-        let mut data = self.secret(name).await?.ok_or_else(|| self.missing(ValuesKind::Secret, name))?;
-        let mut text = |key| data.remove(key).and_then(|bytes| String::from_utf8(bytes.0).ok());
-        let (username, password, ca) = (text("username"), text("password"), text("ca.crt"));
-        helm.conceal(&json!(password));
-        let ca = ca.map(|ca| helm.write("ca.pem", ca.as_bytes())).transpose()?;
-        Ok(Credentials { username, password, ca })
     }
 
     /// One private file for each document, in the order in which they win.
@@ -203,7 +209,7 @@ impl Sources {
                     Failure::new(format!("{} does not hold a map of values in YAML", self.named(source)))
                 })?;
                 if source.kind == ValuesKind::Secret {
-                    helm.conceal(&json!(values));
+                    helm.conceal(secrets_in(&json!(values)));
                 }
                 files.push(helm.write(&format!("values-{}.yaml", files.len()), document.as_bytes())?);
             }
@@ -248,8 +254,8 @@ impl Sources {
         format!("key {} of {:?} {} in namespace {}", source.key(), source.kind, source.name, self.namespace)
     }
 
-    fn missing(&self, kind: ValuesKind, name: &str) -> Failure {
-        Failure::new(format!("there is no {kind:?} {name} in namespace {}", self.namespace))
+    fn missing(&self, name: &str) -> Failure {
+        Failure::new(format!("there is no Secret {name} in namespace {}", self.namespace))
             .hint("spec.chart.secretRef names it; create it, or remove the reference")
     }
 
@@ -257,45 +263,4 @@ impl Sources {
         Failure::new(format!("cannot read {what}: {}", explained(error)))
             .hint("a diff needs the right to get the Secrets and ConfigMaps that the release names")
     }
-}
-
-#[derive(Default)]
-struct Credentials {
-    username: Option<String>,
-    password: Option<String>,
-    ca: Option<PathBuf>,
-}
-
-/// helm's repository file; JSON is YAML.
-fn repository_file(chart: &ChartReference, credentials: &Credentials) -> Value {
-    let Credentials { username, password, ca } = credentials;
-    let repository = json!({
-        "name": REPOSITORY,
-        "url": chart.repo,
-        "username": username.as_deref().unwrap_or_default(),
-        "password": password.as_deref().unwrap_or_default(),
-        "caFile": ca.as_deref().unwrap_or(std::path::Path::new("")),
-    });
-    json!({ "apiVersion": "v1", "repositories": [repository] })
-}
-
-/// helm's file of logins, in docker's form.
-fn registry_file(chart: &ChartReference, credentials: &Credentials) -> Value {
-    let Credentials { username: Some(username), password: Some(password), .. } = credentials else { return json!({}) };
-    let host = chart.repo.trim_start_matches("oci://").split('/').next().unwrap_or_default();
-    // Bytes are base64 in JSON.
-    json!({ "auths": { host: { "auth": ByteString(format!("{username}:{password}").into_bytes()) } } })
-}
-
-fn check_digest(chart: &ChartReference, archive: &[u8]) -> Result<(), Failure> {
-    let Some(pinned) = &chart.digest else { return Ok(()) };
-    let mut digest = String::new();
-    for byte in Sha256::digest(archive) {
-        write!(digest, "{byte:02x}").expect("writing to a string cannot fail");
-    }
-    if pinned.trim_start_matches("sha256:") == digest {
-        return Ok(());
-    }
-    Err(Failure::new(format!("the chart {} has the digest {digest}, not the one in spec.chart.digest", chart.name))
-        .hint("the operator refuses it as well; pin the new digest if the change is wanted"))
 }

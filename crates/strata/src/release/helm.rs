@@ -10,21 +10,18 @@ use std::{
     process::Stdio,
 };
 
-use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
+use workspaces::helm::{Private, REGISTRY, REPOSITORIES, redact};
 
 use crate::{Failure, connection::ConnectionFlags, output::indented};
-
-/// Shorter ones occur by chance, and cutting them out would leave no message.
-const SHORTEST_SECRET: usize = 4;
 
 pub struct Helm<'a> {
     program: PathBuf,
     connection: &'a ConnectionFlags,
     /// For its owner alone, which is tempfile's own way.
     home: TempDir,
-    secrets: Vec<String>,
+    secrets: Vec<Private>,
 }
 
 impl<'a> Helm<'a> {
@@ -54,16 +51,8 @@ impl<'a> Helm<'a> {
     }
 
     /// Never to be quoted in a message.
-    pub fn conceal(&mut self, value: &Value) {
-        match value {
-            Value::String(text) if text.len() >= SHORTEST_SECRET => self.secrets.push(text.clone()),
-            Value::Array(values) => values.iter().for_each(|value| self.conceal(value)),
-            Value::Object(values) => values.values().for_each(|value| self.conceal(value)),
-            Value::Number(number) if number.to_string().len() >= SHORTEST_SECRET => {
-                self.secrets.push(number.to_string());
-            }
-            _ => {}
-        }
+    pub fn conceal(&mut self, secrets: Vec<Private>) {
+        self.secrets.extend(secrets);
     }
 
     /// What it printed, or what it complained about, with a hint for that case.
@@ -75,10 +64,7 @@ impl<'a> Helm<'a> {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let mut said = String::from_utf8_lossy(&output.stderr).into_owned();
-        for secret in &self.secrets {
-            said = said.replace(secret.as_str(), "***");
-        }
+        let said = redact(&String::from_utf8_lossy(&output.stderr), &self.secrets);
         Err(Failure::new(format!("cannot {doing}; helm said:\n{}", indented(&said).trim_end())).hint(hint))
     }
 
@@ -109,9 +95,6 @@ impl<'a> Helm<'a> {
         command
     }
 }
-
-pub const REPOSITORIES: &str = "repositories.yaml";
-pub const REGISTRY: &str = "registry.json";
 
 pub fn words<const N: usize>(words: [&str; N]) -> Vec<OsString> {
     words.map(OsString::from).into()

@@ -16,7 +16,7 @@ use testbed::{
     tools,
 };
 
-use super::place::{Place, Said, run};
+use super::place::{Place, Said, ready, run};
 
 const CANARY: &str = "planted-secret-value";
 
@@ -104,7 +104,7 @@ async fn charts_of_a_registry_are_compared_and_their_digest_is_checked() -> Resu
     let diff = Diff::new().await?;
     let registry = Registry::start(Access::Login).await?;
     let archive = sample("four", "1.0.0").await?;
-    registry.push(archive).await?;
+    let manifest = registry.push(archive).await?;
     diff.secret("login", json!({ "username": USERNAME, "password": PASSWORD })).await?;
     let chart = json!({
         "repo": registry.url(), "name": "four", "version": "1.0.0", "plainHTTP": true, "digest": archive.digest,
@@ -115,10 +115,16 @@ async fn charts_of_a_registry_are_compared_and_their_digest_is_checked() -> Resu
     let same = diff.run("web").await?;
     assert_eq!((same.code, same.out.as_str()), (0, ""), "{same:?}");
 
-    let patch = Patch::Merge(json!({ "spec": { "chart": { "digest": "0".repeat(64) } } }));
-    diff.place.releases.patch("web", &PatchParams::default(), &patch).await?;
+    let pin = async |digest: &str| {
+        let patch = Patch::Merge(json!({ "spec": { "chart": { "digest": digest } } }));
+        diff.place.releases.patch("web", &PatchParams::default(), &patch).await
+    };
+    pin(&manifest).await?;
+    let same = diff.run("web").await?;
+    assert_eq!((same.code, same.out.as_str()), (0, ""), "{same:?}");
+    pin(&"0".repeat(64)).await?;
     let told = diff.run("web").await?.refusal(2)?;
-    assert!(told.contains("not the one in spec.chart.digest\nhint:"), "{told}");
+    assert!(told.contains("not the pinned sha256:000") && told.contains("in spec.chart.digest\nhint:"), "{told}");
     Ok(())
 }
 
@@ -148,7 +154,7 @@ async fn what_is_secret_is_shown_by_no_diff_and_no_error() -> Result<()> {
     };
     patch(json!({ "values": { "fails": true } })).await?;
     let told = diff.run("keys").await?.refusal(2)?;
-    assert!(told.contains("cannot render the chart; helm said:") && told.contains("***"), "{told}");
+    assert!(told.contains("cannot render the chart; helm said:") && told.contains("[redacted]"), "{told}");
 
     patch(json!({ "valuesFrom": [{ "kind": "Secret", "name": "gone" }] })).await?;
     let told = diff.run("keys").await?.refusal(2)?;
@@ -156,6 +162,25 @@ async fn what_is_secret_is_shown_by_no_diff_and_no_error() -> Result<()> {
     patch(json!({ "chart": { "repo": "file:///not/there" } })).await?;
     let told = diff.run("keys").await?.refusal(2)?;
     assert!(told.contains("the operator's own disk, at /not/there\nhint:"), "{told}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_the_operator_refuses_is_told_in_its_words() -> Result<()> {
+    let diff = Diff::new().await?;
+    let why = "spec.memory asks for 9 bytes, all helm processes together may use 8; lower it";
+    let spec = json!({ "chart": { "repo": "file:///not/there", "name": "root" } });
+    diff.place.release("web", spec, ready("False", "MemoryExceedsBudget", why)).await?;
+    let told = diff.run("web").await?.refusal(2)?;
+    assert!(
+        told.contains("the operator refuses") && told.contains(&format!("{why}\nhint: there is no next")),
+        "{told}"
+    );
+    // What was said of an earlier spec is over.
+    let patch = Patch::Merge(json!({ "spec": { "memory": "256Mi" } }));
+    diff.place.releases.patch("web", &PatchParams::default(), &patch).await?;
+    let told = diff.run("web").await?.refusal(2)?;
+    assert!(told.contains("the operator's own disk"), "{told}");
     Ok(())
 }
 
