@@ -708,6 +708,44 @@ fn w08_a_stopped_release_comes_back_with_its_former_replicas() {
 }
 
 #[test]
+fn w08_whatever_hinders_an_upgrade_what_is_deployed_stops_and_starts() {
+    let hindrances: [fn(&mut World); 3] = [
+        |world| {
+            world.failures = vec![FailureClass::Other];
+            world.change("v2");
+        },
+        |world| world.observed.values = Values::Missing("Secret s is not there".into()),
+        |world| world.observed.chart = not_found(),
+    ];
+    for hinder in hindrances {
+        let mut world = World::new(json!({}));
+        world.settle();
+        hinder(&mut world);
+        world.settle();
+        let trouble = world.condition(ConditionType::Ready);
+        assert_eq!(trouble.0, ConditionStatus::False);
+        for (stopped, replicas) in [(true, 0), (false, 3)] {
+            world.object.spec.as_mut().unwrap().stopped = Some(stopped);
+            world.settle();
+            assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(replicas)]), "{trouble:?}");
+            assert_eq!(world.condition(ConditionType::Ready), trouble);
+        }
+    }
+}
+
+#[test]
+fn w08_an_upgrade_on_the_way_does_not_make_former_replicas_forgotten() {
+    let mut world = World::new(json!({ "stopped": true }));
+    world.settle();
+    assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(0)]));
+    world.object.spec.as_mut().unwrap().stopped = None;
+    world.change("v2");
+    world.settle();
+    assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(3)]));
+    assert_eq!(world.kinds(), [Install, Upgrade]);
+}
+
+#[test]
 fn a_rollback_is_known_by_what_it_went_back_to_although_helm_dropped_that_revision() {
     let mut world = World::new(json!({}));
     world.settle();
