@@ -235,6 +235,19 @@ fn w28_a_restart_of_an_unchanged_release_plans_nothing() {
 }
 
 #[test]
+fn revisions_tell_when_the_release_and_when_they_were_deployed() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    let (first, second) = (world.now, world.now + Duration::from_mins(1));
+    world.now = second;
+    world.change("v2");
+    world.settle();
+    let history = &world.object.status.as_ref().unwrap().history;
+    let times: Vec<_> = history.iter().map(|known| (known.first_deployed, known.last_deployed)).collect();
+    assert_eq!(times, [(Some(first), Some(second)), (Some(first), Some(first))]);
+}
+
+#[test]
 fn w03_version_repo_or_values_alone_are_an_upgrade() {
     let changes: [fn(&mut World); 3] = [
         |world| world.change("v2"),
