@@ -209,6 +209,29 @@ reasons! {
     Succeeded,
 }
 
+impl Reason {
+    /// Whether it tells of something on its way: it passes without anybody's doing.
+    pub const fn is_progress(self) -> bool {
+        matches!(
+            self,
+            Self::DependencyNotReady
+                | Self::Fetching
+                | Self::Installing
+                | Self::Locked
+                | Self::Queued
+                | Self::RollingBack
+                | Self::ServicesNotReady
+                | Self::Starting
+                | Self::StateUnknown
+                | Self::Terminating
+                | Self::Testing
+                | Self::Uninstalling
+                | Self::Upgrading
+                | Self::UsersNotReady
+        )
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())

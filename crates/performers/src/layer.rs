@@ -2,24 +2,18 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use api::performer::{API_VERSION, KIND, Performer, PerformerStatus, Phase};
+use api::performer::{Performer, PerformerStatus, Phase};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ObjectReference;
 use plan::{
     Plan,
-    event::{Event, EventKind},
-    object::merge_patch,
     performers::{self as performer, Action, Capabilities, Outcome, PodFacts, Policy, Round, ServiceFacts, Slot},
 };
-use runtime::{Clock, Error, Executed, Key, Kind, Layer, Occurrence, Recorder, Versioned, View};
-use serde_json::{Value, json};
+use runtime::{Clock, Error, Executed, Key, Kind, Layer, Recorder, Subject, View};
+use serde_json::json;
 use tokio::time::Instant;
 
 use crate::view::{PerformerView, PodView, ServiceView, owned_key};
@@ -39,10 +33,8 @@ pub(crate) struct PerformerLayer {
 
 /// One Performer and its surroundings, at the beginning of a round.
 pub(crate) struct Observed {
-    performer: Arc<Versioned<Performer>>,
+    subject: Subject<Performer>,
     surroundings: performer::Observed,
-    /// Version of the Performer after this round's own writes: what the next write must build on.
-    version: AtomicU64,
 }
 
 impl Layer for PerformerLayer {
@@ -64,25 +56,26 @@ impl Layer for PerformerLayer {
             self.replacements().remove(key);
             return Ok(None);
         };
-        let uid = performer.value.metadata.uid.as_deref().unwrap_or_default();
+        let subject = Subject::new(performer);
+        let uid = subject.uid();
         let surroundings = performer::Observed {
             pod: slot(&self.pods, &owned, |pod| Slot::of_pod(pod, uid)),
             service: slot(&self.services, &owned, |service| Slot::of_service(service, uid)),
             replacements: self.replacements().get(key).copied().unwrap_or(0),
         };
-        let version = AtomicU64::new(performer.version);
-        Ok(Some(Observed { performer, surroundings, version }))
+        Ok(Some(Observed { subject, surroundings }))
     }
 
     fn plan(&self, observed: &Observed, now: Timestamp) -> Plan<Action> {
-        performer::plan(&observed.performer.value, &observed.surroundings, now, &self.policy)
+        performer::plan(observed.subject.object(), &observed.surroundings, now, &self.policy)
     }
 
     async fn execute(&self, key: &Key, observed: &Observed, action: &Action) -> Executed<Outcome> {
         let owned = owned_key(key);
         let result = match action {
             Action::AddFinalizer { finalizers, .. } | Action::ReleaseFinalizer { finalizers, .. } => {
-                self.patch_performer(key, observed, None, json!({ "metadata": { "finalizers": finalizers } })).await
+                let patch = json!({ "metadata": { "finalizers": finalizers } });
+                observed.subject.patch(&self.performers, key, None, patch).await
             }
             Action::CreatePod(pod) => {
                 let image = pod.spec.as_ref().and_then(|spec| spec.containers[0].image.as_deref());
@@ -129,7 +122,7 @@ impl Layer for PerformerLayer {
         plan: &Plan<Action>,
         outcomes: &[Outcome],
     ) -> Result<bool, Error> {
-        let before = observed.performer.value.status.as_ref();
+        let before = observed.subject.object().status.as_ref();
         let after = self.status(observed, plan, outcomes);
         let phase = after.phase.map_or("", Phase::as_str);
         let is_released =
@@ -142,7 +135,9 @@ impl Layer for PerformerLayer {
         let written = if is_due { self.write_status(key, observed, plan, outcomes, after).await } else { Ok(after) };
         // A transition is told when it is stored; what was done is told in any case.
         let told = written.as_ref().ok().or(before).cloned().unwrap_or_default();
-        self.tell(key, observed, performer::events(before, &told, plan, outcomes));
+        let pod = self.pods.get(&owned_key(key)).map(|pod| pod.value.uid.clone()).unwrap_or_default();
+        let events = performer::events(before, &told, plan, outcomes);
+        observed.subject.tell(&self.events, key, &pod, events);
         tracing::info!(phase, ready = told.ready, actions = plan.actions.len(), "reconciled");
         written.map(|_| is_due)
     }
@@ -156,7 +151,7 @@ impl PerformerLayer {
     fn status(&self, observed: &Observed, plan: &Plan<Action>, outcomes: &[Outcome]) -> PerformerStatus {
         let now = self.clock.now();
         let round = Round {
-            performer: &observed.performer.value,
+            performer: observed.subject.object(),
             observed: &observed.surroundings.after(plan, outcomes, now),
             plan,
             outcomes,
@@ -188,57 +183,18 @@ impl PerformerLayer {
                 );
                 *self.unknown_refused_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.clock.instant());
                 let poorer = self.status(observed, plan, outcomes);
-                if observed.performer.value.status.as_ref() != Some(&poorer) {
+                if observed.subject.object().status.as_ref() != Some(&poorer) {
                     self.patch_status(key, observed, &poorer).await?;
                 }
                 Ok(poorer)
             }
-            // Deleted meanwhile: nobody is left to report to.
-            Err(error) if error.is_not_found() => Ok(after),
             result => result.map(|()| after),
         }
     }
 
     async fn patch_status(&self, key: &Key, observed: &Observed, after: &PerformerStatus) -> Result<(), Error> {
-        let before = observed.performer.value.status.clone().unwrap_or_default();
-        let patch = merge_patch(&json!(before), &json!(after));
-        self.patch_performer(key, observed, Some("status"), json!({ "status": patch })).await
-    }
-
-    /// Patches the Performer that was looked at, in the version this round left it in.
-    async fn patch_performer(
-        &self,
-        key: &Key,
-        observed: &Observed,
-        subresource: Option<&str>,
-        mut patch: Value,
-    ) -> Result<(), Error> {
-        patch["metadata"]["uid"] = json!(observed.performer.value.metadata.uid);
-        patch["metadata"]["resourceVersion"] = json!(observed.version.load(Ordering::Relaxed).to_string());
-        let version = self.performers.patch(key, subresource, &patch).await?;
-        observed.version.store(version, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn tell(&self, key: &Key, observed: &Observed, events: Vec<Event>) {
-        let pod = self.pods.get(&owned_key(key)).map(|pod| pod.value.uid.clone()).unwrap_or_default();
-        for event in events {
-            self.events.record(Occurrence {
-                regarding: ObjectReference {
-                    api_version: Some(API_VERSION.into()),
-                    kind: Some(KIND.into()),
-                    name: Some(key.name.to_string()),
-                    namespace: Some(key.namespace.to_string()),
-                    uid: observed.performer.value.metadata.uid.clone(),
-                    ..ObjectReference::default()
-                },
-                is_warning: event.kind == EventKind::Warning,
-                reason: event.reason.to_owned(),
-                action: event.action.to_owned(),
-                note: event.note,
-                discriminator: format!("{pod}/{}", observed.version.load(Ordering::Relaxed)),
-            });
-        }
+        let before = observed.subject.object().status.clone().unwrap_or_default();
+        observed.subject.patch_status(&self.performers, key, &before, after).await
     }
 }
 

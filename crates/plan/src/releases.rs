@@ -10,6 +10,7 @@ mod desired;
 mod event;
 mod memory;
 mod observed;
+mod replicas;
 mod report;
 mod state;
 

@@ -2,7 +2,7 @@
 
 use std::{io::IsTerminal, time::Duration};
 
-use api::condition::{Condition, ConditionStatus};
+use api::condition::{Condition, ConditionStatus, Reason};
 use clap::Args;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use kube::api::DynamicObject;
@@ -38,6 +38,11 @@ pub enum Verdict {
     Moving,
     Done,
     Failed(Failure),
+}
+
+/// Whether waiting may help, for nobody has to correct anything: a repository that is down may be up again.
+pub fn may_pass(reason: Reason) -> bool {
+    reason.is_progress() || reason == Reason::ChartUnavailable
 }
 
 /// `True UpgradeSucceeded: revision 2 …`.

@@ -6,7 +6,7 @@ mod status;
 use std::process::ExitCode;
 
 use api::{
-    condition::{Condition, ConditionType},
+    condition::{Condition, ConditionType, Reason},
     workspace::{Workspace, WorkspacePhase, WorkspaceStatus},
 };
 use clap::{Args, Subcommand};
@@ -21,7 +21,7 @@ use crate::{
     output::{OutputFlags, View, object_age, one_line},
     release::list,
     verb::{ChangeFlags, Verb},
-    wait::{Standing, Verdict, told},
+    wait::{Standing, Verdict, may_pass, told},
 };
 
 #[derive(Debug, Args)]
@@ -108,10 +108,22 @@ fn judge(workspaces: &Objects, object: &DynamicObject, goal: WorkspacePhase) -> 
     let verdict = match status.phase {
         _ if status.observed_generation != object.metadata.generation => Verdict::Unseen,
         Some(phase) if phase == goal => Verdict::Done,
+        // Something else may have failed long ago.
+        Some(WorkspacePhase::Failed) if is_moving(&status) => Verdict::Moving,
         Some(WorkspacePhase::Failed) => Verdict::Failed(failure(workspaces, name_of(object), &status)),
         _ => Verdict::Moving,
     };
     Ok(Standing { told: format!("{phase}{}", told(ready)), verdict })
+}
+
+/// Whether a part of it is on its way.
+fn is_moving(status: &WorkspaceStatus) -> bool {
+    let services = status.services.iter().filter(|service| !service.ready).map(|service| &service.reason);
+    let users = status.users.iter().filter(|user| !user.ready).map(|user| &user.reason);
+    services.chain(users).flatten().any(|reason| {
+        let known = Reason::ALL.iter().find(|known| known.as_str() == reason);
+        known.is_none_or(|known| may_pass(*known))
+    })
 }
 
 /// Every part that is not ready, with what it says: for a service that is what helm said.

@@ -11,24 +11,17 @@ mod view;
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use api::workspace::{API_VERSION, HelmRelease, HelmReleaseStatus, StoppedWorkload};
+use api::workspace::{HelmRelease, HelmReleaseStatus, StoppedWorkload};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::GroupVersionKind;
 use plan::{
     Plan,
-    event::EventKind,
-    object::merge_patch,
     releases::{self, Action, Difference, Outcome, Policy, Round},
 };
-use runtime::{Clock, DynamicWatches, Error, Executed, Index, Key, Layer, Occurrence, Recorder, Versioned, Writer};
-use serde_json::{Value, json};
+use runtime::{Clock, DynamicWatches, Error, Executed, Index, Key, Layer, Recorder, Subject, Writer};
 use tokio::time::Instant;
 
 pub(crate) use identity::Identities;
@@ -128,11 +121,9 @@ impl Memos {
 
 /// One HelmRelease and its surroundings, at the beginning of a round.
 pub(crate) struct Observed {
-    object: Arc<Versioned<HelmRelease>>,
+    subject: Subject<HelmRelease>,
     release: Key,
     surroundings: releases::Observed,
-    /// Version of the object after this round's own writes: what the next write must build on.
-    version: AtomicU64,
     /// The status after this round's own writes.
     written: Mutex<Option<HelmReleaseStatus>>,
 }
@@ -152,7 +143,7 @@ impl Layer for ReleaseLayer {
     }
 
     fn plan(&self, observed: &Observed, now: Timestamp) -> Plan<Action> {
-        releases::plan(&observed.object.value, &observed.surroundings, now, &self.policy)
+        releases::plan(observed.subject.object(), &observed.surroundings, now, &self.policy)
     }
 
     async fn execute(&self, key: &Key, observed: &Observed, action: &Action) -> Executed<Outcome> {
@@ -174,7 +165,7 @@ impl Layer for ReleaseLayer {
             plan.actions.iter().zip(outcomes).any(|(action, outcome)| {
                 matches!(action, Action::ReleaseFinalizer { .. }) && *outcome == Outcome::Done
             });
-        let before = observed.object.value.status.as_ref();
+        let before = observed.subject.object().status.as_ref();
         let after = self.status(observed, plan, outcomes);
         let written = if is_released { Ok(false) } else { self.write_status(key, observed, &after).await };
         if written.is_ok() {
@@ -193,7 +184,7 @@ impl Layer for ReleaseLayer {
 
 impl ReleaseLayer {
     fn round<'a>(&'a self, observed: &'a Observed, plan: &'a Plan<Action>, outcomes: &'a [Outcome]) -> Round<'a> {
-        let (object, surroundings) = (&observed.object.value, &observed.surroundings);
+        let (object, surroundings) = (observed.subject.object(), &observed.surroundings);
         Round { object, observed: surroundings, plan, outcomes, policy: &self.policy }
     }
 
@@ -213,37 +204,14 @@ impl ReleaseLayer {
     async fn write_status(&self, key: &Key, observed: &Observed, after: &HelmReleaseStatus) -> Result<bool, Error> {
         let before = {
             let written = observed.written.lock().unwrap_or_else(PoisonError::into_inner);
-            written.clone().or_else(|| observed.object.value.status.clone()).unwrap_or_default()
+            written.clone().or_else(|| observed.subject.object().status.clone()).unwrap_or_default()
         };
         if before == *after {
             return Ok(false);
         }
-        let [before, after_value] = [&before, after].map(|status| json!(status));
-        let patch = json!({ "status": merge_patch(&before, &after_value) });
-        match self.patch(key, observed, Some("status"), patch).await {
-            // Deleted meanwhile: nobody is left to report to.
-            Err(error) if error.is_not_found() => Ok(false),
-            result => {
-                result?;
-                *observed.written.lock().unwrap_or_else(PoisonError::into_inner) = Some(after.clone());
-                Ok(true)
-            }
-        }
-    }
-
-    /// Patches the object that was looked at, in the version this round left it in.
-    async fn patch(
-        &self,
-        key: &Key,
-        observed: &Observed,
-        subresource: Option<&str>,
-        mut patch: Value,
-    ) -> Result<(), Error> {
-        patch["metadata"]["uid"] = json!(observed.object.value.metadata.uid);
-        patch["metadata"]["resourceVersion"] = json!(observed.version.load(Ordering::Relaxed).to_string());
-        let version = self.releases.patch(key, subresource, &patch).await?;
-        observed.version.store(version, Ordering::Relaxed);
-        Ok(())
+        observed.subject.patch_status(&self.releases, key, &before, after).await?;
+        *observed.written.lock().unwrap_or_else(PoisonError::into_inner) = Some(after.clone());
+        Ok(true)
     }
 
     fn tell(
@@ -255,22 +223,7 @@ impl ReleaseLayer {
         plan: &Plan<Action>,
         outcomes: &[Outcome],
     ) {
-        for event in releases::events(before, after, &self.round(observed, plan, outcomes)) {
-            self.events.record(Occurrence {
-                regarding: ObjectReference {
-                    api_version: Some(API_VERSION.into()),
-                    kind: Some(HelmRelease::KIND.into()),
-                    name: Some(key.name.to_string()),
-                    namespace: Some(key.namespace.to_string()),
-                    uid: observed.object.value.metadata.uid.clone(),
-                    ..ObjectReference::default()
-                },
-                is_warning: event.kind == EventKind::Warning,
-                reason: event.reason.to_owned(),
-                action: event.action.to_owned(),
-                note: event.note,
-                discriminator: observed.version.load(Ordering::Relaxed).to_string(),
-            });
-        }
+        let events = releases::events(before, after, &self.round(observed, plan, outcomes));
+        observed.subject.tell(&self.events, key, "", events);
     }
 }

@@ -107,11 +107,11 @@ pub struct ReleaseRevision {
     /// Uid of the Secret in which Helm keeps it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_uid: Option<String>,
-    /// When it was first deployed.
+    /// When the release was first deployed, whatever the revision.
     #[serde(default, deserialize_with = "readable_time", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "date_time")]
     pub first_deployed: Option<Timestamp>,
-    /// When Helm last changed it.
+    /// When this revision was deployed.
     #[serde(default, deserialize_with = "readable_time", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "date_time")]
     pub last_deployed: Option<Timestamp>,

@@ -80,6 +80,19 @@ pub enum Action {
 }
 
 impl Action {
+    /// Whether something else is done to the release than to look at it and to scale it.
+    pub fn changes_release(&self) -> bool {
+        match self {
+            Self::Start(_) | Self::Cancel | Self::Unlock { .. } | Self::CorrectDrift => true,
+            Self::AddFinalizer { .. }
+            | Self::RefuseRollback { .. }
+            | Self::LookForDrift
+            | Self::LookAtReplicas
+            | Self::Scale(_)
+            | Self::ReleaseFinalizer { .. } => false,
+        }
+    }
+
     /// Whether it is done in the release's name rather than the operator's.
     pub fn needs_identity(&self) -> bool {
         match self {

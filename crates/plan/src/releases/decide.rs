@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use api::condition::Reason;
 use api::workspace::{
-    DELETE_DATA_ANNOTATION, DriftDetection, FINALIZER, HelmRelease, LABEL_WORKSPACE, OperationKind, StoppedWorkload,
-    UpgradeRemediation,
+    DELETE_DATA_ANNOTATION, DriftDetection, FINALIZER, HelmRelease, LABEL_WORKSPACE, OperationKind, UpgradeRemediation,
 };
 use jiff::Timestamp;
 
 use super::{
     Action, Chart, Desired, Drift, FailureClass, Identity, Job, Known, Memory, Observed, Operation, Policy, Replicas,
-    State, Stored, StoredStatus, Values, config_digest, memory::REMOVAL, removable, state, validate,
+    State, Stored, StoredStatus, Values, config_digest, memory::REMOVAL, removable, replicas, state, validate,
 };
 use crate::{Plan, Why};
 
@@ -85,31 +84,41 @@ impl Deciding<'_> {
             Known::Yes(stored) => stored,
             Known::No(why) => return unknown(plan, why),
         };
-        let Some((version, values)) = self.sources(&desired, plan) else { return };
+        self.pursue(&desired, stored, plan);
+        // Whatever stands in the way of a change, what is deployed is stopped and started as the spec says.
+        let is_still = !plan.actions.iter().any(Action::changes_release);
+        if is_still && last_good(stored).is_some() {
+            self.scale(&desired, plan);
+        }
+    }
+
+    /// Towards what the spec says, one step.
+    fn pursue(&self, desired: &Desired, stored: &[Stored], plan: &mut Plan<Action>) {
+        let Some((version, values)) = self.sources(desired, plan) else { return };
         // What a range leads to may change by itself, and be better than what failed.
         if desired.chart.exact_version().is_none() {
             plan.look_within(desired.interval);
         }
         let digest = config_digest(&desired.chart, &version, &values);
-        if self.rolls_back_by_request(&desired, stored, &digest, plan) {
+        if self.rolls_back_by_request(desired, stored, &digest, plan) {
             return;
         }
-        match state(&desired, self.observed, stored, &self.memory, &digest) {
+        match state(desired, self.observed, stored, &self.memory, &digest) {
             // Our own remedy, cut off in the middle: it goes on where it was.
             State::Locked { stored: newest, .. }
                 if newest.status == StoredStatus::Uninstalling && self.is_uninstall_due(&digest) =>
             {
-                self.start(operation(OperationKind::Uninstall, &desired, stored, &digest, ""), plan);
+                self.start(operation(OperationKind::Uninstall, desired, stored, &digest, ""), plan);
             }
             State::Locked { stored, is_ours } => self.unlock(stored, is_ours, plan),
             State::Absent | State::OutOfSync(_) | State::Failed => {
-                self.attempt(&desired, stored, &digest, &version, plan);
+                self.attempt(desired, stored, &digest, &version, plan);
             }
             State::Untested => {
-                plan.actions.push(Action::Start(operation(OperationKind::Test, &desired, stored, &digest, &version)));
+                plan.actions.push(Action::Start(operation(OperationKind::Test, desired, stored, &digest, &version)));
             }
             State::Drifted if desired.drift == DriftDetection::Enabled => plan.actions.push(Action::CorrectDrift),
-            State::Drifted | State::InSync => self.settle(&desired, plan),
+            State::Drifted | State::InSync => self.settle(desired, plan),
         }
     }
 
@@ -342,7 +351,7 @@ impl Deciding<'_> {
         }
     }
 
-    /// Drift, replicas and the next look of a release that is as it should be.
+    /// Drift of a release that is as it should be.
     fn settle(&self, desired: &Desired, plan: &mut Plan<Action>) {
         if desired.drift != DriftDetection::Disabled {
             if self.observed.drift == Drift::NotLooked {
@@ -351,7 +360,6 @@ impl Deciding<'_> {
             let pause = if self.observed.is_drift_heard { desired.interval } else { UNHEARD_LOOK };
             plan.look_within(pause.min(desired.interval));
         }
-        self.scale(desired, plan);
     }
 
     fn scale(&self, desired: &Desired, plan: &mut Plan<Action>) {
@@ -366,16 +374,7 @@ impl Deciding<'_> {
             Replicas::NotLooked => plan.actions.push(Action::LookAtReplicas),
             Replicas::Unknown(why) => unknown(plan, why),
             Replicas::Live(live) => {
-                let wanted = |workload: &StoppedWorkload| {
-                    let known = former.iter().find(|f| f.kind == workload.kind && f.name == workload.name);
-                    let replicas = if desired.stopped { 0 } else { known.map_or(workload.replicas, |f| f.replicas) };
-                    StoppedWorkload { replicas, ..workload.clone() }
-                };
-                // Who scaled a stopped workload back up by hand, while starting, is left alone.
-                let is_due = |workload: &&StoppedWorkload| {
-                    wanted(workload).replicas != workload.replicas && (desired.stopped || workload.replicas == 0)
-                };
-                let scaled: Vec<_> = live.iter().filter(is_due).map(wanted).collect();
+                let scaled = replicas::due(desired.stopped, former, live);
                 if !scaled.is_empty() {
                     plan.actions.push(Action::Scale(scaled));
                 }

@@ -29,8 +29,12 @@ pub struct Memory {
 impl Memory {
     pub fn recall(object: &HelmRelease, observed: &Observed, now: Timestamp) -> Self {
         let mut status = object.status.clone().unwrap_or_default();
-        let former = std::mem::take(&mut status.history);
-        status.history = observed.stored().map_or_else(|| former.clone(), |stored| history(&former, stored));
+        let former = status.history.clone();
+        // While helm is at work its records change; how they end is told.
+        let is_at_work = matches!(observed.job, Job::Waiting(_) | Job::Running(_) | Job::Ending(_));
+        if let Some(stored) = observed.stored().filter(|_| !is_at_work) {
+            status.history = history(&former, stored);
+        }
         match &observed.job {
             // What an end means is in Helm's storage; until that is known it is not taken note of.
             Job::Finished(_) if observed.stored().is_none() => {}
@@ -80,12 +84,17 @@ impl Memory {
 
 /// Helm's revisions, newest first, with what we know of each beyond Helm's labels.
 fn history(former: &[ReleaseRevision], stored: &[Stored]) -> Vec<ReleaseRevision> {
+    // Of the release, and so in all its revisions, as Helm has it. Helm drops the oldest ones.
+    let kept = former.iter().find(|known| stored.iter().any(|stored| is_of(known, stored)));
+    let oldest = stored.first().and_then(|oldest| oldest.created_at);
+    let first_deployed = kept.and_then(|known| known.first_deployed).or(oldest);
     let entry = |stored: &Stored| {
         let known = former.iter().find(|known| is_of(known, stored));
         ReleaseRevision {
             revision: stored.revision,
             status: stored.status.as_str().to_owned(),
             secret_uid: Some(stored.uid.clone()),
+            first_deployed,
             last_deployed: stored.created_at,
             ..known.cloned().unwrap_or_default()
         }
@@ -116,14 +125,14 @@ fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Observed, forme
         }
         (Err(_), OperationKind::Test) | (_, OperationKind::Fetch) => {}
         (Ok(()), OperationKind::Install | OperationKind::Upgrade) => {
-            take_over(status, operation, observed, former, now);
+            take_over(status, operation, observed, former);
         }
         (Ok(()), OperationKind::Rollback) => {
-            roll_back(status, operation.to_digest.as_deref(), operation.chart_version.as_deref(), now);
+            roll_back(status, operation.to_digest.as_deref(), operation.chart_version.as_deref());
         }
         (Ok(()), OperationKind::Uninstall) => remedied(status),
         (Err(failure), kind) if failure.class.is_interruption() => {
-            if !take_over(status, operation, observed, former, now) {
+            if !take_over(status, operation, observed, former) {
                 status.interruptions += 1;
                 // What it was to remedy stays the thing to tell.
                 if kind != OperationKind::Rollback || status.failures == 0 {
@@ -165,7 +174,7 @@ fn remedied(status: &mut HelmReleaseStatus) {
     }
 }
 
-fn succeed(status: &mut HelmReleaseStatus, digest: &str, chart_version: Option<&str>, now: Timestamp) {
+fn succeed(status: &mut HelmReleaseStatus, digest: &str, chart_version: Option<&str>) {
     status.failures = 0;
     status.interruptions = 0;
     status.last_failure = None;
@@ -175,17 +184,15 @@ fn succeed(status: &mut HelmReleaseStatus, digest: &str, chart_version: Option<&
     if let Some(newest) = status.history.first_mut() {
         newest.digest = Some(digest.to_owned());
         newest.chart_version = chart_version.map(str::to_owned);
-        newest.first_deployed.get_or_insert(now);
     }
 }
 
 /// A rollback makes a new revision of an old content.
-fn roll_back(status: &mut HelmReleaseStatus, digest: Option<&str>, chart_version: Option<&str>, now: Timestamp) {
+fn roll_back(status: &mut HelmReleaseStatus, digest: Option<&str>, chart_version: Option<&str>) {
     remedied(status);
     if let Some(newest) = status.history.first_mut() {
         newest.digest = digest.map(str::to_owned);
         newest.chart_version = chart_version.map(str::to_owned);
-        newest.first_deployed.get_or_insert(now);
         status.last_applied_revision.clone_from(&newest.chart_version);
     }
 }
@@ -216,8 +223,7 @@ fn settle_interrupted(status: &mut HelmReleaseStatus, observed: &Observed, forme
     if !newest.is_some_and(|newest| newest.status.is_pending()) {
         status.operation = None;
     }
-    let at = newest.and_then(|newest| newest.created_at).unwrap_or_default();
-    if !take_over(status, &(&begun).into(), observed, former, at) {
+    if !take_over(status, &(&begun).into(), observed, former) {
         reopen(status, observed);
     }
 }
@@ -228,7 +234,6 @@ fn take_over(
     operation: &Operation,
     observed: &Observed,
     former: &[ReleaseRevision],
-    at: Timestamp,
 ) -> bool {
     let newest = observed.newest();
     // Numbers begin anew where the release was uninstalled by hand meanwhile.
@@ -239,10 +244,10 @@ fn take_over(
     let is_gone = observed.stored().is_some() && newest.is_none_or(|newest| newest.status == StoredStatus::Uninstalled);
     match operation.kind {
         OperationKind::Install | OperationKind::Upgrade if is_new => {
-            succeed(status, &operation.digest, operation.chart_version.as_deref(), at);
+            succeed(status, &operation.digest, operation.chart_version.as_deref());
         }
         OperationKind::Rollback if is_new => {
-            roll_back(status, operation.to_digest.as_deref(), operation.chart_version.as_deref(), at);
+            roll_back(status, operation.to_digest.as_deref(), operation.chart_version.as_deref());
         }
         OperationKind::Uninstall if is_gone => remedied(status),
         _ => return false,

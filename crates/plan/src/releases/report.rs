@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::{
     Action, Chart, Desired, Drift, Job, Memory, Observed, Operation, Outcome, Policy, State, Values, config_digest,
-    memory::REMOVAL, reference_digest, state, validate,
+    memory::REMOVAL, reference_digest, replicas, state, validate,
 };
 use crate::{Plan, Why};
 
@@ -45,7 +45,8 @@ pub fn status(round: &Round<'_>, now: Timestamp) -> HelmReleaseStatus {
     let desired = validate(round.object, round.policy).ok();
     let mut status = memory.status.clone();
     remember_sources(&mut status, round, desired.as_ref());
-    remember_replicas(&mut status, round, desired.as_ref().is_some_and(|desired| desired.stopped));
+    let is_stopped = desired.as_ref().is_some_and(|desired| desired.stopped);
+    replicas::remember(is_stopped, &mut status.stopped, &round.observed.workloads);
     status.holds_data = round.observed.holds_data.or(status.holds_data);
     for action in round.done() {
         take_in(&mut status, action, round, &memory, now);
@@ -135,20 +136,6 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
             status.last_attempted_digest = Some(REMOVAL.to_owned());
         }
         OperationKind::Rollback | OperationKind::Test | OperationKind::Fetch => {}
-    }
-}
-
-/// Former replicas are stored as soon as they are seen, so before anything is scaled, and forgotten when nothing is left
-/// to be scaled back.
-fn remember_replicas(status: &mut HelmReleaseStatus, round: &Round<'_>, is_stopped: bool) {
-    let super::Replicas::Live(live) = &round.observed.workloads else { return };
-    if is_stopped {
-        for workload in live.iter().filter(|workload| workload.replicas > 0) {
-            status.stopped.retain(|other| (&other.kind, &other.name) != (&workload.kind, &workload.name));
-            status.stopped.push(workload.clone());
-        }
-    } else if !round.plan.actions.iter().any(|action| matches!(action, Action::Scale(_))) {
-        status.stopped.clear();
     }
 }
 

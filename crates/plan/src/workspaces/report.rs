@@ -85,31 +85,6 @@ fn shortened(mut message: String) -> String {
     message
 }
 
-/// Reasons that pass by themselves.
-pub(super) fn is_progress(reason: Reason) -> bool {
-    use Reason::{
-        DependencyNotReady, Fetching, Installing, Locked, Queued, RollingBack, ServicesNotReady, Starting,
-        StateUnknown, Terminating, Testing, Uninstalling, Upgrading, UsersNotReady,
-    };
-    matches!(
-        reason,
-        DependencyNotReady
-            | Fetching
-            | Installing
-            | Locked
-            | Queued
-            | RollingBack
-            | ServicesNotReady
-            | Starting
-            | StateUnknown
-            | Terminating
-            | Testing
-            | Uninstalling
-            | Upgrading
-            | UsersNotReady
-    )
-}
-
 /// What to tell, once, when something changes: what was removed, trouble that is new, readiness gained or lost.
 /// `before` and `after` are the stored and the new conditions. The way to a first readiness is not told.
 pub fn events(before: &[Condition], after: &[Condition], plan: &Plan<Action>, outcomes: &[Outcome]) -> Vec<Event> {
@@ -127,7 +102,7 @@ pub fn events(before: &[Condition], after: &[Condition], plan: &Plan<Action>, ou
     let is_same = before.as_ref().is_some_and(|before| before.status == after.status && before.reason == after.reason);
     let is_ready = after.status == ConditionStatus::True;
     let was_ready = before.is_some_and(|before| before.status == ConditionStatus::True);
-    let is_normal = is_ready || is_progress(after.reason);
+    let is_normal = is_ready || after.reason.is_progress();
     if !is_same && (is_ready || was_ready || !is_normal) {
         let kind = if is_ready || after.reason == Reason::Terminating { EventKind::Normal } else { EventKind::Warning };
         events.push(Event { kind, reason: after.reason.as_str(), action: "Observe", note: after.message });

@@ -235,6 +235,19 @@ fn w28_a_restart_of_an_unchanged_release_plans_nothing() {
 }
 
 #[test]
+fn revisions_tell_when_the_release_and_when_they_were_deployed() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    let (first, second) = (world.now, world.now + Duration::from_mins(1));
+    world.now = second;
+    world.change("v2");
+    world.settle();
+    let history = &world.object.status.as_ref().unwrap().history;
+    let times: Vec<_> = history.iter().map(|known| (known.first_deployed, known.last_deployed)).collect();
+    assert_eq!(times, [(Some(first), Some(second)), (Some(first), Some(first))]);
+}
+
+#[test]
 fn w03_version_repo_or_values_alone_are_an_upgrade() {
     let changes: [fn(&mut World); 3] = [
         |world| world.change("v2"),
@@ -705,6 +718,44 @@ fn w08_a_stopped_release_comes_back_with_its_former_replicas() {
     assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(3)]));
     assert!(world.object.status.as_ref().unwrap().stopped.is_empty());
     assert_eq!(world.kinds(), [Install]);
+}
+
+#[test]
+fn w08_whatever_hinders_an_upgrade_what_is_deployed_stops_and_starts() {
+    let hindrances: [fn(&mut World); 3] = [
+        |world| {
+            world.failures = vec![FailureClass::Other];
+            world.change("v2");
+        },
+        |world| world.observed.values = Values::Missing("Secret s is not there".into()),
+        |world| world.observed.chart = not_found(),
+    ];
+    for hinder in hindrances {
+        let mut world = World::new(json!({}));
+        world.settle();
+        hinder(&mut world);
+        world.settle();
+        let trouble = world.condition(ConditionType::Ready);
+        assert_eq!(trouble.0, ConditionStatus::False);
+        for (stopped, replicas) in [(true, 0), (false, 3)] {
+            world.object.spec.as_mut().unwrap().stopped = Some(stopped);
+            world.settle();
+            assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(replicas)]), "{trouble:?}");
+            assert_eq!(world.condition(ConditionType::Ready), trouble);
+        }
+    }
+}
+
+#[test]
+fn w08_an_upgrade_on_the_way_does_not_make_former_replicas_forgotten() {
+    let mut world = World::new(json!({ "stopped": true }));
+    world.settle();
+    assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(0)]));
+    world.object.spec.as_mut().unwrap().stopped = None;
+    world.change("v2");
+    world.settle();
+    assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(3)]));
+    assert_eq!(world.kinds(), [Install, Upgrade]);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::{
     objects::{Objects, decode, name_of},
     output::{indented, one_line},
     verb::{ChangeFlags, Verb},
-    wait::{Standing, Verdict, told},
+    wait::{Standing, Verdict, may_pass, told},
 };
 
 /// Some releases of a namespace, or all.
@@ -33,9 +33,6 @@ pub struct Selection {
     #[command(flatten)]
     change: ChangeFlags,
 }
-
-/// What stands in the way of a release but goes by itself, so that a wait goes on.
-const PASSING: [Reason; 3] = [Reason::DependencyNotReady, Reason::Locked, Reason::StateUnknown];
 
 pub async fn reconcile(
     releases: &Objects,
@@ -167,7 +164,7 @@ fn judge(
         _ if !is_begun => Verdict::Unseen,
         Some(ready) if ready.status == ConditionStatus::Unknown => Verdict::Moving,
         _ if !is_handled(&status, ready) => Verdict::Unseen,
-        Some(ready) if !is_current || PASSING.contains(&ready.reason) => Verdict::Moving,
+        Some(ready) if !is_current || may_pass(ready.reason) => Verdict::Moving,
         Some(ready) if ready.status == ConditionStatus::False => {
             Verdict::Failed(failure(releases, name_of(object), ready, &status))
         }

@@ -57,7 +57,7 @@ impl ReleaseLayer {
         let result = match action {
             Action::AddFinalizer { finalizers } | Action::ReleaseFinalizer { finalizers } => {
                 let patch = json!({ "metadata": { "finalizers": finalizers } });
-                match self.patch(key, observed, None, patch).await {
+                match observed.subject.patch(&self.releases, key, None, patch).await {
                     // The object itself is gone; so there is nothing left to hold.
                     Err(error) if error.is_not_found() => Ok(()),
                     result => result.map_err(Trouble::from),
@@ -84,8 +84,8 @@ impl ReleaseLayer {
     /// Everything that can fail comes first; then the operation is stored as begun, and then it begins.
     async fn start(&self, key: &Key, observed: &Observed, operation: &Operation) -> Result<(), Trouble> {
         let desired = match operation.kind {
-            OperationKind::Uninstall => removable(&observed.object.value),
-            _ => validate(&observed.object.value, &self.policy).ok(),
+            OperationKind::Uninstall => removable(observed.subject.object()),
+            _ => validate(observed.subject.object(), &self.policy).ok(),
         };
         let desired = desired.ok_or(Trouble::Outdated)?;
         let request = self.request(key, observed, &desired, operation).await?;
@@ -145,7 +145,7 @@ impl ReleaseLayer {
         key: &Key,
         observed: &Observed,
     ) -> Result<(Vec<helm::Private>, Vec<helm::Private>), Trouble> {
-        let spec = observed.object.value.spec.as_ref().ok_or(Trouble::Outdated)?;
+        let spec = observed.subject.object().spec.as_ref().ok_or(Trouble::Outdated)?;
         let documents = self.documents(spec, &key.namespace).await?.map_err(|_| Trouble::Outdated)?;
         let sources = documents.iter().map(|document| document.source.clone()).collect();
         let digest = |values: &Values| match values {
@@ -228,7 +228,7 @@ impl ReleaseLayer {
     async fn targets(&self, key: &Key, observed: &Observed) -> Result<(Vec<Target>, Acting<'_>, String), Trouble> {
         let Known::Yes(stored) = &observed.surroundings.storage else { return Err(Trouble::Outdated) };
         let newest = stored.last().ok_or(Trouble::Outdated)?;
-        let desired = validate(&observed.object.value, &self.policy).map_err(|_| Trouble::Outdated)?;
+        let desired = validate(observed.subject.object(), &self.policy).map_err(|_| Trouble::Outdated)?;
         let record = self.record(&observed.release, newest.revision).await?;
         let targets = live::targets(storage::manifest(&record), &observed.release);
         let credentials = self.identities.credentials(&key.namespace, desired.account.as_deref()).await?;
@@ -298,7 +298,7 @@ impl ReleaseLayer {
 
 /// Replicas of a stopped release are ours, not the chart's.
 fn ignored(observed: &Observed) -> Vec<DriftIgnore> {
-    let Some(spec) = &observed.object.value.spec else { return Vec::new() };
+    let Some(spec) = &observed.subject.object().spec else { return Vec::new() };
     let stopped = spec.stopped.unwrap_or(false);
     let replicas = stopped.then(|| DriftIgnore { paths: vec!["/spec/replicas".to_owned()], target: None });
     spec.drift_ignore.iter().cloned().chain(replicas).collect()

@@ -1,10 +1,6 @@
 //! Facts about a HelmRelease. Nothing here writes; what the caches tell is not asked for.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, atomic::AtomicU64},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use api::{
     condition::{ConditionStatus, ConditionType},
@@ -22,7 +18,7 @@ use plan::releases::{
     self, Chart, Dependency, Desired, Drift, Ended, FailureClass, Identity, Job, Known, Replicas, Stored, StoredStatus,
     Values, reference_digest, validate,
 };
-use runtime::{Error, Key, Metadata};
+use runtime::{Error, Key, Metadata, Subject};
 
 use super::{
     Looked, Observed, ReleaseLayer, release_key,
@@ -83,8 +79,7 @@ impl ReleaseLayer {
             surroundings.identity = self.identities.check(&key.namespace, desired.account.as_deref()).await;
         }
         surroundings.holds_data = self.holds_data(&object.value, &release, &surroundings).await?;
-        let version = AtomicU64::new(object.version);
-        Ok(Some(Observed { object, release, surroundings, version, written: Mutex::default() }))
+        Ok(Some(Observed { subject: Subject::new(object), release, surroundings, written: Mutex::default() }))
     }
 
     fn forget(&self, key: &Key) {

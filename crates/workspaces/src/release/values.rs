@@ -102,12 +102,26 @@ fn check_document(content: &[u8], place: &str) -> Result<(), String> {
     if text.trim().is_empty() {
         return Ok(());
     }
-    let value: Value = serde_saphyr::from_str(text).map_err(|_| format!("{place}: not a YAML document"))?;
+    let value: Value =
+        serde_saphyr::from_str(text).map_err(|error| format!("{place}{}", fault(error.without_snippet())))?;
     match value {
         Value::Object(_) => check(&value, place),
         Value::Null => Ok(()),
         _ => Err(format!("{place}: values must be a map of names to values")),
     }
+}
+
+/// What is wrong with a document and in which line, in our words.
+fn fault(error: &serde_saphyr::Error) -> String {
+    let line = error.location().map(|location| format!(", line {}", location.line())).unwrap_or_default();
+    let what = match error {
+        serde_saphyr::Error::MultipleDocuments { .. } => {
+            "part of a second YAML document, and Helm reads only the first; join them, or give each a key of its own"
+        }
+        serde_saphyr::Error::DuplicateMappingKey { .. } => "a key is there twice; remove one of the two",
+        _ => "not a YAML document",
+    };
+    format!("{line}: {what}")
 }
 
 /// Finds numbers that Helm would not keep as they are written.
@@ -199,9 +213,15 @@ mod tests {
 
     #[test]
     fn a_broken_document_is_named_and_not_quoted() {
-        for text in ["a: [hunter2", "just hunter2", "- hunter2"] {
+        for (text, told) in [
+            ("a: [hunter2", "not a YAML document"),
+            ("just hunter2", "a map of names"),
+            ("- hunter2", "a map of names"),
+            ("a: 1\n---\nb: hunter2", "key values.yaml, line 3: part of a second YAML document"),
+            ("a: 1\nhunter2: 1\nhunter2: 2", "key values.yaml, line 3: a key is there twice"),
+        ] {
             let Err(Values::Invalid(why)) = read(&source(false), object(text)) else { panic!("{text} was taken") };
-            assert!(why.contains("Secret s") && !why.contains("hunter2"), "{why}");
+            assert!(why.contains("Secret s") && why.contains(told) && !why.contains("hunter2"), "{why}");
         }
     }
 }

@@ -1,58 +1,43 @@
-//! What rounds of Workspaces and of Users do in the same way: writes to the object itself, results, events.
+//! What rounds of Workspaces and of Users do in the same way: derived objects, results, events.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use api::workspace::API_VERSION;
-use k8s_openapi::{Metadata, api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use api::condition::Condition;
+use k8s_openapi::{Metadata, Resource, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use plan::{
-    event::{Event, EventKind},
-    workspaces::{Action, ObjectKind, Outcome},
+    Plan,
+    workspaces::{Action, ObjectKind, Outcome, events},
 };
-use runtime::{Class, Error, Executed, Key, Kind, Occurrence, Recorder, Versioned, View};
+use runtime::{Class, Error, Executed, Key, Kind, Recorder, Versioned, View};
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use super::shelf::Shelves;
 
-/// The object that a round is about.
+/// The object that a round is about, and what went wrong with one action and stopped no other.
 pub struct Subject<K> {
-    pub object: Arc<Versioned<K>>,
-    /// Its version after this round's own writes: what the next write must build on.
-    version: AtomicU64,
-    /// What went wrong with one action and stopped no other.
+    subject: runtime::Subject<K>,
     failure: Mutex<Option<Error>>,
 }
 
-impl<K: Metadata<Ty = ObjectMeta>> Subject<K> {
+/// The statuses before and after a round, and how to find their conditions.
+pub struct Statuses<'a, S> {
+    pub before: Option<&'a S>,
+    pub after: &'a S,
+    pub conditions: fn(&S) -> &[Condition],
+}
+
+impl<K: Resource + Metadata<Ty = ObjectMeta>> Subject<K> {
     pub fn new(object: Arc<Versioned<K>>) -> Self {
-        let version = AtomicU64::new(object.version);
-        Self { object, version, failure: Mutex::default() }
+        Self { subject: runtime::Subject::new(object), failure: Mutex::default() }
     }
 
-    fn metadata(&self) -> &ObjectMeta {
-        self.object.value.metadata()
+    pub fn object(&self) -> &K {
+        self.subject.object()
     }
 
     pub fn uid(&self) -> &str {
-        self.metadata().uid.as_deref().unwrap_or_default()
-    }
-
-    /// Patches the object that was looked at, in the version this round left it in.
-    async fn patch<W: View, T: Send + Sync + 'static>(
-        &self,
-        kind: &Kind<W, T>,
-        key: &Key,
-        subresource: Option<&str>,
-        mut patch: Value,
-    ) -> Result<(), Error> {
-        patch["metadata"]["uid"] = json!(self.metadata().uid);
-        patch["metadata"]["resourceVersion"] = json!(self.version.load(Ordering::Relaxed).to_string());
-        let version = kind.patch(key, subresource, &patch).await?;
-        self.version.store(version, Ordering::Relaxed);
-        Ok(())
+        self.subject.uid()
     }
 
     pub async fn execute<W: View, T: Send + Sync + 'static>(
@@ -64,7 +49,8 @@ impl<K: Metadata<Ty = ObjectMeta>> Subject<K> {
     ) -> Executed<Outcome> {
         let result = match action {
             Action::AddFinalizer { finalizers } | Action::ReleaseFinalizer { finalizers } => {
-                self.patch(kind, key, None, json!({ "metadata": { "finalizers": finalizers } })).await
+                let patch = json!({ "metadata": { "finalizers": finalizers } });
+                self.subject.patch(kind, key, None, patch).await
             }
             _ => shelves.execute(&key.namespace, action).await,
         };
@@ -104,56 +90,21 @@ impl<K: Metadata<Ty = ObjectMeta>> Subject<K> {
     pub async fn report<W: View, T: Send + Sync + 'static, S: Serialize + Default + PartialEq>(
         &self,
         kind: &Kind<W, T>,
+        recorder: &Recorder,
         key: &Key,
-        (before, after): (Option<&S>, &S),
+        statuses: Statuses<'_, S>,
+        (plan, outcomes): (&Plan<Action>, &[Outcome]),
     ) -> Result<bool, Error> {
+        let Statuses { before, after, conditions } = statuses;
         // Nothing reported so far and nothing to report are the same.
-        let is_news = before.map_or_else(|| *after != S::default(), |before| before != after);
-        if is_news {
-            match self.patch(kind, key, Some("status"), json!({ "status": difference(before, after) })).await {
-                // Deleted meanwhile: nobody is left to report to.
-                Err(error) if error.is_not_found() => {}
-                result => result?,
-            }
-        }
-        Ok(is_news)
+        let none = S::default();
+        let stored = before.unwrap_or(&none);
+        let is_news = stored != after;
+        let written = if is_news { self.subject.patch_status(kind, key, stored, after).await } else { Ok(()) };
+        // A transition is told when it is stored; what was done is told in any case.
+        let told = if written.is_ok() { after } else { stored };
+        self.subject.tell(recorder, key, "", events(conditions(stored), conditions(told), plan, outcomes));
+        written?;
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(is_news), Err)
     }
-
-    /// What any action failed with.
-    pub fn failure(&self) -> Result<(), Error> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
-    }
-
-    pub fn tell(&self, recorder: &Recorder, kind: &str, key: &Key, events: Vec<Event>) {
-        for event in events {
-            recorder.record(Occurrence {
-                regarding: ObjectReference {
-                    api_version: Some(API_VERSION.into()),
-                    kind: Some(kind.into()),
-                    name: Some(key.name.to_string()),
-                    namespace: Some(key.namespace.to_string()),
-                    uid: self.metadata().uid.clone(),
-                    ..ObjectReference::default()
-                },
-                is_warning: event.kind == EventKind::Warning,
-                reason: event.reason.to_owned(),
-                action: event.action.to_owned(),
-                note: event.note,
-                discriminator: self.version.load(Ordering::Relaxed).to_string(),
-            });
-        }
-    }
-}
-
-/// The merge patch from one status to the other: what vanished becomes null.
-fn difference<S: Serialize>(before: Option<&S>, after: &S) -> Value {
-    let fields = |status: &S| match json!(status) {
-        Value::Object(fields) => fields,
-        _ => Map::new(),
-    };
-    let mut patch = fields(after);
-    for (field, _) in before.map(fields).unwrap_or_default() {
-        patch.entry(field).or_insert(Value::Null);
-    }
-    Value::Object(patch)
 }

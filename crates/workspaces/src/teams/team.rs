@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use api::workspace::{HelmRelease, User, Workspace, WorkspaceStatus};
+use api::workspace::{HelmRelease, User, Workspace};
 use jiff::Timestamp;
 use k8s_openapi::api::{
     apps::v1::StatefulSet,
@@ -15,7 +15,7 @@ use k8s_openapi::api::{
 use plan::{
     Plan,
     workspaces::{
-        Action, Body, ObjectId, Objects, Outcome, Round, events,
+        Action, Body, ObjectId, Objects, Outcome, Round,
         team::{self, Endpoint, Surroundings},
     },
 };
@@ -26,7 +26,7 @@ use super::{
     Concerns, Releases, Secrets,
     kept::{Owned, Stored},
     shelf::Shelves,
-    subject::Subject,
+    subject::{Statuses, Subject},
 };
 
 /// A Secret's content in base64.
@@ -75,7 +75,7 @@ impl Layer for TeamLayer {
             return Ok(None);
         };
         let subject = Subject::new(workspace);
-        let workspace = &subject.object.value;
+        let workspace = subject.object();
         let others = self.concerns.workspaces_of.keys(&key.namespace);
         let others: Vec<_> = others.iter().filter_map(|other| self.workspaces.get(other)).collect();
         let rival = team::rival(&workspace.metadata, others.iter().map(|other| &other.value.metadata));
@@ -92,7 +92,7 @@ impl Layer for TeamLayer {
     }
 
     fn plan(&self, observed: &Observed, _: Timestamp) -> Plan<Action> {
-        team::plan(&observed.subject.object.value, &observed.surroundings)
+        team::plan(observed.subject.object(), &observed.surroundings)
     }
 
     async fn execute(&self, key: &Key, observed: &Observed, action: &Action) -> Executed<Outcome> {
@@ -111,17 +111,13 @@ impl Layer for TeamLayer {
         outcomes: &[Outcome],
     ) -> Result<bool, Error> {
         let Observed { subject, surroundings } = observed;
-        let workspace = &subject.object.value;
+        let workspace = subject.object();
         let round = Round { object: workspace, observed: surroundings, plan, outcomes };
-        let (before, after) = (workspace.status.as_ref(), team::status(&round, self.clock.now()));
-        let written = subject.report(&self.workspaces, key, (before, &after)).await;
-        // A transition is told when it is stored; what was done is told in any case.
-        let former = before.map(|status: &WorkspaceStatus| status.conditions.as_slice()).unwrap_or_default();
-        let told = if written.is_ok() { after.conditions.as_slice() } else { former };
-        subject.tell(&self.events, Workspace::KIND, key, events(former, told, plan, outcomes));
+        let after = team::status(&round, self.clock.now());
         tracing::info!(phase = ?after.phase, actions = plan.actions.len(), "reconciled");
-        let has_written = written?;
-        subject.failure().map(|()| has_written)
+        let statuses =
+            Statuses { before: workspace.status.as_ref(), after: &after, conditions: |status| &status.conditions };
+        subject.report(&self.workspaces, &self.events, key, statuses, (plan, outcomes)).await
     }
 }
 

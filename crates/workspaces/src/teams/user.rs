@@ -2,19 +2,23 @@
 
 use std::{fs::File, io::Read, sync::Arc};
 
-use api::workspace::{User, UserStatus};
+use api::workspace::User;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use plan::{
     Plan,
     workspaces::{
-        Action, ObjectId, ObjectKind, Outcome, Round, events,
+        Action, ObjectId, ObjectKind, Outcome, Round,
         user::{self, PodFacts},
     },
 };
 use runtime::{Clock, Error, Executed, Json, Key, Kind, Layer, Metadata, Recorder};
 
-use super::{shelf::Shelves, subject::Subject, team::is_terminating};
+use super::{
+    shelf::Shelves,
+    subject::{Statuses, Subject},
+    team::is_terminating,
+};
 
 pub struct UserLayer {
     pub users: Arc<Kind<Json<User>, User>>,
@@ -45,7 +49,7 @@ impl Layer for UserLayer {
         self.users.settle(key).await?;
         let Some(user) = self.users.get(key) else { return Ok(None) };
         let subject = Subject::new(user);
-        let user = &subject.object.value;
+        let user = subject.object();
         let mut objects = self.shelves.owned(&key.namespace, subject.uid()).await?;
         let derived = user::derive(user, &objects, new_password);
         if let Ok(derived) = &derived {
@@ -69,7 +73,7 @@ impl Layer for UserLayer {
     }
 
     fn plan(&self, observed: &Observed, _: Timestamp) -> Plan<Action> {
-        user::plan(&observed.subject.object.value, &observed.surroundings)
+        user::plan(observed.subject.object(), &observed.surroundings)
     }
 
     async fn execute(&self, key: &Key, observed: &Observed, action: &Action) -> Executed<Outcome> {
@@ -88,17 +92,13 @@ impl Layer for UserLayer {
         outcomes: &[Outcome],
     ) -> Result<bool, Error> {
         let Observed { subject, surroundings } = observed;
-        let user = &subject.object.value;
+        let user = subject.object();
         let round = Round { object: user, observed: surroundings, plan, outcomes };
-        let (before, after) = (user.status.as_ref(), user::status(&round, self.clock.now()));
-        let written = subject.report(&self.users, key, (before, &after)).await;
-        // A transition is told when it is stored; what was done is told in any case.
-        let former = before.map(|status: &UserStatus| status.conditions.as_slice()).unwrap_or_default();
-        let told = if written.is_ok() { after.conditions.as_slice() } else { former };
-        subject.tell(&self.events, User::KIND, key, events(former, told, plan, outcomes));
+        let after = user::status(&round, self.clock.now());
         tracing::info!(phase = ?after.phase, actions = plan.actions.len(), "reconciled");
-        let has_written = written?;
-        subject.failure().map(|()| has_written)
+        let statuses =
+            Statuses { before: user.status.as_ref(), after: &after, conditions: |status| &status.conditions };
+        subject.report(&self.users, &self.events, key, statuses, (plan, outcomes)).await
     }
 }
 

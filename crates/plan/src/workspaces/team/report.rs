@@ -15,7 +15,7 @@ use super::network::is_isolated;
 use crate::Why;
 use crate::workspaces::derived::{Found, ObjectId, ObjectKind, Trouble, inventory};
 use crate::workspaces::ingress::url;
-use crate::workspaces::report::{Conditions, Round, is_progress};
+use crate::workspaces::report::{Conditions, Round};
 
 /// The word for what has been written and not been worked on.
 const PROGRESSING: &str = "Progressing";
@@ -202,7 +202,7 @@ impl View<'_> {
             Some(ready) => State::Unready {
                 reason: ready.reason.to_string(),
                 message: Some(ready.message),
-                has_failed: !is_progress(ready.reason),
+                has_failed: !ready.reason.is_progress(),
             },
             None => State::progressing(),
         };

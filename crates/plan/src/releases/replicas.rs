@@ -1,0 +1,37 @@
+//! Stopping and starting again: which workloads are scaled, and what is remembered of them.
+
+use api::workspace::StoppedWorkload;
+
+use super::Replicas;
+
+fn is_same(one: &StoppedWorkload, other: &StoppedWorkload) -> bool {
+    (&one.kind, &one.name) == (&other.kind, &other.name)
+}
+
+/// What has to be scaled, with the replicas that it shall have.
+pub fn due(stopped: bool, former: &[StoppedWorkload], live: &[StoppedWorkload]) -> Vec<StoppedWorkload> {
+    let wanted = |workload: &StoppedWorkload| {
+        let known = former.iter().find(|known| is_same(known, workload));
+        let replicas = if stopped { 0 } else { known.map_or(workload.replicas, |known| known.replicas) };
+        StoppedWorkload { replicas, ..workload.clone() }
+    };
+    // Who scaled a stopped workload back up by hand, while starting, is left alone.
+    let is_due = |workload: &&StoppedWorkload| {
+        wanted(workload).replicas != workload.replicas && (stopped || workload.replicas == 0)
+    };
+    live.iter().filter(is_due).map(wanted).collect()
+}
+
+/// Former replicas are stored as soon as they are seen, so before anything is scaled, and forgotten when nothing is left
+/// to be scaled back.
+pub fn remember(stopped: bool, former: &mut Vec<StoppedWorkload>, observed: &Replicas) {
+    let Replicas::Live(live) = observed else { return };
+    if stopped {
+        for workload in live.iter().filter(|workload| workload.replicas > 0) {
+            former.retain(|other| !is_same(other, workload));
+            former.push(workload.clone());
+        }
+    } else if due(stopped, former, live).is_empty() {
+        former.clear();
+    }
+}
