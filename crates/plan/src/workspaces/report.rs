@@ -89,7 +89,7 @@ fn shortened(mut message: String) -> String {
 pub(super) fn is_progress(reason: Reason) -> bool {
     use Reason::{
         DependencyNotReady, Fetching, Installing, Locked, Queued, RollingBack, ServicesNotReady, Starting,
-        StateUnknown, Terminating, Testing, Uninstalling, Upgrading, UsersNotReady,
+        StateUnknown, Stopped, Terminating, Testing, Uninstalling, Upgrading, UsersNotReady,
     };
     matches!(
         reason,
@@ -102,6 +102,7 @@ pub(super) fn is_progress(reason: Reason) -> bool {
             | ServicesNotReady
             | Starting
             | StateUnknown
+            | Stopped
             | Terminating
             | Testing
             | Uninstalling
