@@ -21,26 +21,23 @@ use kube::{
         watcher,
     },
 };
-use runtime::{Clock, Operator, Settings, rights};
+use runtime::{Clock, Operator, Settings};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use testbed::{
-    ControlPlane, Options, User as Account,
+    ControlPlane, Options,
     audit::{Entry, Mark},
 };
 use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
 use workspaces::teams;
 
+use crate::space::{HelmRole, OPERATOR_USER, install, operator_user};
+
 /// Far above what anything here takes; it ends a test that would otherwise hang.
 pub const PATIENCE: Duration = Duration::from_mins(3);
 /// Where no event can be waited for, ask this often.
 const POLL: Duration = Duration::from_millis(100);
-
-const NAMESPACE: &str = "strata-system";
-const ACCOUNT: &str = "strata";
-/// As the audit log names the operator.
-pub const OPERATOR: &str = "system:serviceaccount:strata-system:strata";
 
 /// What the stand-in for helm makes of a chart of this name.
 pub const BROKEN: &str = "broken";
@@ -83,20 +80,8 @@ impl World {
 
     async fn start(config: teams::Config) -> Result<Self> {
         let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
-        let rbac = rights::rbac(NAMESPACE, ACCOUNT, workspaces::rights::CLUSTER);
-        let mut objects: Vec<_> = api::workspace::crds().iter().map(|crd| json!(crd)).collect();
-        objects.push(json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } }));
-        objects.extend(rbac.objects());
-        // An API server on a loopback address publishes none of its own.
-        objects.push(json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-            "metadata": {
-                "name": "kubernetes", "namespace": "default", "labels": { "kubernetes.io/service-name": "kubernetes" },
-            },
-            "endpoints": [{ "addresses": ["192.0.2.10"] }], "ports": [{ "name": "https", "port": 6443 }],
-        }));
-        control_plane.install(&objects).await?;
-        let client = control_plane.client_as(&Account::service_account(NAMESPACE, ACCOUNT)).await?;
+        install(&control_plane, HelmRole::NotBound).await?;
+        let client = control_plane.client_as(&operator_user()).await?;
         let settings = Settings {
             lease: None,
             health_address: None,
@@ -123,7 +108,7 @@ impl World {
     /// The operator's requests in one namespace since `mark`, in the order they arrived, events aside.
     pub fn requests(&self, space: &Space, mark: Mark) -> Result<Vec<Entry>> {
         let mut entries = self.control_plane.audit().entries_after(mark)?;
-        entries.retain(|e| e.user == OPERATOR && e.namespace == space.namespace && e.resource != "events");
+        entries.retain(|e| e.user == OPERATOR_USER && e.namespace == space.namespace && e.resource != "events");
         entries.sort_by_key(|entry| entry.received_at);
         Ok(entries)
     }

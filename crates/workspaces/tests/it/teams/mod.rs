@@ -9,3 +9,4 @@ mod rival;
 mod service;
 mod settled;
 mod user;
+mod whole;
