@@ -3,7 +3,6 @@
 use anyhow::{Context, Result, bail};
 use api::workspace::{HelmRelease, User, Workspace, WorkspacePhase};
 use futures::future::try_join_all;
-use jiff::Timestamp;
 use k8s_openapi::api::{
     apps::v1::{Deployment, StatefulSet},
     core::v1::{Namespace, PersistentVolumeClaim, Pod, Secret, ServiceAccount},
@@ -51,15 +50,15 @@ async fn ready(prefix: &str) -> Result<(space::Space<'static>, Space)> {
 }
 
 /// What `kubectl get` prints of a kind, a line per object.
-async fn get(space: &space::Space<'_>, kind: &str) -> Result<Vec<String>> {
-    let kubectl = testbed::tools::path("kubectl").await?;
-    let output = tokio::process::Command::new(kubectl)
-        .args(["get", kind, "--no-headers", "--namespace", &space.namespace, "--kubeconfig"])
-        .arg(space.control_plane.kubeconfig())
-        .output()
-        .await?;
-    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
-    Ok(String::from_utf8(output.stdout)?.lines().map(words).collect())
+async fn get(space: &Space, resource: &str) -> Result<Vec<String>> {
+    let path = format!("/apis/workspaces.strata.dev/v1alpha1/namespaces/{}/{resource}", space.namespace);
+    let request = http::Request::get(path).header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io");
+    let table: Value = space.client.request(request.body(Vec::new())?).await?;
+    let columns = table["columnDefinitions"].as_array().context("a table")?;
+    let shown: Vec<_> = (0..columns.len()).filter(|column| columns[*column]["priority"] == 0).collect();
+    let text = |cell: &Value| cell.as_str().map_or_else(|| cell.to_string(), str::to_owned);
+    let line = |row: &Value| shown.iter().map(|column| text(&row["cells"][*column])).collect::<Vec<_>>().join(" ");
+    Ok(table["rows"].as_array().into_iter().flatten().map(line).collect())
 }
 
 #[tokio::test]
@@ -80,13 +79,13 @@ async fn w02_three_real_charts_and_three_users_converge_and_kubectl_tells_it() -
         status.conditions.iter().flatten().any(|found| found.type_ == "Ready" && found.status == "True")
     };
     assert_eq!(pods.iter().filter(|pod| is_ready(pod)).count(), 3 + 1 + 2 + 3, "{pods:?}");
-    let teams = get(&releases, "ws").await?;
+    let teams = get(&space, "workspaces").await?;
     assert!(teams.len() == 1 && teams[0].starts_with("team Ready 3/3 3/3"), "{teams:?}");
-    let listed = get(&releases, "hr").await?;
+    let listed = get(&space, "helmreleases").await?;
     for ((name, chart), line) in CHARTS.into_iter().zip(&listed) {
         assert!(line.starts_with(name) && line.contains(chart) && line.contains("True"), "{listed:?}");
     }
-    let listed = get(&releases, "wsuser").await?;
+    let listed = get(&space, "users").await?;
     for (slug, line) in ["ana", "bob", "cyd"].into_iter().zip(&listed) {
         assert!(
             line.starts_with(slug) && line.contains(&format!("Ready http://{slug}.team.example.com")),
@@ -162,7 +161,6 @@ async fn delete_namespace(first: First) -> Result<Vec<Entry>> {
     }
     let (namespaces, uid) = (Api::<Namespace>::all(space.client.clone()), space.namespace().await?.metadata.uid);
     namespaces.delete(&space.namespace, &DeleteParams::default()).await?;
-    let deleted = Timestamp::now();
     let uid = uid.context("a namespace has an identity")?;
     let gone = await_condition(namespaces.clone(), &space.namespace, is_deleted(&uid));
     if tokio::time::timeout(PATIENCE, gone).await.is_err() {
@@ -170,16 +168,17 @@ async fn delete_namespace(first: First) -> Result<Vec<Entry>> {
         let users = space.api::<User>().list(&ListParams::default()).await?.items;
         bail!("{first:?}: the namespace does not go; left are {:#} {:#}", json!(left), json!(users));
     }
-    let mut entries = space_entries(&releases, mark)?;
-    entries.retain(|entry| entry.received_at > deleted && (entry.verb == "create" || matches!(entry.code, 201 | 403)));
-    Ok(entries)
-}
-
-/// The operator's own requests in the namespace.
-fn space_entries(space: &space::Space<'_>, mark: testbed::audit::Mark) -> Result<Vec<Entry>> {
-    let mut entries = space.control_plane.audit().entries_after(mark)?;
-    entries.retain(|entry| entry.user == OPERATOR_USER && entry.namespace == space.namespace);
-    Ok(entries)
+    let mut entries = releases.control_plane.audit().entries_after(mark)?;
+    entries.sort_by_key(|entry| entry.received_at);
+    let is_end =
+        |entry: &Entry| entry.verb == "delete" && entry.resource == "namespaces" && entry.name == space.namespace;
+    let end = entries.iter().position(is_end).context("the deletion is in the log")?;
+    let is_attempt = |entry: &Entry| {
+        entry.user == OPERATOR_USER
+            && entry.namespace == space.namespace
+            && (entry.verb == "create" || matches!(entry.code, 201 | 403))
+    };
+    Ok(entries.split_off(end).into_iter().filter(is_attempt).collect())
 }
 
 #[tokio::test]
