@@ -13,8 +13,9 @@ use k8s_openapi::{
     },
 };
 use kube::{
-    Api, Client, Resource,
+    Api, Client, Config as ClientConfig, Resource,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+    config::{KubeConfigOptions, Kubeconfig},
     runtime::{
         WatchStreamExt,
         wait::{await_condition, conditions::is_deleted},
@@ -27,6 +28,7 @@ use serde_json::{Value, json};
 use testbed::{
     ControlPlane, Options,
     audit::{Entry, Mark},
+    fault::FaultProxy,
 };
 use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -46,6 +48,8 @@ pub const DATABASE: &str = "database";
 /// One control plane and one operator for all tests of this process, each in a namespace of its own.
 pub struct World {
     pub control_plane: ControlPlane,
+    /// Between the operator and the API server.
+    pub proxy: FaultProxy,
     pub metrics: std::sync::Arc<runtime::Metrics>,
 }
 
@@ -81,13 +85,17 @@ impl World {
     async fn start(config: teams::Config) -> Result<Self> {
         let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
         install(&control_plane, HelmRole::NotBound).await?;
-        let client = control_plane.client_as(&operator_user()).await?;
+        let kubeconfig = Kubeconfig::read_from(control_plane.kubeconfig_as(&operator_user()).await?)?;
+        let proxy = FaultProxy::start(kubeconfig, 7).await?;
+        let options = KubeConfigOptions::default();
+        let client = runtime::connect(ClientConfig::from_custom_kubeconfig(proxy.kubeconfig(), &options).await?)?;
         let settings = Settings {
             lease: None,
             health_address: None,
             metrics_address: None,
             grace: Duration::from_secs(5),
-            request_timeout: Duration::from_secs(10),
+            // So that faults of that kind cost little time.
+            request_timeout: Duration::from_secs(2),
             list_mode: None,
             instance: "test".into(),
         };
@@ -96,7 +104,7 @@ impl World {
         let metrics = operator.metrics.clone();
         tokio::spawn(operator.run(|_| {}));
         tokio::spawn(play_helm(control_plane.client().await?));
-        Ok(Self { control_plane, metrics })
+        Ok(Self { control_plane, proxy, metrics })
     }
 
     pub async fn space(&self, prefix: &str) -> Result<Space> {

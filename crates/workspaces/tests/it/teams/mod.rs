@@ -2,6 +2,7 @@
 
 mod config;
 mod deletion;
+mod fault;
 mod harness;
 mod network;
 mod repair;
