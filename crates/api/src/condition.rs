@@ -223,6 +223,7 @@ impl Reason {
                 | Self::ServicesNotReady
                 | Self::Starting
                 | Self::StateUnknown
+                | Self::Stopped
                 | Self::Terminating
                 | Self::Testing
                 | Self::Uninstalling

@@ -231,6 +231,11 @@ impl<'a> Facts<'a> {
         if self.desired.is_some_and(|desired| desired.stopped) {
             return self.stopped();
         }
+        // Former replicas are forgotten once they are back.
+        if !self.status.stopped.is_empty() {
+            let message = "deployed; its workloads are being scaled back".to_owned();
+            return (ConditionStatus::Unknown, Reason::Starting, message);
+        }
         self.released()
     }
 

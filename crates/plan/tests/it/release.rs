@@ -714,7 +714,10 @@ fn w08_a_stopped_release_comes_back_with_its_former_replicas() {
     assert_eq!(world.object.status.as_ref().unwrap().stopped, [workload(3)]);
     world.settle();
     world.object.spec.as_mut().unwrap().stopped = None;
+    let _ = world.round();
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::Unknown, Reason::Starting));
     world.settle();
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::InstallSucceeded));
     assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(3)]));
     assert!(world.object.status.as_ref().unwrap().stopped.is_empty());
     assert_eq!(world.kinds(), [Install]);

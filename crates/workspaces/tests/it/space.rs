@@ -48,7 +48,7 @@ pub enum HelmRole {
     NotBound,
 }
 
-/// Installs what the chart installs: namespace, CRDs, account, roles.
+/// Installs what the chart installs: namespace, CRDs, account, roles; and where the API server answers.
 pub async fn install(control_plane: &ControlPlane, helm: HelmRole) -> Result<()> {
     let mut namespace = Namespace::default();
     namespace.metadata.name = Some(OPERATOR_NAMESPACE.to_owned());
@@ -59,6 +59,14 @@ pub async fn install(control_plane: &ControlPlane, helm: HelmRole) -> Result<()>
     if helm == HelmRole::Bound {
         objects.push(json!(workspaces::rights::helm_binding(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT)));
     }
+    // An API server on a loopback address publishes none of its own.
+    objects.push(json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {
+            "name": "kubernetes", "namespace": "default", "labels": { "kubernetes.io/service-name": "kubernetes" },
+        },
+        "endpoints": [{ "addresses": ["192.0.2.10"] }], "ports": [{ "name": "https", "port": 6443 }],
+    }));
     Ok(control_plane.install(&objects).await?)
 }
 

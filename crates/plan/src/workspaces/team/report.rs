@@ -198,7 +198,7 @@ impl View<'_> {
         };
         let (ready, observed_generation, more) = read(found);
         let state = match ready.filter(|_| observed_generation == found.generation) {
-            Some(ready) if ready.status == ConditionStatus::True || ready.reason == Reason::Stopped => State::Ready,
+            Some(ready) if ready.status == ConditionStatus::True => State::Ready,
             Some(ready) => State::Unready {
                 reason: ready.reason.to_string(),
                 message: Some(ready.message),

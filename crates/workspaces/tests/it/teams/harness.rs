@@ -13,34 +13,33 @@ use k8s_openapi::{
     },
 };
 use kube::{
-    Api, Client, Resource,
+    Api, Client, Config as ClientConfig, Resource,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+    config::{KubeConfigOptions, Kubeconfig},
     runtime::{
         WatchStreamExt,
         wait::{await_condition, conditions::is_deleted},
         watcher,
     },
 };
-use runtime::{Clock, Operator, Settings, rights};
+use runtime::{Clock, Operator, Settings};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use testbed::{
-    ControlPlane, Options, User as Account,
+    ControlPlane, Options,
     audit::{Entry, Mark},
+    fault::FaultProxy,
 };
 use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
 use workspaces::teams;
 
+use crate::space::{HelmRole, OPERATOR_USER, install, operator_user};
+
 /// Far above what anything here takes; it ends a test that would otherwise hang.
 pub const PATIENCE: Duration = Duration::from_mins(3);
 /// Where no event can be waited for, ask this often.
 const POLL: Duration = Duration::from_millis(100);
-
-const NAMESPACE: &str = "strata-system";
-const ACCOUNT: &str = "strata";
-/// As the audit log names the operator.
-pub const OPERATOR: &str = "system:serviceaccount:strata-system:strata";
 
 /// What the stand-in for helm makes of a chart of this name.
 pub const BROKEN: &str = "broken";
@@ -49,6 +48,8 @@ pub const DATABASE: &str = "database";
 /// One control plane and one operator for all tests of this process, each in a namespace of its own.
 pub struct World {
     pub control_plane: ControlPlane,
+    /// Between the operator and the API server.
+    pub proxy: FaultProxy,
     pub metrics: std::sync::Arc<runtime::Metrics>,
 }
 
@@ -83,26 +84,18 @@ impl World {
 
     async fn start(config: teams::Config) -> Result<Self> {
         let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
-        let rbac = rights::rbac(NAMESPACE, ACCOUNT, workspaces::rights::CLUSTER);
-        let mut objects: Vec<_> = api::workspace::crds().iter().map(|crd| json!(crd)).collect();
-        objects.push(json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } }));
-        objects.extend(rbac.objects());
-        // An API server on a loopback address publishes none of its own.
-        objects.push(json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-            "metadata": {
-                "name": "kubernetes", "namespace": "default", "labels": { "kubernetes.io/service-name": "kubernetes" },
-            },
-            "endpoints": [{ "addresses": ["192.0.2.10"] }], "ports": [{ "name": "https", "port": 6443 }],
-        }));
-        control_plane.install(&objects).await?;
-        let client = control_plane.client_as(&Account::service_account(NAMESPACE, ACCOUNT)).await?;
+        install(&control_plane, HelmRole::NotBound).await?;
+        let kubeconfig = Kubeconfig::read_from(control_plane.kubeconfig_as(&operator_user()).await?)?;
+        let proxy = FaultProxy::start(kubeconfig, 7).await?;
+        let options = KubeConfigOptions::default();
+        let client = runtime::connect(ClientConfig::from_custom_kubeconfig(proxy.kubeconfig(), &options).await?)?;
         let settings = Settings {
             lease: None,
             health_address: None,
             metrics_address: None,
             grace: Duration::from_secs(5),
-            request_timeout: Duration::from_secs(10),
+            // So that faults of that kind cost little time.
+            request_timeout: Duration::from_secs(2),
             list_mode: None,
             instance: "test".into(),
         };
@@ -111,7 +104,7 @@ impl World {
         let metrics = operator.metrics.clone();
         tokio::spawn(operator.run(|_| {}));
         tokio::spawn(play_helm(control_plane.client().await?));
-        Ok(Self { control_plane, metrics })
+        Ok(Self { control_plane, proxy, metrics })
     }
 
     pub async fn space(&self, prefix: &str) -> Result<Space> {
@@ -123,7 +116,7 @@ impl World {
     /// The operator's requests in one namespace since `mark`, in the order they arrived, events aside.
     pub fn requests(&self, space: &Space, mark: Mark) -> Result<Vec<Entry>> {
         let mut entries = self.control_plane.audit().entries_after(mark)?;
-        entries.retain(|e| e.user == OPERATOR && e.namespace == space.namespace && e.resource != "events");
+        entries.retain(|e| e.user == OPERATOR_USER && e.namespace == space.namespace && e.resource != "events");
         entries.sort_by_key(|entry| entry.received_at);
         Ok(entries)
     }

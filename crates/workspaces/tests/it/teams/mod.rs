@@ -2,6 +2,7 @@
 
 mod config;
 mod deletion;
+mod fault;
 mod harness;
 mod network;
 mod repair;
@@ -9,3 +10,4 @@ mod rival;
 mod service;
 mod settled;
 mod user;
+mod whole;
