@@ -10,6 +10,13 @@ use serde_json::{Value, json};
 /// What quantities look like in Kubernetes' own schemas.
 const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
+/// Beside a pattern: what to tell whoever writes something else. No API server sees it.
+pub(crate) const REMEDY: &str = "x-remedy";
+
+/// What an API server estimates for one rule at most is 10 000 000; half of it, since ours is a rough guess at its
+/// guess.
+const RULE_COST: u64 = 5_000_000;
+
 /// The names and the look of one kind.
 pub(crate) struct Definition {
     pub group: &'static str,
@@ -86,7 +93,37 @@ pub(crate) fn schema_of<T: JsonSchema>() -> Value {
         .into_generator();
     let mut schema = generator.into_root_schema_for::<T>().to_value();
     walk("", &mut schema, &mut fit);
+    teach(&mut schema, 1);
     schema
+}
+
+/// Makes rules of patterns that have a remedy: of a pattern alone people are only shown the regular expression. Where
+/// a schema may apply so often that the API server would not take the rule, the pattern stays.
+fn teach(schema: &mut Value, times: u64) {
+    let Some(object) = schema.as_object_mut() else { return };
+    let most = ["maxItems", "maxProperties"].iter().find_map(|limit| object.get(*limit)?.as_u64());
+    for keyword in ["items", "additionalProperties"] {
+        if let Some(child) = object.get_mut(keyword) {
+            teach(child, times.saturating_mul(most.unwrap_or(u64::MAX)));
+        }
+    }
+    for (_, child) in object.get_mut("properties").and_then(Value::as_object_mut).into_iter().flatten() {
+        teach(child, times);
+    }
+    let Some(remedy) = object.remove(REMEDY) else { return };
+    let pattern = object["pattern"].as_str().unwrap_or_default().to_owned();
+    let max_length = object["maxLength"].as_u64().unwrap_or(u64::MAX);
+    // A tenth for each of up to four bytes, times a quarter for each character of the pattern.
+    let cost = max_length.saturating_mul(4).div_ceil(10).saturating_mul(pattern.len().div_ceil(4) as u64);
+    if cost.saturating_mul(times) > RULE_COST {
+        return;
+    }
+    object.remove("pattern");
+    let form = rule(&format!("self.matches(r'{pattern}')"), remedy.as_str().unwrap_or_default());
+    match object.entry("x-kubernetes-validations").or_insert_with(|| json!([])) {
+        Value::Array(rules) => rules.insert(0, form),
+        other => *other = json!([form]),
+    }
 }
 
 /// Calls `change` for a schema and, after them, all schemas inside it, each with the property's name.

@@ -1,6 +1,7 @@
 //! The kinds of `workspaces.strata.dev`: a team's environment, its people, and Helm releases, which also stand alone.
 
 mod duration;
+mod form;
 mod name;
 mod release;
 mod release_status;

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,8 +61,8 @@ impl JsonSchema for Span {
         "Duration".into()
     }
 
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "maxLength": 32, "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$" })
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        super::form::Duration::json_schema(generator)
     }
 }
 

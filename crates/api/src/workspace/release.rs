@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::form::{ChartName, ChartVersion, DataKey, Digest, Host, Label, Memory, Name, Pointer, Repo};
 use super::{GROUP, HelmReleaseStatus, Span, VERSION, root};
 use crate::kind::kind;
 use crate::schema::{Definition, column, rule, wide_column};
@@ -30,11 +31,11 @@ pub struct HelmReleaseSpec {
     pub values: Option<serde_json::Map<String, Value>>,
     /// Name of the Helm release; the object's own name when left out. At most 53 characters, Helm's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 53, "pattern" = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"))]
+    #[schemars(with = "Option<Host>", extend("maxLength" = 53))]
     pub release_name: Option<String>,
     /// Namespace to install into; this object's own when left out. Another one needs the operator's leave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 63, "pattern" = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    #[schemars(with = "Option<Label>")]
     pub target_namespace: Option<String>,
     /// How long one operation may take, for example 90s or 5m (the default).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,7 +45,7 @@ pub struct HelmReleaseSpec {
     pub wait: Option<bool>,
     /// ServiceAccount of this namespace that Helm acts as, and as nothing else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 253, "pattern" = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    #[schemars(with = "Option<Name>")]
     pub service_account_name: Option<String>,
     /// What to do when an install fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,7 +61,7 @@ pub struct HelmReleaseSpec {
     pub uninstall: Option<UninstallStrategy>,
     /// HelmReleases of this namespace that must be ready first, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(inner(length(min = 1, max = 253)), extend("maxItems" = 50, "x-kubernetes-list-type" = "set"))]
+    #[schemars(with = "Vec<Name>", extend("maxItems" = 50, "x-kubernetes-list-type" = "set"))]
     pub depends_on: Vec<String>,
     /// Whether objects of the release that were changed by others are reported or corrected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,7 +88,7 @@ pub struct HelmReleaseSpec {
     pub crds: Option<CrdPolicy>,
     /// Memory that this chart's helm process may use, for example 512Mi; the operator's default when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("pattern" = "^[0-9]+(\\.[0-9]+)?(Ki|Mi|Gi|k|M|G)?$", "maxLength" = 20))]
+    #[schemars(with = "Option<Memory>")]
     pub memory: Option<String>,
     /// How often a version range is looked up again and drift is looked for without a sign of it; 10m when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -100,18 +101,18 @@ pub struct HelmReleaseSpec {
 pub struct ChartReference {
     /// Repository: http:// or https:// of a chart repository, oci:// of a registry path that holds the chart, or
     /// file:// of a folder that holds the chart on the operator's own disk.
-    #[schemars(extend("minLength" = 8, "maxLength" = 1024))]
+    #[schemars(with = "Repo", extend("x-kubernetes-validations" = [no_credentials()]))]
     pub repo: String,
     /// Name of the chart in the repository.
-    #[schemars(extend("minLength" = 1, "maxLength" = 250, "pattern" = "^[a-zA-Z0-9]([-_.a-zA-Z0-9]*[a-zA-Z0-9])?$"))]
+    #[schemars(with = "ChartName")]
     pub name: String,
     /// An exact version, or a range like ^1.2 or >=1.0 <2; the newest release when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 250))]
+    #[schemars(with = "Option<ChartVersion>")]
     pub version: Option<String>,
     /// sha256 digest that the chart's archive must have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("pattern" = "^(sha256:)?[a-f0-9]{64}$"))]
+    #[schemars(with = "Option<Digest>")]
     pub digest: Option<String>,
     /// Speak to an oci:// registry without TLS.
     #[serde(default, rename = "plainHTTP", skip_serializing_if = "Option::is_none")]
@@ -156,7 +157,7 @@ impl ChartReference {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SecretReference {
     /// Name of the Secret.
-    #[schemars(extend("minLength" = 1, "maxLength" = 253, "pattern" = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    #[schemars(with = "Name")]
     pub name: String,
 }
 
@@ -167,11 +168,11 @@ pub struct ValuesSource {
     /// Secret or ConfigMap.
     pub kind: ValuesKind,
     /// Its name, in this namespace.
-    #[schemars(extend("minLength" = 1, "maxLength" = 253, "pattern" = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    #[schemars(with = "Name")]
     pub name: String,
     /// The key that holds YAML; values.yaml when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    #[schemars(with = "Option<DataKey>")]
     pub key: Option<String>,
     /// Whether the release goes ahead without it when it is not there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -268,7 +269,7 @@ pub enum DriftDetection {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DriftIgnore {
     /// JSON pointers, for example /spec/replicas; each begins with / and covers all below it.
-    #[schemars(inner(length(min = 2, max = 500), regex(pattern = "^/")), extend("minItems" = 1, "maxItems" = 50))]
+    #[schemars(with = "Vec<Pointer>", extend("minItems" = 1, "maxItems" = 50))]
     pub paths: Vec<String>,
     /// Objects that the paths apply to; all when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -321,6 +322,12 @@ pub(super) fn free_form(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     })
 }
 
+/// Specs are read by many.
+fn no_credentials() -> Value {
+    let remedy = "do not write a user or password here; put them into a Secret and name it in chart.secretRef";
+    rule("!self.matches('^[a-z]+://[^/]*@')", remedy)
+}
+
 pub(super) fn crd() -> CustomResourceDefinition {
     let rules = [
         rule(
@@ -334,14 +341,6 @@ pub(super) fn crd() -> CustomResourceDefinition {
         rule(
             "(has(self.spec.targetNamespace) ? self.spec.targetNamespace : '') == (has(oldSelf.spec.targetNamespace) ? oldSelf.spec.targetNamespace : '')",
             "spec.targetNamespace cannot change, the release would be left behind; create another HelmRelease and delete this one",
-        ),
-        rule(
-            "self.spec.chart.repo.startsWith('http://') || self.spec.chart.repo.startsWith('https://') || self.spec.chart.repo.startsWith('oci://') || self.spec.chart.repo.startsWith('file://')",
-            "spec.chart.repo must begin with http://, https://, oci:// or file://",
-        ),
-        rule(
-            "!self.spec.chart.repo.matches('^[a-z]+://[^/]*@')",
-            "spec.chart.repo must not hold a user or password; put them into a Secret and name it in spec.chart.secretRef",
         ),
         rule(
             "!has(self.spec.dependsOn) || !self.spec.dependsOn.exists(name, name == self.metadata.name)",

@@ -8,8 +8,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::form::{Cidr, DataKey, Email, Host, Label, Name, Size, Url, keys, variables};
 use super::release::{Strings, free_form};
-use super::{ChartReference, CodeServer, DriftDetection, GROUP, Permission, Span, VERSION, ValuesSource, root};
+use super::{
+    ChartReference, CodeServer, DriftDetection, GROUP, Permission, SecretReference, Span, VERSION, ValuesSource, root,
+};
 use crate::condition::{Condition, ConditionType, known_conditions};
 use crate::decode::or_default;
 use crate::kind::kind;
@@ -27,18 +30,18 @@ pub struct WorkspaceSpec {
     pub stopped: Option<bool>,
     /// Domain under which everything is reached: a service at {host}.{workspace}.{domain}.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 150, "pattern" = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"))]
+    #[schemars(with = "Option<Host>", extend("maxLength" = 150))]
     pub domain: Option<String>,
     /// How hosts are served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<IngressSettings>,
     /// Secrets of this namespace with credentials for private image registries; every code-server gets them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("maxItems" = 20))]
+    #[schemars(with = "Vec<SecretReference>", extend("maxItems" = 20))]
     pub image_pull_secrets: Vec<LocalObjectReference>,
     /// Services by name; each becomes a HelmRelease of that name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 100))]
+    #[schemars(extend("maxProperties" = 100, "x-kubernetes-validations" = [keys::<Label>(53)]))]
     pub services: BTreeMap<String, Service>,
     /// People, each with a code-server of their own where they have that permission.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -50,7 +53,7 @@ pub struct WorkspaceSpec {
     /// Values that become Secrets and ConfigMaps with a hash of their content in the name,
     /// {workspace}-{name}-{hash}. References to {name} in valuesFrom of services and envFrom of users follow them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 100))]
+    #[schemars(extend("maxProperties" = 100, "x-kubernetes-validations" = [keys::<Label>(63)]))]
     pub configs: BTreeMap<String, Config>,
     /// Who may talk to whom.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -63,11 +66,11 @@ pub struct WorkspaceSpec {
 pub struct IngressSettings {
     /// IngressClass; the cluster's default one when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    #[schemars(with = "Option<Name>")]
     pub class: Option<String>,
     /// cert-manager ClusterIssuer; with it every host gets a certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    #[schemars(with = "Option<Name>")]
     pub issuer: Option<String>,
     /// Annotations of every Ingress.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -76,11 +79,11 @@ pub struct IngressSettings {
     /// URL that the ingress controller asks whether a request is allowed (ingress-nginx' auth-url); what is exposed to
     /// authenticated users only needs it.
     #[serde(default, rename = "authURL", skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 1024, "pattern" = "^https?://"))]
+    #[schemars(with = "Option<Url>")]
     pub auth_url: Option<String>,
     /// URL to which those who are not signed in are sent (ingress-nginx' auth-signin).
     #[serde(default, rename = "authSigninURL", skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 1024, "pattern" = "^https?://"))]
+    #[schemars(with = "Option<Url>")]
     pub auth_signin_url: Option<String>,
 }
 
@@ -104,14 +107,14 @@ pub struct Service {
     pub values: Option<serde_json::Map<String, Value>>,
     /// Services that must be ready first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(inner(length(min = 1, max = 253)), extend("maxItems" = 50, "x-kubernetes-list-type" = "set"))]
+    #[schemars(with = "Vec<Label>", extend("maxItems" = 50, "x-kubernetes-list-type" = "set"))]
     pub depends_on: Vec<String>,
     /// How the service is reached from outside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expose: Option<Exposure>,
     /// ServiceAccount of this namespace that Helm acts as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 253, "pattern" = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    #[schemars(with = "Option<Name>")]
     pub service_account_name: Option<String>,
     /// How long one operation may take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,14 +132,14 @@ pub struct Service {
 #[serde(rename_all = "camelCase")]
 pub struct Exposure {
     /// Name of the Kubernetes Service.
-    #[schemars(extend("minLength" = 1, "maxLength" = 63))]
+    #[schemars(with = "Label")]
     pub service: String,
     /// Its port.
     #[schemars(range(min = 1, max = 65535))]
     pub port: i32,
     /// First part of the host; the service's name in the Workspace when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 63, "pattern" = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    #[schemars(with = "Option<Label>")]
     pub host_prefix: Option<String>,
     /// Who may reach it: public (the default) or authenticated, which needs spec.ingress.authURL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -156,10 +159,10 @@ pub enum Access {
 #[serde(rename_all = "camelCase")]
 pub struct WorkspaceUser {
     /// Short name; part of host and object names.
-    #[schemars(extend("minLength" = 1, "maxLength" = 40, "pattern" = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    #[schemars(with = "Label", extend("maxLength" = 40))]
     pub slug: String,
     /// Address of the person.
-    #[schemars(extend("minLength" = 3, "maxLength" = 254, "pattern" = "^[^@\\s]+@[^@\\s]+$"))]
+    #[schemars(with = "Email")]
     pub email: String,
     /// Full name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -190,7 +193,7 @@ pub struct UserDefaults {
     pub storage: Option<Storage>,
     /// Environment variables.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("maxItems" = 200))]
+    #[schemars(schema_with = "variables", extend("maxItems" = 200))]
     pub env: Vec<EnvVar>,
     /// Entries of spec.configs, or Secrets and ConfigMaps of this namespace, whose keys become environment variables.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -211,11 +214,11 @@ pub struct UserDefaults {
 pub struct Storage {
     /// Size, for example 10Gi (the default). Kubernetes fixes it when the volume is made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("pattern" = "^[0-9]+(\\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", "maxLength" = 20))]
+    #[schemars(with = "Option<Size>")]
     pub size: Option<String>,
     /// StorageClass; the cluster's default one when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    #[schemars(with = "Option<Name>")]
     pub class: Option<String>,
     /// What happens to the volume when the user is removed: retain (the default) or delete. A volume that was made for
     /// an earlier User of the same slug stays in any case.
@@ -240,11 +243,11 @@ pub struct Config {
     pub kind: Option<ConfigKind>,
     /// The content, by key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 200))]
+    #[schemars(extend("maxProperties" = 200, "x-kubernetes-validations" = [keys::<DataKey>(253)]))]
     pub data: Strings,
     /// A Secret of this namespace whose content is taken instead of data, so that nothing secret stands here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from_secret: Option<super::SecretReference>,
+    pub from_secret: Option<SecretReference>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -267,7 +270,7 @@ pub struct Network {
     pub allowed_egress: Vec<Egress>,
     /// Namespace of the ingress controller, which may reach every pod; ingress-nginx when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 63))]
+    #[schemars(with = "Option<Label>")]
     pub ingress_namespace: Option<String>,
     /// Whether pods may reach the internet, without private address ranges; true when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -279,7 +282,7 @@ pub struct Network {
 #[serde(rename_all = "camelCase")]
 pub struct Egress {
     /// Address range, for example 10.20.0.0/16.
-    #[schemars(extend("minLength" = 3, "maxLength" = 64, "pattern" = "^[0-9a-fA-F:.]+/[0-9]{1,3}$"))]
+    #[schemars(with = "Cidr")]
     pub cidr: String,
     /// Ports; at least one, since none would mean all.
     #[schemars(extend("minItems" = 1, "maxItems" = 50))]
@@ -399,14 +402,6 @@ pub(super) fn crd() -> CustomResourceDefinition {
         rule(
             "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
             "metadata.name becomes part of host and object names; use at most 40 lower-case letters, digits and dashes",
-        ),
-        rule(
-            "!has(self.spec.services) || self.spec.services.all(name, name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$') && name.size() <= 53)",
-            "spec.services: a name becomes a release name and part of a host; use at most 53 lower-case letters, digits and dashes",
-        ),
-        rule(
-            "!has(self.spec.configs) || self.spec.configs.all(name, name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$') && name.size() <= 63)",
-            "spec.configs: a name becomes part of object names; use at most 63 lower-case letters, digits and dashes",
         ),
         rule(
             "!has(self.spec.configs) || self.spec.configs.all(name, !has(self.spec.configs[name].fromSecret) || (!has(self.spec.configs[name].data) && has(self.spec.configs[name].kind) && self.spec.configs[name].kind == 'Secret'))",

@@ -7,8 +7,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::form::{Email, Host, Label, variables};
 use super::release::Strings;
-use super::{Exposure, GROUP, IngressSettings, InventoryEntry, Storage, VERSION, root};
+use super::{Exposure, GROUP, IngressSettings, InventoryEntry, SecretReference, Storage, VERSION, root};
 use crate::condition::{Condition, ConditionType, known_conditions};
 use crate::decode::or_default;
 use crate::kind::kind;
@@ -21,10 +22,10 @@ kind!(User, "users", UserSpec, UserStatus);
 #[serde(rename_all = "camelCase")]
 pub struct UserSpec {
     /// Short name; part of host and object names.
-    #[schemars(extend("minLength" = 1, "maxLength" = 40, "pattern" = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    #[schemars(with = "Label", extend("maxLength" = 40))]
     pub slug: String,
     /// Address of the person.
-    #[schemars(extend("minLength" = 3, "maxLength" = 254, "pattern" = "^[^@\\s]+@[^@\\s]+$"))]
+    #[schemars(with = "Email")]
     pub email: String,
     /// Full name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -39,14 +40,14 @@ pub struct UserSpec {
     pub code_server: Option<CodeServer>,
     /// Host of the code-server; without one it is reached inside the cluster only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minLength" = 1, "maxLength" = 253))]
+    #[schemars(with = "Option<Host>")]
     pub host: Option<String>,
     /// How the host is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<IngressSettings>,
     /// Secrets of this namespace with credentials for private image registries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("maxItems" = 20))]
+    #[schemars(with = "Vec<SecretReference>", extend("maxItems" = 20))]
     pub image_pull_secrets: Vec<LocalObjectReference>,
     /// Scales the code-server to zero while true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,7 +88,7 @@ pub struct CodeServer {
     pub storage: Option<Storage>,
     /// Environment variables.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("maxItems" = 200))]
+    #[schemars(schema_with = "variables", extend("maxItems" = 200))]
     pub env: Vec<EnvVar>,
     /// Entries of the Workspace's spec.configs, or Secrets and ConfigMaps of this namespace, whose keys become
     /// environment variables.
