@@ -5,6 +5,7 @@ mod form;
 mod name;
 mod release;
 mod release_status;
+mod rules;
 mod team;
 mod user;
 
@@ -25,9 +26,9 @@ pub use release_status::{
     StoppedWorkload, TestResult,
 };
 pub use team::{
-    Access, Config, ConfigKind, Egress, Exposure, IngressSettings, InventoryEntry, Network, Retention, Service,
-    ServiceSummary, Storage, UserDefaults, UserSummary, Workspace, WorkspacePhase, WorkspaceSpec, WorkspaceStatus,
-    WorkspaceUser,
+    Access, Config, ConfigKind, Egress, Exposure, IngressController, IngressSettings, InventoryEntry, Network,
+    Retention, Service, ServiceSummary, Storage, UserDefaults, UserSummary, Workspace, WorkspacePhase, WorkspaceSpec,
+    WorkspaceStatus, WorkspaceUser,
 };
 pub use user::{CodeServer, Permission, User, UserPhase, UserSpec, UserStatus};
 

@@ -4,7 +4,7 @@
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-use crate::schema::{REMEDY, rule};
+use crate::schema::REMEDY;
 
 macro_rules! forms {
     ($($(#[$meta:meta])* $form:ident: $max:literal, $pattern:expr, $remedy:literal;)*) => {$(
@@ -62,12 +62,6 @@ forms! {
     /// `isCIDR` would say it shorter, but only from Kubernetes 1.31 on.
     Cidr: 64, r"^((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)/(3[0-2]|[12]?\d)$|^(([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|(([0-9a-fA-F]{1,4}:){0,6}[0-9a-fA-F]{1,4})?::(([0-9a-fA-F]{1,4}:){0,6}[0-9a-fA-F]{1,4})?)/(12[0-8]|1[01]\d|[1-9]?\d)$",
         "write an address range like 10.20.0.0/16 or 2001:db8::/32";
-}
-
-/// The keys of a map have this form, and are at most so long.
-pub(super) fn keys<F: Form>(max: usize) -> Value {
-    let form = format!("self.all(key, key.size() <= {max} && key.matches(r'{}'))", F::PATTERN);
-    rule(&form, &format!("for names of at most {max} characters, {}", F::REMEDY))
 }
 
 /// Kubernetes' own type, with a form for the names.

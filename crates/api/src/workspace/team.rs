@@ -8,15 +8,16 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::form::{Cidr, DataKey, Email, Host, Label, Name, Size, Url, keys, variables};
+use super::form::{Cidr, DataKey, Email, Host, Label, Name, Size, Url, variables};
 use super::release::{Strings, free_form};
+use super::rules::{self, names, services};
 use super::{
     ChartReference, CodeServer, DriftDetection, GROUP, Permission, SecretReference, Span, VERSION, ValuesSource, root,
 };
 use crate::condition::{Condition, ConditionType, known_conditions};
 use crate::decode::or_default;
 use crate::kind::kind;
-use crate::schema::{Definition, column, rule, wide_column};
+use crate::schema::{Definition, column, wide_column};
 
 kind!(Workspace, "workspaces", WorkspaceSpec, WorkspaceStatus);
 
@@ -41,7 +42,7 @@ pub struct WorkspaceSpec {
     pub image_pull_secrets: Vec<LocalObjectReference>,
     /// Services by name; each becomes a HelmRelease of that name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 100, "x-kubernetes-validations" = [keys::<Label>(53)]))]
+    #[schemars(extend("maxProperties" = 100, "x-kubernetes-validations" = services()))]
     pub services: BTreeMap<String, Service>,
     /// People, each with a code-server of their own where they have that permission.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -53,7 +54,7 @@ pub struct WorkspaceSpec {
     /// Values that become Secrets and ConfigMaps with a hash of their content in the name,
     /// {workspace}-{name}-{hash}. References to {name} in valuesFrom of services and envFrom of users follow them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 100, "x-kubernetes-validations" = [keys::<Label>(63)]))]
+    #[schemars(extend("maxProperties" = 100, "x-kubernetes-validations" = [names::<Label>(63)]))]
     pub configs: BTreeMap<String, Config>,
     /// Who may talk to whom.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -68,6 +69,10 @@ pub struct IngressSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Name>")]
     pub class: Option<String>,
+    /// What serves this class: nginx. Only needed where something is exposed to authenticated users and the class has
+    /// another name than nginx: with a controller that is no ingress-nginx it would be open to all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub controller: Option<IngressController>,
     /// cert-manager ClusterIssuer; with it every host gets a certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Name>")]
@@ -85,6 +90,21 @@ pub struct IngressSettings {
     #[serde(default, rename = "authSigninURL", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Url>")]
     pub auth_signin_url: Option<String>,
+}
+
+impl IngressSettings {
+    /// Whether the class is served by ingress-nginx: by its usual name, by the default class, which is taken for it,
+    /// or by word.
+    pub fn is_nginx(&self) -> bool {
+        self.class.as_deref().is_none_or(|class| class == "nginx") || self.controller == Some(IngressController::Nginx)
+    }
+}
+
+/// An ingress controller whose annotations are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum IngressController {
+    Nginx,
 }
 
 /// One service of the team, installed by Helm.
@@ -141,7 +161,8 @@ pub struct Exposure {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Label>")]
     pub host_prefix: Option<String>,
-    /// Who may reach it: public (the default) or authenticated, which needs spec.ingress.authURL.
+    /// Who may reach it: public (the default) or authenticated, which needs spec.ingress.authURL and
+    /// ingress-nginx.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
 }
@@ -237,13 +258,14 @@ pub enum Retention {
 /// A value that becomes a Secret or ConfigMap with a hash of its content in the name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = rules::config()))]
 pub struct Config {
-    /// Secret or ConfigMap (the default); what comes from a Secret is one.
+    /// Secret or ConfigMap (the default). What is taken from a Secret is always one, and kind may be left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<ConfigKind>,
-    /// The content, by key.
+    /// The content, by key. Either this or fromSecret.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 200, "x-kubernetes-validations" = [keys::<DataKey>(253)]))]
+    #[schemars(extend("maxProperties" = 200, "x-kubernetes-validations" = [names::<DataKey>(253)]))]
     pub data: Strings,
     /// A Secret of this namespace whose content is taken instead of data, so that nothing secret stands here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -394,28 +416,7 @@ pub struct InventoryEntry {
     pub name: String,
 }
 
-/// What must hold for `authenticated` somewhere.
-const AUTHENTICATED: &str = "!has(self.spec.services) || (has(self.spec.ingress) && has(self.spec.ingress.authURL)) || !self.spec.services.exists(name, has(self.spec.services[name].expose) && has(self.spec.services[name].expose.access) && self.spec.services[name].expose.access == 'authenticated')";
-
 pub(super) fn crd() -> CustomResourceDefinition {
-    let rules = [
-        rule(
-            "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
-            "metadata.name becomes part of host and object names; use at most 40 lower-case letters, digits and dashes",
-        ),
-        rule(
-            "!has(self.spec.configs) || self.spec.configs.all(name, !has(self.spec.configs[name].fromSecret) || (!has(self.spec.configs[name].data) && has(self.spec.configs[name].kind) && self.spec.configs[name].kind == 'Secret'))",
-            "spec.configs: fromSecret makes a Secret of another one's content; set kind to Secret and remove data",
-        ),
-        rule(
-            AUTHENTICATED,
-            "spec.services: expose.access authenticated needs spec.ingress.authURL, which says who is signed in; set it, or choose public",
-        ),
-        rule(
-            "has(self.spec.domain) || !has(self.spec.services) || !self.spec.services.exists(name, has(self.spec.services[name].expose))",
-            "spec.domain is needed to expose a service; set it, or remove expose",
-        ),
-    ];
     let definition = Definition {
         group: GROUP,
         version: VERSION,
@@ -435,7 +436,7 @@ pub(super) fn crd() -> CustomResourceDefinition {
         schema: root::<WorkspaceSpec, WorkspaceStatus>(
             Workspace::KIND,
             "A Workspace is one team's environment: its services, its people and what ties them together.",
-            &rules,
+            &rules::workspace(),
         ),
     };
     definition.crd()

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use super::form::{Email, Host, Label, variables};
 use super::release::Strings;
-use super::{Exposure, GROUP, IngressSettings, InventoryEntry, SecretReference, Storage, VERSION, root};
+use super::{Exposure, GROUP, IngressSettings, InventoryEntry, SecretReference, Storage, VERSION, root, rules};
 use crate::condition::{Condition, ConditionType, known_conditions};
 use crate::decode::or_default;
 use crate::kind::kind;
-use crate::schema::{Definition, column, rule, wide_column};
+use crate::schema::{Definition, column, wide_column};
 
 kind!(User, "users", UserSpec, UserStatus);
 
@@ -155,10 +155,6 @@ pub enum UserPhase {
 }
 
 pub(super) fn crd() -> CustomResourceDefinition {
-    let rules = [rule(
-        "self.spec.slug == oldSelf.spec.slug",
-        "spec.slug cannot change, the volume hangs on it; create another User",
-    )];
     let definition = Definition {
         group: GROUP,
         version: VERSION,
@@ -177,7 +173,7 @@ pub(super) fn crd() -> CustomResourceDefinition {
         schema: root::<UserSpec, UserStatus>(
             User::KIND,
             "A User is one person of a workspace, with a code-server of their own.",
-            &rules,
+            &rules::user(),
         ),
     };
     definition.crd()

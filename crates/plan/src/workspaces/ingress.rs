@@ -54,3 +54,17 @@ pub(super) fn host_limit(host: &str) -> Option<String> {
     }
     (host.len() > 253).then(|| format!("the host {host} has more than 253 characters; shorten spec.domain or a prefix"))
 }
+
+/// What to do before anything can be exposed to authenticated users only, if something must be done. Only
+/// ingress-nginx carries it out; behind another controller it would be open to all.
+pub(super) fn authentication_remedy(settings: Option<&IngressSettings>) -> Option<String> {
+    let class = settings.and_then(|settings| settings.class.as_deref()).unwrap_or_default();
+    match settings.filter(|settings| settings.auth_url.is_some()) {
+        None => Some("set spec.ingress.authURL, which says who is signed in, or choose public".to_owned()),
+        Some(settings) if settings.is_nginx() => None,
+        Some(_) => Some(format!(
+            "set spec.ingress.controller: nginx if class {class} is an ingress-nginx, or choose public and protect the \
+             service itself"
+        )),
+    }
+}

@@ -71,6 +71,108 @@ fn w01_forms_come_with_a_remedy() {
     assert_eq!(found, UNTAUGHT);
 }
 
+/// A Workspace that reaches out.
+fn to(cidr: &str) -> Value {
+    json!({ "network": { "allowedEgress": [{ "cidr": cidr, "ports": [443] }] } })
+}
+
+/// As many of everything as the schema lets in: rules have a budget, and what they cost grows with the object.
+fn largest(chart: &Value) -> Value {
+    let service = |number: u32| {
+        let expose = json!({ "service": "web", "port": 80, "hostPrefix": format!("{}-{number}", "p".repeat(50)) });
+        let others: Vec<_> = (0..50).map(|other| format!("{}-{other}", "s".repeat(40))).collect();
+        (format!("{}-{number}", "s".repeat(40)), json!({ "chart": chart, "expose": expose, "dependsOn": others }))
+    };
+    let user = |number: u32| {
+        let exposure = |port: u32| json!({ "service": format!("app-{port}"), "port": port, "access": "authenticated" });
+        json!({
+            "slug": format!("{}-{number}", "u".repeat(30)), "email": "a@example.com", "permissions": ["code-server"],
+            "codeServer": { "exposures": (1..=20).map(exposure).collect::<Vec<_>>() },
+        })
+    };
+    let config = |number: u32| {
+        let data: serde_json::Map<_, _> = (0..50).map(|key| (format!("key-{key}"), json!(""))).collect();
+        (format!("config-{number}"), json!({ "data": data }))
+    };
+    json!({
+        "domain": "example.com", "ingress": { "authURL": "https://auth.example" },
+        "services": (0..100).map(service).collect::<serde_json::Map<_, _>>(),
+        "users": (0..500).map(user).collect::<Vec<_>>(),
+        "configs": (0..100).map(config).collect::<serde_json::Map<_, _>>(),
+    })
+}
+
+#[tokio::test]
+async fn w01_what_is_right_is_taken() -> Result<()> {
+    let space = World::shared().await.space("taken").await?;
+    let chart = json!({ "repo": "oci://registry.example/charts", "name": "four" });
+    let versions = [
+        "1.2.3",
+        "v1.2.3",
+        "1.2.3-rc.1+build",
+        "1",
+        "1.x",
+        "*",
+        "x",
+        "^1.2",
+        "~1.2",
+        "~> 1",
+        ">=1.0 <2",
+        ">= 1, < 2",
+        "!=1.5.0",
+        "=1",
+        "1 - 2",
+        "<1 || >2",
+        " 1.2.3 ",
+    ];
+    let mut cases: Vec<_> = versions
+        .iter()
+        .map(|version| {
+            let mut chart = chart.clone();
+            chart["version"] = json!(version);
+            ("HelmRelease", json!({ "chart": chart }))
+        })
+        .collect();
+    let cidrs =
+        ["0.0.0.0/0", "10.20.0.0/16", "192.0.2.1/32", "::/0", "2001:db8::/32", "fe80::1/128", "1:2:3:4:5:6:7:8/64"];
+    cases.extend(cidrs.iter().map(|cidr| ("Workspace", to(cidr))));
+    let web = json!({ "chart": chart, "expose": { "service": "web", "port": 80, "access": "authenticated" } });
+    for ingress in [
+        json!({ "authURL": "https://auth.example" }),
+        json!({ "class": "nginx", "authURL": "https://auth.example" }),
+        json!({ "class": "inner", "controller": "nginx", "authURL": "https://auth.example" }),
+    ] {
+        cases.push(("Workspace", json!({ "domain": "a", "ingress": ingress, "services": { "web": web } })));
+    }
+    // What is not installed is in nobody's way.
+    let mut absent = web.clone();
+    absent["enabled"] = json!(false);
+    absent["expose"] = json!({ "service": "web", "port": 80, "hostPrefix": "web" });
+    let ana = json!({ "slug": "ana", "email": "ana@example.com" });
+    let public = json!({ "chart": chart, "expose": { "service": "web", "port": 80 } });
+    let services = json!({ "web": public, "absent": absent, "ana": public });
+    cases.push(("Workspace", json!({ "domain": "a", "services": services, "users": [ana] })));
+    for config in [
+        json!({ "data": {} }),
+        json!({ "kind": "Secret", "data": { "a": "b" } }),
+        json!({ "fromSecret": { "name": "a" } }),
+        json!({ "kind": "Secret", "fromSecret": { "name": "a" } }),
+    ] {
+        cases.push(("Workspace", json!({ "configs": { "a": config } })));
+    }
+    cases.push(("Workspace", largest(&chart)));
+    for (kind, spec) in cases {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("workspaces.strata.dev", "v1alpha1", kind));
+        let api: Api<DynamicObject> = Api::namespaced_with(space.client.clone(), &space.namespace, &resource);
+        let object = DynamicObject::new("one", &resource).data(json!({ "spec": spec }));
+        let taken = api.create(&PostParams { dry_run: true, ..PostParams::default() }, &object).await;
+        let mut shown = spec.to_string();
+        shown.truncate(300);
+        taken.with_context(|| format!("{kind} {shown}"))?;
+    }
+    Ok(())
+}
+
 #[tokio::test]
 #[allow(clippy::too_many_lines, reason = "a table of bad specs")]
 async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -> Result<()> {
@@ -97,6 +199,11 @@ async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -
         let mut spec = ana.clone();
         spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         spec
+    };
+    let authenticated = json!({ "service": "web", "port": 80, "access": "authenticated" });
+    let with_ingress = |ingress: Value| {
+        let web = json!({ "chart": chart, "expose": authenticated });
+        workspace(json!({ "ingress": ingress, "services": { "web": web } }))
     };
     let long = "a".repeat(54);
     // Kind, name, spec, and what the message must hold.
@@ -173,7 +280,7 @@ async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -
             "Workspace",
             "team",
             workspace(json!({ "services": { "Web": { "chart": chart } } })),
-            &["spec.services", "at most 53", "lower-case"],
+            &["spec.services", "Web: use lower-case", "53 characters"],
         ),
         (
             "Workspace",
@@ -212,8 +319,80 @@ async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -
             workspace(
                 json!({ "services": { "web": { "chart": chart, "expose": { "service": "web", "port": 80, "access": "authenticated" } } } }),
             ),
-            &["authURL"],
+            &["spec.ingress.authURL", "public"],
         ),
+        (
+            "Workspace",
+            "team",
+            with_ingress(json!({ "class": "traefik", "authURL": "https://auth.example" })),
+            &["spec.ingress.controller: nginx", "public"],
+        ),
+        (
+            "Workspace",
+            "team",
+            workspace(json!({
+                "ingress": { "class": "traefik", "authURL": "https://auth.example" },
+                "users": [person(json!({ "codeServer": { "exposures": [authenticated] } }))],
+            })),
+            &["spec.ingress.controller: nginx"],
+        ),
+        (
+            "User",
+            "ana",
+            person(json!({ "codeServer": { "exposures": [authenticated] } })),
+            &["spec.ingress.authURL", "public"],
+        ),
+        (
+            "User",
+            "ana",
+            person(json!({
+                "ingress": { "class": "traefik", "authURL": "https://auth.example" },
+                "codeServer": { "exposures": [authenticated] },
+            })),
+            &["spec.ingress.controller: nginx"],
+        ),
+        (
+            "Workspace",
+            "team",
+            workspace(json!({ "services": { "web": { "chart": chart, "dependsOn": ["db"] } } })),
+            &["spec.services", "web: dependsOn", "add it, or remove the name"],
+        ),
+        (
+            "Workspace",
+            "team",
+            workspace(json!({ "services": {
+                "api": { "chart": chart, "expose": { "service": "web", "port": 80, "hostPrefix": "web" } },
+                "web": { "chart": chart, "expose": { "service": "web", "port": 80 } },
+            } })),
+            &["spec.services", "same host", "hostPrefix"],
+        ),
+        (
+            "Workspace",
+            "team",
+            workspace(json!({
+                "services": { "ana": { "chart": chart, "expose": { "service": "web", "port": 80 } } },
+                "users": [person(json!({ "permissions": ["code-server"] }))],
+            })),
+            &["spec.services", "host of a user", "another slug"],
+        ),
+        ("Workspace", "team", workspace(json!({ "configs": { "a": {} } })), &["spec.configs[a]", "fromSecret", "data"]),
+        (
+            "Workspace",
+            "team",
+            workspace(json!({ "configs": { "a": { "data": { "a": "b" }, "fromSecret": { "name": "c" } } } })),
+            &["spec.configs[a]", "exactly one"],
+        ),
+        (
+            "Workspace",
+            "team",
+            workspace(json!({ "configs": { "a": { "kind": "ConfigMap", "fromSecret": { "name": "c" } } } })),
+            &["spec.configs[a]", "remove kind"],
+        ),
+        ("Workspace", "team", to("10.0.0.0"), &["spec.network.allowedEgress[0].cidr", "10.20.0.0/16"]),
+        ("Workspace", "team", to("10.0.0.0/33"), &["spec.network.allowedEgress[0].cidr", "10.20.0.0/16"]),
+        ("Workspace", "team", to("10.0.0.256/8"), &["spec.network.allowedEgress[0].cidr", "10.20.0.0/16"]),
+        ("Workspace", "team", to("2001:db8::/129"), &["spec.network.allowedEgress[0].cidr", "2001:db8::/32"]),
+        ("Workspace", "team", to("2001:db8:/32"), &["spec.network.allowedEgress[0].cidr", "2001:db8::/32"]),
         ("User", "ana", json!({}), &["spec", "Required"]),
         ("User", "ana", json!({ "slug": "Not A Slug", "email": "ana@example.com" }), &["spec.slug", "dashes"]),
         ("User", "ana", person(json!({ "host": "https://x" })), &["spec.host", "joined by dots"]),

@@ -14,7 +14,7 @@ use super::config::Configs;
 use super::network::{self, Endpoint};
 use crate::Why;
 use crate::workspaces::derived::{Derived, ObjectId, ObjectKind, Owner, Wish};
-use crate::workspaces::ingress::{Backend, host_limit, ingress};
+use crate::workspaces::ingress::{Backend, authentication_remedy, host_limit, ingress};
 use crate::workspaces::user::exposure_host;
 
 /// What the objects depend on beside the Workspace.
@@ -66,7 +66,7 @@ fn user_host(workspace: &str, spec: &WorkspaceSpec, user: &WorkspaceUser) -> Opt
 
 /// A host leads to one place only. Checked before anything changes: half of a wrong spec would move hosts about.
 fn check_hosts(workspace: &str, spec: &WorkspaceSpec) -> Result<(), Why> {
-    let has_auth = spec.ingress.as_ref().is_some_and(|ingress| ingress.auth_url.is_some());
+    let remedy = authentication_remedy(spec.ingress.as_ref());
     let mut hosts: Vec<(String, String, Access)> = Vec::new();
     for (name, service) in enabled(spec) {
         let Some(expose) = &service.expose else { continue };
@@ -88,8 +88,7 @@ fn check_hosts(workspace: &str, spec: &WorkspaceSpec) -> Result<(), Why> {
         if let Some(message) = host_limit(host) {
             return Err(invalid(format!("{who}: {message}")));
         }
-        if *access == Access::Authenticated && !has_auth {
-            let remedy = "set spec.ingress.authURL, which says who is signed in, or choose public";
+        if let Some(remedy) = remedy.as_ref().filter(|_| *access == Access::Authenticated) {
             return Err(invalid(format!("{who} is exposed to authenticated users only; {remedy}")));
         }
         if let Some(other) = known.insert(host, who) {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::Why;
 use crate::object::differs;
 use crate::workspaces::derived::{Derived, Found, ObjectId, ObjectKind, Objects, Owner, Wish};
-use crate::workspaces::ingress::{Backend, host_limit, ingress};
+use crate::workspaces::ingress::{Backend, authentication_remedy, host_limit, ingress};
 use crate::workspaces::team::hash_name;
 
 /// Stated whole, so that the same spec gives the same pod next year.
@@ -98,11 +98,10 @@ pub fn derive(user: &User, objects: &Objects, new_password: impl FnOnce() -> Str
 fn check_hosts(spec: &UserSpec) -> Result<(), Why> {
     let Some(host) = spec.host.as_deref().filter(|_| spec.has_code_server()) else { return Ok(()) };
     let exposures = spec.code_server.as_ref().map(|settings| settings.exposures.as_slice()).unwrap_or_default();
-    let has_auth = spec.ingress.as_ref().is_some_and(|ingress| ingress.auth_url.is_some());
+    let remedy = authentication_remedy(spec.ingress.as_ref());
     let mut hosts = vec![host.to_owned()];
     for exposure in exposures {
-        if exposure.access == Some(Access::Authenticated) && !has_auth {
-            let remedy = "set spec.ingress.authURL, which says who is signed in, or choose public";
+        if let Some(remedy) = remedy.as_ref().filter(|_| exposure.access == Some(Access::Authenticated)) {
             return Err(invalid(format!("{} is exposed to authenticated users only; {remedy}", exposure.service)));
         }
         let host = exposure_host(exposure, host);

@@ -232,6 +232,13 @@ fn a_host_that_leads_to_two_places_is_refused_before_anything_changes() {
         |spec| spec["services"]["web"]["expose"]["access"] = json!("authenticated"),
         &["spec.ingress.authURL"],
     );
+    check_invalid(
+        |spec| {
+            spec["ingress"] = json!({ "class": "traefik", "authURL": "https://auth.example" });
+            spec["services"]["web"]["expose"]["access"] = json!("authenticated");
+        },
+        &["service web", "spec.ingress.controller: nginx", "traefik"],
+    );
     check_invalid(|spec| spec["domain"] = Value::Null, &["spec.domain", "service web"]);
     check_invalid(|spec| spec["services"]["web"]["expose"]["hostPrefix"] = json!("x".repeat(64)), &["63 characters"]);
 }
