@@ -154,6 +154,7 @@ pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config)
         clock: operator.clock.clone(),
     };
     let user = user::UserLayer {
+        workspaces: kinds.workspaces.clone(),
         users: kinds.users.clone(),
         pods: kinds.pods.clone(),
         namespaces: kinds.namespaces.clone(),

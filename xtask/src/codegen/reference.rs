@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use runtime::rights::Right;
 
@@ -67,7 +67,11 @@ fn describe(path: &str, schema: &JSONSchemaProps, rows: &mut Vec<String>) {
         let meaning = field.description.as_deref().unwrap_or_default().replace('\n', " ").replace('|', "\\|");
         rows.push(format!("| `{path}.{name}`{mark} | {type_} | {default} | {meaning} |\n"));
         if kubernetes.is_none() {
-            describe(&format!("{path}.{name}"), items(field).unwrap_or(field), rows);
+            let (path, inner) = match entries(field) {
+                Some(entries) => (format!("{path}.{name}.<name>"), entries),
+                None => (format!("{path}.{name}"), items(field).unwrap_or(field)),
+            };
+            describe(&path, inner, rows);
         }
     }
 }
@@ -79,6 +83,14 @@ fn items(schema: &JSONSchemaProps) -> Option<&JSONSchemaProps> {
     }
 }
 
+/// What a map holds.
+fn entries(schema: &JSONSchemaProps) -> Option<&JSONSchemaProps> {
+    match schema.additional_properties.as_ref()? {
+        JSONSchemaPropsOrBool::Schema(entries) => Some(entries),
+        JSONSchemaPropsOrBool::Bool(_) => None,
+    }
+}
+
 fn type_name(schema: &JSONSchemaProps) -> String {
     if let Some(values) = &schema.enum_ {
         let values: Vec<_> = values.iter().filter_map(|value| value.0.as_str()).collect();
@@ -87,14 +99,14 @@ fn type_name(schema: &JSONSchemaProps) -> String {
     if let Some(items) = items(schema) {
         return format!("list of {}", type_name(items));
     }
+    if let Some(entries) = entries(schema) {
+        return format!("map of {}", type_name(entries));
+    }
     let name = schema.type_.as_deref().unwrap_or("any");
     let range = match (schema.minimum, schema.maximum) {
         (Some(least), Some(most)) => format!(" {least} to {most}"),
         (Some(least), None) => format!(" from {least}"),
         _ => String::new(),
     };
-    match name {
-        "object" if schema.additional_properties.is_some() => "map of strings".to_owned(),
-        _ => format!("{}{range}", schema.format.as_deref().unwrap_or(name)),
-    }
+    format!("{}{range}", schema.format.as_deref().unwrap_or(name))
 }

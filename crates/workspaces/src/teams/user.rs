@@ -2,7 +2,7 @@
 
 use std::{fs::File, io::Read, sync::Arc};
 
-use api::workspace::User;
+use api::workspace::{User, Workspace};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use plan::{
@@ -15,12 +15,14 @@ use plan::{
 use runtime::{Clock, Error, Executed, Json, Key, Kind, Layer, Metadata, Recorder};
 
 use super::{
+    kept::Owned,
     shelf::Shelves,
     subject::{Statuses, Subject},
     team::is_terminating,
 };
 
 pub struct UserLayer {
+    pub workspaces: Arc<Kind<Json<Workspace>, Workspace>>,
     pub users: Arc<Kind<Json<User>, User>>,
     pub pods: Arc<Kind<Json<Pod>, PodFacts>>,
     pub namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
@@ -63,7 +65,10 @@ impl Layer for UserLayer {
         ] {
             self.shelves.add(&mut objects, ObjectId::new(kind, name.as_str()), &in_namespace(name)).await?;
         }
+        let owner = user.owner().filter(|owner| owner.kind == Workspace::KIND);
+        let workspace = owner.and_then(|owner| self.workspaces.get(&in_namespace(owner.name.to_owned())));
         let surroundings = user::Observed {
+            is_listed: user::is_listed(user, workspace.as_ref().map(|workspace| &workspace.value)),
             is_namespace_terminating: is_terminating(&self.namespaces, &key.namespace),
             derived,
             objects,

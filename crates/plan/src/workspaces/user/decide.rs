@@ -1,6 +1,6 @@
 //! From a User and what there is to the next actions.
 
-use api::workspace::{CodeServer, FINALIZER, LABEL_USER_UID, Retention, User, UserSpec};
+use api::workspace::{CodeServer, FINALIZER, LABEL_USER_UID, Retention, User, UserSpec, Workspace};
 
 use super::PodFacts;
 use super::build::{claim_name, object_name};
@@ -14,12 +14,24 @@ use crate::{Plan, Why};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
     pub is_namespace_terminating: bool,
+    /// What [`is_listed`] gave.
+    pub is_listed: bool,
     /// What [`super::derive`] gave.
     pub derived: Result<Vec<Derived>, Why>,
     /// Everything that the User owns, whatever has a name of something derived, and of the slug's names the
     /// StatefulSet and the claim of the home directory.
     pub objects: Objects,
     pub pod: Option<PodFacts>,
+}
+
+/// Whether a Workspace stands behind the User and stays: if the User goes, it is made again. `workspace` is the one
+/// of its owner's name. One whose spec cannot be read may list anybody.
+pub fn is_listed(user: &User, workspace: Option<&Workspace>) -> bool {
+    let (Some(workspace), Some(spec)) = (workspace, &user.spec) else { return false };
+    let mut owners = user.metadata.owner_references.iter().flatten().filter(|owner| owner.controller == Some(true));
+    let is_owner = owners.any(|owner| Some(&owner.uid) == workspace.metadata.uid.as_ref());
+    let lists = workspace.spec.as_ref().is_none_or(|team| team.users.iter().any(|listed| listed.slug == spec.slug));
+    is_owner && lists && workspace.metadata.deletion_timestamp.is_none()
 }
 
 /// The next actions for one User.
@@ -84,11 +96,11 @@ fn is_volume_to_go(spec: Option<&UserSpec>) -> bool {
 }
 
 /// Everything goes with the User by itself, but for the volume, which goes only where the spec says so: after the
-/// StatefulSet, which would make another one. Another User's StatefulSet of that name may use the volume: it stays.
+/// StatefulSet, which would make another one. Another User's StatefulSet of that name may use the volume: it stays. So
+/// does that of a person who is still on the team: whoever deleted the User by hand did not remove them.
 fn clean_up(plan: &mut Plan<Action>, user: &User, uid: &str, observed: &Observed) {
-    if let Some(spec) =
-        user.spec.as_ref().filter(|spec| is_volume_to_go(Some(spec)) && !observed.is_namespace_terminating)
-    {
+    let is_final = !observed.is_namespace_terminating && !observed.is_listed;
+    if let Some(spec) = user.spec.as_ref().filter(|spec| is_volume_to_go(Some(spec)) && is_final) {
         let id = ObjectId::new(ObjectKind::StatefulSet, object_name(&spec.slug));
         let set = observed.objects.get(&id);
         if let Some(found) = set.filter(|found| found.is_of(uid)) {

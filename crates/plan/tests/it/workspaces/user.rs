@@ -127,8 +127,8 @@ fn the_volume_goes_with_the_user_only_where_the_spec_says_so() {
         make_claim(&mut world);
         let mut user = world.user("ana");
         assert_eq!(user.metadata.finalizers.is_some(), retention == "delete");
+        world.change(|spec| spec["users"] = json!([]));
         if retention == "retain" {
-            world.change(|spec| spec["users"] = json!([]));
             world.settle();
         } else {
             user.metadata.deletion_timestamp = Some(Time(at(0)));
@@ -149,11 +149,44 @@ fn the_volume_goes_with_the_user_only_where_the_spec_says_so() {
 }
 
 #[test]
+fn w11_the_volume_of_a_person_who_is_still_listed_stays() {
+    let mut world = World::ready(one_user(json!({ "storage": { "retention": "delete" } })));
+    make_claim(&mut world);
+    let mut user = world.user("ana");
+    user.metadata.deletion_timestamp = Some(Time(at(0)));
+    let check = |world: &World, user: &User, goes: bool| {
+        let mut observed = world.user_observed(user);
+        observed.objects.remove(&ObjectId::new(ObjectKind::StatefulSet, SET));
+        let actions = format!("{:?}", user::plan(user, &observed).actions);
+        assert_eq!(actions.contains("home-code-server-ana-0"), goes, "{actions}");
+        assert!(actions.contains("ReleaseFinalizer"), "{actions}");
+    };
+    check(&world, &user, false);
+    let mut unreadable = World::ready(one_user(json!({})));
+    unreadable.objects = world.objects.clone();
+    unreadable.workspace.spec = None;
+    check(&unreadable, &user, false);
+    // Nobody would make these again.
+    let mut alone = user.clone();
+    alone.metadata.owner_references = None;
+    check(&world, &alone, true);
+    let mut of_former = user.clone();
+    of_former.metadata.owner_references.as_mut().unwrap()[0].uid = "another".to_owned();
+    check(&world, &of_former, true);
+    world.delete();
+    check(&world, &user, true);
+    world.workspace.metadata.deletion_timestamp = None;
+    world.change(|spec| spec["users"][0]["slug"] = json!("bob"));
+    check(&world, &user, true);
+}
+
+#[test]
 fn a_user_that_goes_leaves_the_volumes_of_others_of_its_slug() {
     let set = ObjectId::new(ObjectKind::StatefulSet, SET);
     let settings = json!({ "storage": { "retention": "delete" } });
     let mut world = World::ready(one_user(settings.clone()));
     make_claim(&mut world);
+    world.change(|spec| spec["users"] = json!([]));
     let mut other = user_of(one_user(settings)["users"][0].clone());
     other.metadata.finalizers = Some(vec!["workspaces.strata.dev/finalizer".to_owned()]);
     for mut user in [other, world.user("ana")] {

@@ -165,6 +165,7 @@ impl World {
         let owned: Objects = owned.map(|(id, found)| (id.clone(), found.clone())).collect();
         user::Observed {
             is_namespace_terminating: self.is_namespace_terminating,
+            is_listed: user::is_listed(user, Some(&self.workspace)),
             derived: user::derive(user, &owned, || "secret".to_owned()),
             objects: self.objects.clone(),
             pod: None,

@@ -100,6 +100,20 @@ async fn w11_whatever_is_deleted_comes_back() -> Result<()> {
 }
 
 #[tokio::test]
+async fn w11_a_user_deleted_by_hand_comes_back_to_the_same_volume_whatever_its_retention() -> Result<()> {
+    let space = World::shared().await.space("volume").await?;
+    let mut ana = user("ana");
+    ana["codeServer"] = json!({ "storage": { "retention": "delete" } });
+    space.ready_workspace("team", json!({ "users": [ana] })).await?;
+    let claim = space.claim("ana").await?;
+    check_deletion::<User>(&space, "ana").await?;
+    space.until_user("ana", "Succeeded").await?;
+    let now = space.claim("ana").await?;
+    assert_eq!((uid(&now), now.metadata.deletion_timestamp), (uid(&claim), None), "the same volume");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_strangers_object_is_named_and_left_alone_until_it_goes() -> Result<()> {
     let space = World::shared().await.space("taken").await?;
     let policy =
