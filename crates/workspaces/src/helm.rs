@@ -17,5 +17,6 @@ pub use charts::{Chart, ChartRef, Charts, ChartsConfig, Credentials, Found, arch
 pub use command::{Deploy, Operation, OperationKind, Pull, REGISTRY, REPOSITORIES};
 pub use files::Private;
 pub use metrics::{Snapshot, Tally};
-pub use output::{Class, Failure, redact, secrets_in};
+pub(crate) use output::secrets_in;
+pub use output::{Class, Failure, redact};
 pub use runner::{Config, Finished, Guard, Refused, Request, Runner, State};

@@ -13,6 +13,7 @@ use plan::releases::Policy;
 use runtime::{Change, Key, Operator, Queue};
 
 use helm::{Charts, ChartsConfig, Guard, Runner};
+pub use release::values;
 use release::{Indexes, ReleaseLayer, ReleaseMetrics, SecretFacts};
 
 /// Field manager of everything this layer writes.

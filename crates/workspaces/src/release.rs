@@ -6,7 +6,7 @@ mod identity;
 mod live;
 mod metrics;
 mod storage;
-mod values;
+pub mod values;
 mod view;
 
 use std::{

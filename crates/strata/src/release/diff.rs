@@ -1,21 +1,21 @@
 //! `strata release diff`: the chart as the next upgrade would render it, beside what is deployed.
 
-use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
+use std::{collections::BTreeMap, ffi::OsString, fmt::Debug, path::PathBuf, process::ExitCode, time::Duration};
 
 use api::{
     condition::{ConditionStatus, ConditionType, Reason},
-    workspace::{ChartReference, HelmRelease, HelmReleaseSpec, Repository, SecretReference, ValuesKind, ValuesSource},
+    workspace::{ChartReference, HelmRelease, HelmReleaseSpec, Repository, SecretReference, ValuesKind},
 };
 use clap::Args;
-use k8s_openapi::{
-    ByteString,
-    api::core::v1::{ConfigMap, Secret},
-};
+use k8s_openapi::{NamespaceResourceScope, api::core::v1::Secret};
 use kube::{Api, Client};
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use plan::releases::Values;
+use serde::{Deserialize, de::DeserializeOwned};
 use tokio::signal::unix::{SignalKind, signal};
-use workspaces::helm::{ChartRef, archive::file_digest, redact, secrets_in};
+use workspaces::{
+    helm::{ChartRef, archive::file_digest, redact},
+    values,
+};
 
 use super::{
     difference::{coloured, difference},
@@ -167,7 +167,14 @@ impl Sources {
     /// The chart on disk, fetched unless it is a local one.
     async fn fetch(&self, chart: &ChartReference, helm: &mut Helm<'_>) -> Result<PathBuf, Failure> {
         let secret = match &chart.secret_ref {
-            Some(SecretReference { name }) => self.secret(name).await?.ok_or_else(|| self.missing(name))?,
+            Some(SecretReference { name }) => {
+                let secret: Option<Secret> = self.read("Secret", name).await?;
+                let missing = || {
+                    Failure::new(format!("there is no Secret {name} in namespace {}", self.namespace))
+                        .hint("spec.chart.secretRef names it; create it, or remove the reference")
+                };
+                secret.ok_or_else(missing)?.data.unwrap_or_default()
+            }
             None => BTreeMap::new(),
         };
         let invalid = |why| Failure::new(why).hint("the release waits for it as well; spec.chart.secretRef names it");
@@ -202,65 +209,43 @@ impl Sources {
 
     /// One private file for each document, in the order in which they win.
     async fn values(&self, spec: &HelmReleaseSpec, helm: &mut Helm<'_>) -> Result<Vec<PathBuf>, Failure> {
-        let mut files = Vec::new();
+        let mut documents = Vec::new();
         for source in &spec.values_from {
-            if let Some(document) = self.document(source).await? {
-                let values: Option<Map<String, Value>> = serde_saphyr::from_str(&document).map_err(|_| {
-                    Failure::new(format!("{} does not hold a map of values in YAML", self.named(source)))
-                })?;
-                if source.kind == ValuesKind::Secret {
-                    helm.conceal(secrets_in(&json!(values)));
-                }
-                files.push(helm.write(&format!("values-{}.yaml", files.len()), document.as_bytes())?);
+            let data = match source.kind {
+                ValuesKind::Secret => self.read("Secret", &source.name).await?.map(values::of_secret),
+                ValuesKind::ConfigMap => self.read("ConfigMap", &source.name).await?.map(values::of_config_map),
+            };
+            match values::read(source, data) {
+                Ok(document) => documents.push(document),
+                Err(fault) => self.check(fault)?,
             }
         }
-        if let Some(values) = &spec.values {
-            let document = serde_json::to_vec(values).expect("values have a JSON form");
-            files.push(helm.write(&format!("values-{}.yaml", files.len()), &document)?);
-        }
-        Ok(files)
+        self.check(values::values(spec, Vec::new()))?;
+        helm.conceal(values::secrets(&documents));
+        let files = values::files(spec, documents).into_iter().enumerate();
+        files.map(|(index, content)| helm.write(&format!("values-{index}.yaml"), content.expose())).collect()
     }
 
-    /// `None` for an optional source that is not there.
-    async fn document(&self, source: &ValuesSource) -> Result<Option<String>, Failure> {
-        let key = source.key();
-        let document = match source.kind {
-            ValuesKind::Secret => {
-                let bytes = self.secret(&source.name).await?.and_then(|mut data| data.remove(key));
-                let text = bytes.map(|bytes| String::from_utf8(bytes.0)).transpose();
-                text.map_err(|_| Failure::new(format!("{} is not text", self.named(source))))?
-            }
-            ValuesKind::ConfigMap => {
-                let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-                let map =
-                    maps.get_opt(&source.name).await.map_err(|error| Self::unread(&error, &self.named(source)))?;
-                map.and_then(|map| map.data?.remove(key))
-            }
-        };
-        match document {
-            None if source.optional != Some(true) => Err(Failure::new(format!("{} is not there", self.named(source)))
+    async fn read<K>(&self, kind: &str, name: &str) -> Result<Option<K>, Failure>
+    where
+        K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        let objects: Api<K> = Api::namespaced(self.client.clone(), &self.namespace);
+        objects.get_opt(name).await.map_err(|error| {
+            Failure::new(format!("cannot read {kind} {name}: {}", explained(&error)))
+                .hint("a diff needs the right to get the Secrets and ConfigMaps that the release names")
+        })
+    }
+
+    /// What the operator would not give to helm is not compared either.
+    fn check(&self, values: Values) -> Result<(), Failure> {
+        match values {
+            Values::Read { .. } => Ok(()),
+            Values::Missing(what) => Err(Failure::new(format!("{what} in namespace {}", self.namespace))
                 .hint("create it, or mark the entry optional; the release would wait for it as well")),
-            document => Ok(document),
+            Values::Invalid(why) | Values::Unknown(why) => {
+                Err(Failure::new(why).hint("the operator refuses it as well"))
+            }
         }
-    }
-
-    async fn secret(&self, name: &str) -> Result<Option<BTreeMap<String, ByteString>>, Failure> {
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        let secret = secrets.get_opt(name).await.map_err(|error| Self::unread(&error, &format!("Secret {name}")))?;
-        Ok(secret.map(|secret| secret.data.unwrap_or_default()))
-    }
-
-    fn named(&self, source: &ValuesSource) -> String {
-        format!("key {} of {:?} {} in namespace {}", source.key(), source.kind, source.name, self.namespace)
-    }
-
-    fn missing(&self, name: &str) -> Failure {
-        Failure::new(format!("there is no Secret {name} in namespace {}", self.namespace))
-            .hint("spec.chart.secretRef names it; create it, or remove the reference")
-    }
-
-    fn unread(error: &kube::Error, what: &str) -> Failure {
-        Failure::new(format!("cannot read {what}: {}", explained(error)))
-            .hint("a diff needs the right to get the Secrets and ConfigMaps that the release names")
     }
 }

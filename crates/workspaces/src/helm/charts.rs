@@ -317,6 +317,7 @@ impl Inner {
             label: wanted.version().into(),
             values: Vec::new(),
             kubeconfig: None,
+            start_by: None,
             files: wanted.files(place),
             timeout: PULL_TIMEOUT,
             memory: self.config.memory,

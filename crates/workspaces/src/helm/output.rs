@@ -175,7 +175,7 @@ fn last_words(stderr: &str) -> String {
 }
 
 /// Every text and number in a document, each a secret by itself; [`redact`] passes over those too short to be one.
-pub fn secrets_in(document: &Value) -> Vec<Private> {
+pub(crate) fn secrets_in(document: &Value) -> Vec<Private> {
     match document {
         Value::Object(fields) => fields.values().flat_map(secrets_in).collect(),
         Value::Array(elements) => elements.iter().flat_map(secrets_in).collect(),

@@ -16,7 +16,10 @@ use std::{
 use jiff::Timestamp;
 use plan::releases::LEAST_MEMORY;
 use runtime::{Clock, Key};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::{
+    sync::{Notify, oneshot, watch},
+    time::Instant,
+};
 
 use super::{
     child::{self, Stop, Task},
@@ -93,6 +96,9 @@ pub struct Request {
     /// In order: later files win.
     pub values: Vec<Private>,
     pub kubeconfig: Option<Private>,
+    /// Whose turn comes later is not begun, because its credentials would not last: it is handed back as cancelled, to
+    /// be submitted anew.
+    pub start_by: Option<Instant>,
     /// Further files by name, in helm's working directory: repositories, registry credentials, authorities.
     pub files: Vec<(&'static str, Private)>,
     /// helm's own limit for each wait.
@@ -363,6 +369,10 @@ impl Inner {
         memory: u64,
         stops: watch::Receiver<Option<Stop>>,
     ) -> (Result<(), Failure>, Report) {
+        if request.start_by.is_some_and(|by| self.config.clock.instant() > by) {
+            let message = "not begun: its credentials grew too old while it waited for its turn";
+            return (Err(Failure::new(Class::Cancelled, message)), Report::default());
+        }
         let ran = match self.files(&request) {
             Ok(directory) => self.run(&request, &directory, memory, stops).await,
             Err(error) => Err(error),

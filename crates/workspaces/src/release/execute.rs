@@ -1,5 +1,7 @@
 //! The effects of a HelmRelease's plan.
 
+use std::time::Duration;
+
 use api::condition::Reason;
 use api::workspace::{CrdPolicy, DriftIgnore, OperationKind};
 use k8s_openapi::api::core::v1::Secret;
@@ -113,7 +115,8 @@ impl ReleaseLayer {
         desired: &Desired,
         operation: &Operation,
     ) -> Result<Request, Trouble> {
-        let credentials = self.identities.credentials(&key.namespace, desired.account.as_deref()).await?;
+        let account = desired.account.as_deref();
+        let credentials = self.identities.credentials(&key.namespace, account, operation.timeout).await?;
         let is_deployment = matches!(operation.kind, OperationKind::Install | OperationKind::Upgrade);
         let (helm, (values, secrets)) = if is_deployment {
             let values = self.checked_values(key, observed).await?;
@@ -131,6 +134,7 @@ impl ReleaseLayer {
             operation: helm,
             label: operation.label().into(),
             values,
+            start_by: Some(credentials.start_by(operation.timeout)),
             kubeconfig: Some(credentials.kubeconfig),
             files: Vec::new(),
             timeout: operation.timeout,
@@ -231,7 +235,8 @@ impl ReleaseLayer {
         let desired = validate(observed.subject.object(), &self.policy).map_err(|_| Trouble::Outdated)?;
         let record = self.record(&observed.release, newest.revision).await?;
         let targets = live::targets(storage::manifest(&record), &observed.release);
-        let credentials = self.identities.credentials(&key.namespace, desired.account.as_deref()).await?;
+        let account = desired.account.as_deref();
+        let credentials = self.identities.credentials(&key.namespace, account, Duration::ZERO).await?;
         let acting = self.acting(&credentials);
         let targets = self.discovered.located(&acting, targets).await?;
         Ok((targets, acting, newest.uid.clone()))

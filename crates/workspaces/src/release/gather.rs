@@ -9,7 +9,7 @@ use api::{
         ValuesSource,
     },
 };
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::{
     Api,
     api::{ListParams, PartialObjectMeta},
@@ -198,14 +198,8 @@ impl ReleaseLayer {
     async fn document(&self, source: &ValuesSource, namespace: &str) -> Result<Result<Document, Values>, Error> {
         let key = Key::new(namespace, source.name.as_str());
         let object = match source.kind {
-            ValuesKind::Secret => self.writer.read::<Secret>("secrets", &key).await?.map(|secret| {
-                let data = secret.data.unwrap_or_default().into_iter().map(|(name, value)| (name, value.0));
-                (secret.metadata.resource_version.unwrap_or_default(), data.collect::<BTreeMap<_, _>>())
-            }),
-            ValuesKind::ConfigMap => self.writer.read::<ConfigMap>("configmaps", &key).await?.map(|map| {
-                let text = map.data.unwrap_or_default().into_iter().map(|(name, value)| (name, value.into_bytes()));
-                (map.metadata.resource_version.unwrap_or_default(), text.collect())
-            }),
+            ValuesKind::Secret => self.writer.read("secrets", &key).await?.map(values::of_secret),
+            ValuesKind::ConfigMap => self.writer.read("configmaps", &key).await?.map(values::of_config_map),
         };
         Ok(values::read(source, object))
     }

@@ -20,9 +20,15 @@ use tokio::time::Instant;
 
 use crate::helm::Private;
 
-/// Tokens live for an hour and are used for the first half of it, so that one never ends in an operation.
-const TOKEN_SECONDS: i64 = 3600;
-const TOKEN_USE: Duration = Duration::from_mins(30);
+/// A token outlasts the operation it is for by as long as that may wait in line. An operation that waited longer is not
+/// begun but planned anew.
+const LONGEST_WAIT: Duration = Duration::from_hours(1);
+/// One that would leave less than this for the wait is not used again.
+const SHORTEST_WAIT: Duration = Duration::from_mins(30);
+/// What the runner adds to an operation's own timeout before it kills, and a little for clocks that differ.
+const OVERTIME: Duration = Duration::from_mins(2);
+/// More the API server refuses to be asked for; it may give less.
+const LONGEST_TOKEN: Duration = Duration::from_secs(1 << 32);
 /// How long the answer to "may the operator act by itself" is believed. A binding that was just made is seen soon.
 const RIGHT_TIME: Duration = Duration::from_secs(30);
 /// A request without answer is given up after this; the round is repeated.
@@ -37,13 +43,28 @@ type Account = Option<(Key, String)>;
 pub struct Credentials {
     pub client: Client,
     pub kubeconfig: Private,
+    issued_at: Instant,
+    lifetime: Duration,
+}
+
+impl Credentials {
+    /// Until when something that takes this long must be begun.
+    pub fn start_by(&self, needed: Duration) -> Instant {
+        self.issued_at + wait(self.lifetime, needed)
+    }
+}
+
+/// How long something may wait that takes as long as `needed`. Where the server gave too little for it, half of what it
+/// gave, so that it is begun at all.
+fn wait(lifetime: Duration, needed: Duration) -> Duration {
+    lifetime.saturating_sub(needed.saturating_add(OVERTIME)).max(lifetime / 2)
 }
 
 pub struct Identities {
     client: Client,
     config: ClientConfig,
     clock: Clock,
-    known: Mutex<HashMap<Account, (Credentials, Instant)>>,
+    known: Mutex<HashMap<Account, Credentials>>,
     /// Of accounts, as they were last checked.
     uids: Mutex<HashMap<Key, String>>,
     /// Whether the operator itself may do anything, as it was last found out.
@@ -110,8 +131,14 @@ impl Identities {
         Ok(answer.status.is_some_and(|status| status.allowed))
     }
 
-    /// Client and kubeconfig of an identity that was checked. Never the operator's own unless it may do anything anyway.
-    pub async fn credentials(&self, namespace: &str, account: Option<&str>) -> Result<Credentials, kube::Error> {
+    /// Client and kubeconfig of an identity that was checked, for something that takes as long as `needed`. Never the
+    /// operator's own unless it may do anything anyway.
+    pub async fn credentials(
+        &self,
+        namespace: &str,
+        account: Option<&str>,
+        needed: Duration,
+    ) -> Result<Credentials, kube::Error> {
         if account.is_none() && self.check_operator().await != Identity::Usable {
             let status = Status::failure("helm may act only as a ServiceAccount", "Forbidden").with_code(403);
             return Err(kube::Error::Api(status.boxed()));
@@ -122,33 +149,43 @@ impl Identities {
             (key, uid.unwrap_or_default())
         });
         let now = self.clock.instant();
-        if let Some((credentials, until)) = self.known().get(&account)
-            && now < *until
+        if let Some(credentials) = self.known().get(&account)
+            && now + SHORTEST_WAIT <= credentials.start_by(needed)
         {
             return Ok(credentials.clone());
         }
+        let mut lifetime = needed.saturating_add(OVERTIME + LONGEST_WAIT).min(LONGEST_TOKEN);
         let user = match &account {
             None => serde_json::to_value(&self.config.auth_info).map_err(kube::Error::SerdeError)?,
-            Some((account, _)) => json!({ "token": self.token(account).await? }),
+            Some((account, _)) => {
+                let token;
+                (token, lifetime) = self.token(account, lifetime).await?;
+                json!({ "token": token })
+            }
         };
         let kubeconfig = kubeconfig(&self.config, &user);
         let client = match &account {
             None => self.client.clone(),
             Some(_) => self.client_of(&user)?,
         };
-        let credentials = Credentials { client, kubeconfig: Private::new(kubeconfig.to_string()) };
+        let kubeconfig = Private::new(kubeconfig.to_string());
+        let credentials = Credentials { client, kubeconfig, issued_at: now, lifetime };
         let mut known = self.known();
-        known.retain(|_, (_, until)| now < *until);
-        known.insert(account, (credentials.clone(), now + TOKEN_USE));
+        known.retain(|_, credentials| now < credentials.start_by(Duration::ZERO));
+        known.insert(account, credentials.clone());
         Ok(credentials)
     }
 
-    async fn token(&self, account: &Key) -> Result<String, kube::Error> {
+    /// A token, and how long it lives.
+    async fn token(&self, account: &Key, lifetime: Duration) -> Result<(String, Duration), kube::Error> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &account.namespace);
-        let spec = TokenRequestSpec { expiration_seconds: Some(TOKEN_SECONDS), ..TokenRequestSpec::default() };
+        let seconds = i64::try_from(lifetime.as_secs()).ok();
+        let spec = TokenRequestSpec { expiration_seconds: seconds, ..TokenRequestSpec::default() };
         let request = TokenRequest { spec, ..TokenRequest::default() };
         let answer = accounts.create_token_request(&account.name, &PostParams::default(), &request).await?;
-        Ok(answer.status.map(|status| status.token).unwrap_or_default())
+        let Some(status) = answer.status else { return Ok((String::new(), Duration::ZERO)) };
+        let given = status.expiration_timestamp.0.duration_since(self.clock.now());
+        Ok((status.token, Duration::try_from(given).unwrap_or_default().min(lifetime)))
     }
 
     fn client_of(&self, user: &Value) -> Result<Client, kube::Error> {
@@ -157,7 +194,7 @@ impl Identities {
         runtime::connect(config)
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<Account, (Credentials, Instant)>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<Account, Credentials>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -203,4 +240,23 @@ fn certificate(der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let lines = text.as_bytes().chunks(64).map(|line| String::from_utf8_lossy(line) + "\n");
     format!("-----BEGIN CERTIFICATE-----\n{}-----END CERTIFICATE-----\n", lines.collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_token_is_for_is_begun_in_time_to_end_before_it() {
+        let minutes = Duration::from_mins;
+        for (lifetime, needed, expected) in [
+            (minutes(67), minutes(5), minutes(60)),
+            (minutes(67), minutes(20), minutes(45)),
+            // The server gave less than was asked for.
+            (minutes(60), minutes(120), minutes(30)),
+            (minutes(60), Duration::MAX, minutes(30)),
+        ] {
+            assert_eq!(wait(lifetime, needed), expected, "{lifetime:?} {needed:?}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write};
 
 use api::workspace::{HelmReleaseSpec, ReadValues, ValuesKind, ValuesSource};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use plan::{object::digest, releases::Values};
 use serde_json::{Map, Value, json};
 
@@ -61,8 +62,21 @@ fn escaped(json: &str) -> String {
     text
 }
 
+/// What a source's object holds, with its version.
+pub type Data = (String, BTreeMap<String, Vec<u8>>);
+
+pub fn of_secret(secret: Secret) -> Data {
+    let data = secret.data.unwrap_or_default().into_iter().map(|(name, value)| (name, value.0));
+    (secret.metadata.resource_version.unwrap_or_default(), data.collect())
+}
+
+pub fn of_config_map(map: ConfigMap) -> Data {
+    let text = map.data.unwrap_or_default().into_iter().map(|(name, value)| (name, value.into_bytes()));
+    (map.metadata.resource_version.unwrap_or_default(), text.collect())
+}
+
 /// Reads one source from its object's data.
-pub fn read(source: &ValuesSource, object: Option<(String, BTreeMap<String, Vec<u8>>)>) -> Result<Document, Values> {
+pub fn read(source: &ValuesSource, object: Option<Data>) -> Result<Document, Values> {
     let what = format!("{} {}", kind_name(source.kind), source.name);
     let is_optional = source.optional.unwrap_or(false);
     let (version, content) = match object {
@@ -167,7 +181,7 @@ mod tests {
     }
 
     #[allow(clippy::unnecessary_wraps, reason = "the form in which objects are read")]
-    fn object(text: &str) -> Option<(String, BTreeMap<String, Vec<u8>>)> {
+    fn object(text: &str) -> Option<Data> {
         Some(("7".into(), [("values.yaml".to_owned(), text.as_bytes().to_vec())].into()))
     }
 

@@ -5,7 +5,7 @@ use std::{fs, time::Duration};
 use anyhow::Result;
 use plan::releases::LEAST_MEMORY;
 use runtime::Key;
-use workspaces::helm::{Class, Operation, OperationKind, Private, Refused, State};
+use workspaces::helm::{Class, Operation, OperationKind, Private, Refused, Request, State};
 
 use crate::harness::{Scene, install, is_alive, request, uninstall};
 
@@ -36,6 +36,22 @@ async fn w20_one_at_a_time_and_the_newest_wins() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn w20_what_waited_longer_than_its_credentials_last_is_handed_back() -> Result<()> {
+    let scene = Scene::fake(GATED, |config| config.total_memory = config.operation_memory)?;
+    let (first, late) = (Key::new("a", "first"), Key::new("a", "late"));
+    scene.runner.submit(install(&first))?;
+    let start_by = Some(runtime::Clock::default().instant());
+    scene.runner.submit(Request { start_by, ..install(&late) })?;
+    open_gate(&scene)?;
+    let failure = scene.finished(&late).await?.result.clone().unwrap_err();
+    assert_eq!(failure.class, Class::Cancelled, "{failure}");
+    assert!(failure.message.contains("grew too old"), "{failure}");
+    scene.run(install(&late)).await?.result.clone()?;
+    assert_eq!(scene.lines("log"), ["upgrade first", "upgrade late"]);
+    Ok(())
+}
+
 /// One of two namespaces, for one alone does not get all of the budget.
 fn spread(name: usize) -> Key {
     Key::new(["a", "b"][name % 2], name.to_string())
@@ -52,9 +68,7 @@ async fn w21_the_budget_holds_and_oversize_is_refused() -> Result<()> {
     scene.until("four never ran", || scene.lines("counts").contains(&"4".to_owned()).then_some(())).await?;
     let snapshot = scene.runner.snapshot();
     assert_eq!((snapshot.running, snapshot.waiting, snapshot.bytes_in_use), (4, 8, 1 << 30));
-    let asked = |memory| {
-        scene.runner.submit(workspaces::helm::Request { memory: Some(memory), ..install(&Key::new("a", "x")) })
-    };
+    let asked = |memory| scene.runner.submit(Request { memory: Some(memory), ..install(&Key::new("a", "x")) });
     let too_large = asked(2 << 30).unwrap_err();
     assert_eq!(too_large, Refused::TooLarge { asked: 2 << 30, total: 1 << 30 });
     assert!(too_large.to_string().contains("2147483648") && too_large.to_string().contains("1073741824"));

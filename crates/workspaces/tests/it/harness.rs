@@ -126,6 +126,7 @@ pub fn request(key: &Key, operation: Operation) -> Request {
         label: "test".into(),
         values: Vec::new(),
         kubeconfig: None,
+        start_by: None,
         files: Vec::new(),
         timeout: PATIENCE,
         memory: None,

@@ -158,7 +158,13 @@ async fn what_is_secret_is_shown_by_no_diff_and_no_error() -> Result<()> {
 
     patch(json!({ "valuesFrom": [{ "kind": "Secret", "name": "gone" }] })).await?;
     let told = diff.run("keys").await?.refusal(2)?;
-    assert!(told.contains("key values.yaml of Secret gone in namespace") && told.contains("hint: create it"), "{told}");
+    assert!(
+        told.contains("Secret gone of spec.valuesFrom is not there in namespace") && told.contains("hint: create it"),
+        "{told}"
+    );
+    patch(json!({ "values": { "large": 9_007_199_254_740_993_i64 }, "valuesFrom": null })).await?;
+    let told = diff.run("keys").await?.refusal(2)?;
+    assert!(told.contains("spec.values.large: ") && told.contains("hint: the operator refuses it as well"), "{told}");
     patch(json!({ "chart": { "repo": "file:///not/there" } })).await?;
     let told = diff.run("keys").await?.refusal(2)?;
     assert!(told.contains("the operator's own disk, at /not/there\nhint:"), "{told}");
