@@ -61,7 +61,7 @@ async fn w27_whoever_is_killed_at_whatever_moment_every_release_reaches_its_end(
 }
 
 #[expect(clippy::disallowed_methods, reason = "how `cargo xtask campaign` speaks to this test")]
-fn setting(name: &str) -> Option<u64> {
+pub fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
@@ -328,10 +328,10 @@ fn files_below(directory: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The same numbers for the same seed (SplitMix64); how threads and processes take turns is still the machine's.
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -12,6 +12,7 @@ mod handover;
 mod kill;
 mod process;
 mod releases;
+mod workspace_kill;
 mod workspace_rights;
 
 // One folder of verbs for both crates' tests; its head says why it is not a crate.

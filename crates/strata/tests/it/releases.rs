@@ -18,12 +18,13 @@ const NAMES: [&str; 5] = ["one", "two", "three", "four", "five"];
 /// So that all five run at once within what one namespace may use of the default budget.
 const MEMORY: &str = "144Mi";
 
-async fn operator(control_plane: &ControlPlane, log: &str) -> Result<Child> {
+/// `strata operator` with workspaces alone, its log beside the others.
+pub async fn operator(control_plane: &ControlPlane, kubeconfig: &Path, log: &str) -> Result<Child> {
     let directory = control_plane.directory();
     let program = Program::new("strata operator", env!("CARGO_BIN_EXE_strata"), directory.join(log))
         .args(["operator", "--layers=workspaces", "--leader-elect=false"])
         .args(["--metrics-bind-address=0", "--health-probe-bind-address=0", "--kubeconfig"])
-        .args([control_plane.kubeconfig_as(&operator_user()).await?])
+        .args([kubeconfig])
         .args([Path::new("--helm"), &testbed::tools::path("helm").await?])
         .args([Path::new("--helm-directory"), &directory.join("helm")])
         .env("POD_NAMESPACE", OPERATOR_NAMESPACE);
@@ -36,7 +37,8 @@ async fn w26_a_stop_during_five_upgrades_ends_all_gently_and_leaves_none_pending
     install(&control_plane, HelmRole::Bound).await?;
     let charts = ChartRepository::start(Access::Anyone).await?;
     let space = Space::new(&control_plane, charts.url(), "stop").await?;
-    let first = operator(&control_plane, "first.log").await?;
+    let kubeconfig = control_plane.kubeconfig_as(&operator_user()).await?;
+    let first = operator(&control_plane, &kubeconfig, "first.log").await?;
     let fault = |fault: &str| json!({ "memory": MEMORY, "values": { "fault": fault } });
     try_join_all(NAMES.map(|name| space.install(name, space.spec("broken", "1.0.0", fault(""))))).await?;
     // Their pods never become ready, so that all of them wait.
@@ -60,7 +62,7 @@ async fn w26_a_stop_during_five_upgrades_ends_all_gently_and_leaves_none_pending
         assert_eq!(left, ["lock"], "files of operations are left");
     }
 
-    let second = operator(&control_plane, "second.log").await?;
+    let second = operator(&control_plane, &kubeconfig, "second.log").await?;
     try_join_all(NAMES.map(|name| space.change(name, fault("")))).await?;
     try_join_all(NAMES.map(|name| space.ready(name))).await?;
     second.signal(Signal::TERM)?;

@@ -21,6 +21,7 @@ mod drift;
 mod failure;
 mod identity;
 mod origin;
+mod panic;
 mod removal;
 mod restart;
 mod schema;

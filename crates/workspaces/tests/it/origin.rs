@@ -103,25 +103,23 @@ async fn w34_a_range_takes_the_newest_and_follows_what_is_published() -> Result<
 
 #[tokio::test]
 async fn w34_by_itself_a_range_follows_within_its_interval_even_after_a_failure() -> Result<()> {
-    let world = World::start(crate::space::HelmRole::Bound, |config| {
-        config.charts.time_to_live = std::time::Duration::from_secs(1);
-    })
-    .await?;
+    let world = World::lenient().await;
     let space = world.space("interval").await?;
-    world.repository.withdraw("web", "1.1.0");
+    let repository = ChartRepository::start(Access::Anyone).await?;
+    repository.withdraw("web", "1.1.0");
     let spec = |name: &str, values: Value| {
-        let mut spec = space.spec(name, "^1.0", json!({ "interval": "5s", "values": values }));
-        spec["wait"] = json!(false);
+        let mut spec = chart(&repository.url(), name, "^1.0");
+        (spec["interval"], spec["values"], spec["wait"]) = (json!("5s"), values, json!(false));
         spec
     };
     space.install("good", spec("web", json!({}))).await?;
     space.create("bad", spec("broken", json!({ "fault": "template" }))).await?;
     space.condition("bad", "Ready", "False", "InstallFailed").await?;
-    world.repository.publish(charts::sample("web", "1.1.0").await?)?;
+    repository.publish(charts::sample("web", "1.1.0").await?)?;
     let directory = tempfile::tempdir()?;
     let source = charts::write_source("broken", directory.path())?;
     std::fs::write(source.join("templates/broken.yaml"), "")?;
-    world.repository.publish(&charts::package(&source, "1.0.1", directory.path()).await?)?;
+    repository.publish(&charts::package(&source, "1.0.1", directory.path()).await?)?;
     space.until("good", "upgraded", |release| version(release) == "1.1.0").await?;
     space.until("bad", "mended", |release| version(release) == "1.0.1").await?;
     Ok(())

@@ -1,5 +1,7 @@
 //! How releases go: with their object, with their namespace, and across restarts.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use futures::future::try_join_all;
 use k8s_openapi::api::{
@@ -13,10 +15,11 @@ use kube::{
 };
 use serde_json::json;
 use testbed::helm::Helm;
+use workspaces::Config;
 
 use crate::{
-    space::{HelmRole, PATIENCE, Space, condition, eventually},
-    world::{Running, World, config},
+    space::{PATIENCE, condition, eventually},
+    world::{Running, Vacant, World},
 };
 
 #[tokio::test]
@@ -48,8 +51,10 @@ async fn w29_the_release_goes_before_the_finalizer_and_gone_already_is_gone() ->
 
 #[tokio::test]
 async fn w29_a_restart_in_the_middle_of_an_uninstall_ends_it() -> Result<()> {
-    let world = World::start(HelmRole::Bound, |config| config.grace = std::time::Duration::from_secs(1)).await?;
-    let space = Space::new(&world.control_plane, world.repository.url(), "restart").await?;
+    let place = Vacant::take().await;
+    let space = place.space("restart").await?;
+    let quick = async || Ok::<_, anyhow::Error>(Config { grace: Duration::from_secs(1), ..place.config().await? });
+    let first = Running::start(quick().await?, None).await?;
     space.install("web", space.four(json!({}))).await?;
     let hold = |finalizers: serde_json::Value| json!({ "metadata": { "finalizers": finalizers } });
     let params = PatchParams::default();
@@ -57,9 +62,9 @@ async fn w29_a_restart_in_the_middle_of_an_uninstall_ends_it() -> Result<()> {
     space.delete("web").await?;
     let is_going = || async { Ok(space.history("web").await?.iter().any(|(_, state)| state == "uninstalling")) };
     eventually("helm uninstalls", is_going).await?;
-    world.operator.stop().await?;
+    first.stop().await?;
     assert!(space.releases.get("web").await?.metadata.finalizers.is_some());
-    let second = Running::start(config(&world.control_plane, world.directory.path()).await?, None).await?;
+    let second = Running::start(quick().await?, None).await?;
     space.until("web", "at it again", |release| condition(release, "Ready")["reason"] == "Uninstalling").await?;
     space.deployments.patch("web", &params, &Patch::Merge(hold(json!(null)))).await?;
     space.gone("web").await?;

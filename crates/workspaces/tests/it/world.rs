@@ -1,6 +1,6 @@
 //! A control plane, a chart repository and an operator of this layer alone, in this process.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{future::Future, path::Path, sync::Arc, time::Duration};
 
 use anyhow::Result;
 use kube::{
@@ -13,7 +13,7 @@ use testbed::{
     ControlPlane, Options,
     charts::{Access, ChartRepository},
 };
-use tokio::sync::{OnceCell, oneshot};
+use tokio::sync::{Mutex, MutexGuard, OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
 use workspaces::{Config, helm::Guard};
 
@@ -110,27 +110,26 @@ pub struct World {
 }
 
 static SHARED: OnceCell<World> = OnceCell::const_new();
+static LENIENT: OnceCell<World> = OnceCell::const_new();
+static VACANT: OnceCell<Mutex<Vacant>> = OnceCell::const_new();
 
 impl World {
     pub async fn shared() -> &'static Self {
-        SHARED.get_or_init(Self::on_own_thread).await
+        SHARED.get_or_init(|| on_own_thread(|logs| Self::with_logs(logs, |_| {}))).await
     }
 
-    /// On a thread and runtime of its own, because those of a test end with the test.
-    async fn on_own_thread() -> Self {
-        let (sender, receiver) = oneshot::channel();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            let logs = Logs::default();
-            let _captured = logs.capture();
-            runtime.block_on(async {
-                let world = Self::start(HelmRole::Bound, |_| {}).await.map(|world| Self { logs, ..world });
-                if sender.send(world).is_ok() {
-                    std::future::pending::<()>().await;
-                }
-            });
-        });
-        receiver.await.expect("the world's thread lives").expect("the world starts")
+    /// Releases may go to other namespaces, locks of others are respected for long, and indexes are soon read anew.
+    pub async fn lenient() -> &'static Self {
+        let adjust = |config: &mut Config| {
+            config.policy.other_namespaces = true;
+            config.policy.lock_patience = Duration::from_mins(5);
+            config.charts.time_to_live = Duration::from_secs(1);
+        };
+        LENIENT.get_or_init(|| on_own_thread(move |logs| Self::with_logs(logs, adjust))).await
+    }
+
+    async fn with_logs(logs: Logs, adjust: impl FnOnce(&mut Config)) -> Result<Self> {
+        Ok(Self { logs, ..Self::start(HelmRole::Bound, adjust).await? })
     }
 
     /// A world for one test alone.
@@ -148,4 +147,52 @@ impl World {
     pub async fn space(&self, prefix: &str) -> Result<Space<'_>> {
         Space::new(&self.control_plane, self.repository.url(), prefix).await
     }
+}
+
+/// A control plane where tests start and stop operators of their own, one test at a time. Releases that are left must
+/// be settled.
+pub struct Vacant {
+    pub repository: ChartRepository,
+    pub directory: TempDir,
+    pub control_plane: ControlPlane,
+}
+
+impl Vacant {
+    pub async fn take() -> MutexGuard<'static, Self> {
+        let vacant = VACANT.get_or_init(|| on_own_thread(|_| async { Ok(Mutex::new(Self::start().await?)) }));
+        vacant.await.lock().await
+    }
+
+    async fn start() -> Result<Self> {
+        let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
+        install(&control_plane, HelmRole::Bound).await?;
+        let repository = ChartRepository::start(Access::Anyone).await?;
+        Ok(Self { repository, directory: tempfile::tempdir()?, control_plane })
+    }
+
+    pub async fn config(&self) -> Result<Config> {
+        config(&self.control_plane, self.directory.path()).await
+    }
+
+    pub async fn space(&self, prefix: &str) -> Result<Space<'_>> {
+        Space::new(&self.control_plane, self.repository.url(), prefix).await
+    }
+}
+
+/// On a thread and runtime of its own, because those of a test end with the test.
+async fn on_own_thread<T: Send + 'static, F: Future<Output = Result<T>>>(
+    start: impl FnOnce(Logs) -> F + Send + 'static,
+) -> T {
+    let (sender, receiver) = oneshot::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let logs = Logs::default();
+        let _captured = logs.capture();
+        runtime.block_on(async {
+            if sender.send(start(logs).await).is_ok() {
+                std::future::pending::<()>().await;
+            }
+        });
+    });
+    receiver.await.expect("its thread lives").expect("it starts")
 }

@@ -11,3 +11,5 @@ mod service;
 mod settled;
 mod user;
 mod whole;
+
+pub use harness::Space;
