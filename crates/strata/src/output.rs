@@ -61,6 +61,20 @@ pub enum Shown {
     Several { items: Vec<DynamicObject>, of_all_namespaces: bool },
 }
 
+/// One object: for people on a page of its own.
+pub fn print_page(
+    object: DynamicObject,
+    page: fn(&DynamicObject, Timestamp) -> Result<String, Failure>,
+    view: &View,
+    flags: &OutputFlags,
+) -> Result<(), Failure> {
+    if flags.is_for_programs() {
+        print_objects(Shown::One(Box::new(object)), view, flags)
+    } else {
+        print(&page(&object, runtime::Clock::default().now())?)
+    }
+}
+
 pub fn print_objects(objects: Shown, view: &View, flags: &OutputFlags) -> Result<(), Failure> {
     let (is_one, of_all_namespaces, items) = match objects {
         Shown::One(object) => (true, false, vec![*object]),

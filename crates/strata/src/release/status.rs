@@ -10,19 +10,14 @@ use super::{history, list::VIEW};
 use crate::{
     Failure,
     objects::{Objects, decode, name_of},
-    output::{self, OutputFlags, Shown, indented, object_age, print, print_objects},
+    output::{self, OutputFlags, indented, object_age, print_page},
 };
 
 /// As many as fit beside the rest; `strata release history` has them all.
 const REVISIONS_SHOWN: usize = 3;
 
 pub async fn run(releases: &Objects, name: &str, flags: &OutputFlags) -> Result<ExitCode, Failure> {
-    let object = releases.get(name).await?;
-    if flags.is_for_programs() {
-        print_objects(Shown::One(Box::new(object)), &VIEW, flags)?;
-    } else {
-        print(&page(&object, runtime::Clock::default().now())?)?;
-    }
+    print_page(releases.get(name).await?, page, &VIEW, flags)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -10,16 +10,11 @@ use super::VIEW;
 use crate::{
     Failure,
     objects::{Objects, decode, name_of},
-    output::{OutputFlags, Shown, Table, conditions, facts, object_age, print, print_objects},
+    output::{OutputFlags, Table, conditions, facts, object_age, print_page},
 };
 
 pub async fn run(workspaces: &Objects, name: &str, flags: &OutputFlags) -> Result<ExitCode, Failure> {
-    let object = workspaces.get(name).await?;
-    if flags.is_for_programs() {
-        print_objects(Shown::One(Box::new(object)), &VIEW, flags)?;
-    } else {
-        print(&page(&object, runtime::Clock::default().now())?)?;
-    }
+    print_page(workspaces.get(name).await?, page, &VIEW, flags)?;
     Ok(ExitCode::SUCCESS)
 }
 
