@@ -201,7 +201,11 @@ impl ReleaseLayer {
         Ok(Ok(documents))
     }
 
-    async fn document(&self, source: &ValuesSource, namespace: &str) -> Result<Result<Document, Values>, Error> {
+    pub(super) async fn document(
+        &self,
+        source: &ValuesSource,
+        namespace: &str,
+    ) -> Result<Result<Document, Values>, Error> {
         let key = Key::new(namespace, source.name.as_str());
         let object = match source.kind {
             ValuesKind::Secret => self.writer.read::<Secret>("secrets", &key).await?.map(|secret| {
