@@ -214,7 +214,9 @@ impl Campaign<'_> {
         }
         self.operator.kill().await?;
         self.kills += 1;
-        held.iter().for_each(|(held, _)| held.cut());
+        for (held, _) in &held {
+            held.cut();
+        }
         let kubeconfig = self.proxy.kubeconfig_path();
         self.operator = operator(self.control_plane, &kubeconfig, &format!("operator-{}.log", self.kills)).await?;
         for ((place, (held, what)), claims) in self.struck.iter().zip(&held).zip(&claims) {

@@ -127,7 +127,7 @@ impl ReleaseLayer {
             };
             (helm, values)
         } else {
-            (other_operation(desired, operation), Default::default())
+            (other_operation(desired, operation), (Vec::new(), self.secrets(key, observed).await?))
         };
         Ok(Request {
             key: observed.release.clone(),
@@ -161,6 +161,15 @@ impl ReleaseLayer {
         }
         let secrets = values::secrets(&documents);
         Ok((values::files(spec, documents), secrets))
+    }
+
+    /// What helm must not repeat of values that it was given before. A source that is gone tells nothing any more.
+    async fn secrets(&self, key: &Key, observed: &Observed) -> Result<Vec<helm::Private>, Trouble> {
+        let mut documents = Vec::new();
+        for source in observed.object.value.spec.iter().flat_map(|spec| &spec.values_from) {
+            documents.extend(self.document(source, &key.namespace).await?.ok());
+        }
+        Ok(values::secrets(&documents))
     }
 
     async fn deploy(

@@ -195,7 +195,11 @@ impl ReleaseLayer {
         Ok(Ok(documents))
     }
 
-    async fn document(&self, source: &ValuesSource, namespace: &str) -> Result<Result<Document, Values>, Error> {
+    pub(super) async fn document(
+        &self,
+        source: &ValuesSource,
+        namespace: &str,
+    ) -> Result<Result<Document, Values>, Error> {
         let key = Key::new(namespace, source.name.as_str());
         let object = match source.kind {
             ValuesKind::Secret => self.writer.read("secrets", &key).await?.map(values::of_secret),
@@ -359,7 +363,8 @@ impl ReleaseLayer {
         Ok(found.is_none_or(|found| found.metadata.deletion_timestamp.is_some()))
     }
 
-    /// Read when a revision was made and when it is to go, and only for services of a Workspace, whose data is protected.
+    /// Read when a revision was made, by us or by a former operator that did not live to see it, and when it is to go;
+    /// and only for services of a Workspace, whose data is protected.
     async fn holds_data(
         &self,
         object: &HelmRelease,
@@ -367,9 +372,15 @@ impl ReleaseLayer {
         surroundings: &releases::Observed,
     ) -> Result<Option<bool>, Error> {
         let is_service = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(LABEL_WORKSPACE));
-        let is_due = surroundings.has_ended() || object.metadata.deletion_timestamp.is_some();
-        let (Known::Yes(stored), true) = (&surroundings.storage, is_service && is_due) else { return Ok(None) };
+        let (Known::Yes(stored), true) = (&surroundings.storage, is_service) else { return Ok(None) };
         let Some(newest) = stored.last() else { return Ok(None) };
+        let known = object.status.as_ref().filter(|status| status.holds_data.is_some());
+        let is_known = known
+            .and_then(|status| status.history.first())
+            .is_some_and(|shown| shown.secret_uid.as_ref() == Some(&newest.uid));
+        if is_known && !surroundings.has_ended() && object.metadata.deletion_timestamp.is_none() {
+            return Ok(None);
+        }
         let record = self.stored_in(release, newest.revision).await?.as_ref().and_then(storage::decode);
         Ok(record.map(|record| storage::holds_data(&storage::manifest(&record))))
     }

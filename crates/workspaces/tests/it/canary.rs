@@ -3,11 +3,15 @@
 use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use anyhow::Result;
+use api::workspace::ROLLBACK_ANNOTATION;
 use kube::api::ListParams;
 use serde_json::json;
 use testbed::charts::{self, Access, ChartRepository, PASSWORD, USERNAME};
 
-use crate::{space::message, world::World};
+use crate::{
+    space::{condition, message},
+    world::World,
+};
 
 /// In values, and such that no test of anything else holds it.
 const CANARY: &str = "canary-7d1f0e-in-values";
@@ -103,4 +107,64 @@ async fn w24_a_planted_secret_is_in_no_log_event_status_metric_argument_or_file(
     check("the events", &json!(space.events.list(&ListParams::default()).await?.items).to_string());
     check("the objects", &json!(space.releases.list(&ListParams::default()).await?.items).to_string());
     check_files(world.directory.path())
+}
+
+/// Jobs that fail, and whose names helm then repeats.
+const HOOKS: &str = r#"
+{{- range list "test" "pre-rollback" "pre-delete" }}
+---
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {{ . }}-{{ $.Values.password }}
+  annotations:
+    helm.sh/hook: {{ . }}
+    helm.sh/hook-delete-policy: before-hook-creation
+spec:
+  backoffLimit: 0
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+        - name: main
+          image: registry.test/failed:1
+{{- end }}
+"#;
+
+#[tokio::test]
+async fn w24_what_helm_says_about_tests_rollbacks_and_uninstalls_is_redacted_too() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("words").await?;
+    let repository = ChartRepository::start(Access::Anyone).await?;
+    let directory = tempfile::tempdir()?;
+    let source = charts::write_source("four", directory.path())?;
+    fs::write(source.join("templates/hooks.yaml"), HOOKS)?;
+    repository.publish(&charts::package(&source, "1.0.1", directory.path()).await?)?;
+    space.secret("values", json!({ "values.yaml": format!("password: {CANARY}") })).await?;
+    let spec = json!({
+        "chart": { "repo": repository.url(), "name": "four", "version": "1.0.1" },
+        "valuesFrom": [{ "kind": "Secret", "name": "values" }],
+        "test": { "enable": true, "ignoreFailures": true },
+    });
+    let told = async |kind: &str, reason: &str| {
+        let release = space.condition("web", kind, "False", reason).await?;
+        let said = condition(&release, kind)["message"].as_str().unwrap_or_default().to_owned();
+        assert!(said.contains("-[redacted]"), "{said}");
+        space.until_told("web", reason).await
+    };
+    space.create("web", spec).await?;
+    told("TestSuccess", "TestFailed").await?;
+    space.change("web", json!({ "values": { "note": "b" } })).await?;
+    space.until("web", "upgraded", |release| condition(release, "Ready")["reason"] == "UpgradeSucceeded").await?;
+    space.annotate("web", ROLLBACK_ANNOTATION, "1").await?;
+    told("Remediated", "RollbackFailed").await?;
+    space.delete("web").await?;
+    told("Ready", "UninstallFailed").await?;
+    check("the log", &world.logs.text());
+    // Others' events name the objects, which bear it; that is the chart's fault.
+    check("our events", &space.told("web").await?.join("\n"));
+    check("the objects", &json!(space.releases.list(&ListParams::default()).await?.items).to_string());
+    // Suspended, it goes without helm.
+    space.change("web", json!({ "suspend": true })).await?;
+    space.gone("web").await
 }
