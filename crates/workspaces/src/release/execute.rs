@@ -166,7 +166,7 @@ impl ReleaseLayer {
     /// What helm must not repeat of values that it was given before. A source that is gone tells nothing any more.
     async fn secrets(&self, key: &Key, observed: &Observed) -> Result<Vec<helm::Private>, Trouble> {
         let mut documents = Vec::new();
-        for source in observed.object.value.spec.iter().flat_map(|spec| &spec.values_from) {
+        for source in observed.subject.object().spec.iter().flat_map(|spec| &spec.values_from) {
             documents.extend(self.document(source, &key.namespace).await?.ok());
         }
         Ok(values::secrets(&documents))
