@@ -1,6 +1,6 @@
 //! What must hold between the fields of a Workspace or a User, with what to tell whoever breaks it.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::form::{Form, Label};
 use crate::schema::rule;
@@ -11,46 +11,58 @@ const IS_NGINX: &str = "!has(self.spec.ingress) || !has(self.spec.ingress.class)
 /// Then there is nothing at the user's host.
 const WITHOUT_CODE_SERVER: &str = "!has(user.permissions) || !('code-server' in user.permissions) || (has(user.codeServer) && has(user.codeServer.disabled) && user.codeServer.disabled)";
 
-/// For a map: each entry is as said; the message begins with the name of the first that is not.
-fn each(holds: &str, message: &str) -> Value {
-    json!({
-        "rule": format!("self.all(name, {holds})"),
-        "message": message,
-        "messageExpression": format!("self.filter(name, !({holds}))[0] + \": {message}\""),
-    })
-}
-
 /// The names of a map have this form, and are at most so long.
 pub(super) fn names<F: Form>(max: usize) -> Value {
-    each(
-        &format!("name.size() <= {max} && name.matches(r'{}')", F::PATTERN),
-        &format!("{} ({max} characters at most)", F::REMEDY),
+    rule(
+        &format!("self.all(name, name.size() <= {max} && name.matches(r'{}'))", F::PATTERN),
+        &format!("for every name: {}; {max} characters at most", F::REMEDY),
     )
 }
 
-/// First parts of the hosts of those services that are exposed now.
-fn prefixes(services: &str) -> String {
-    let expose = format!("{services}[name].expose");
-    format!(
-        "{services}.filter(name, has({expose}) && (!has({services}[name].enabled) || {services}[name].enabled))\
-         .map(name, has({expose}.hostPrefix) ? {expose}.hostPrefix : name)"
-    )
+/// Whether a service is at a host now.
+fn is_exposed(services: &str, name: &str) -> String {
+    format!("has({services}[{name}].expose) && (!has({services}[{name}].enabled) || {services}[{name}].enabled)")
 }
 
 /// Of spec.services.
 pub(super) fn services() -> [Value; 3] {
+    let prefix =
+        |name: &str| format!("(has(self[{name}].expose.hostPrefix) ? self[{name}].expose.hostPrefix : {name})");
+    // `in` a list of one, where `==` would do: older API servers cannot tell how long these strings are, and take that
+    // for endless.
+    let is_alone = format!(
+        "!({}) || self.exists_one(other, {} && {} in [{}])",
+        is_exposed("self", "name"),
+        is_exposed("self", "other"),
+        prefix("name"),
+        prefix("other"),
+    );
     [
         names::<Label>(53),
-        each(
-            "!has(self[name].dependsOn) || self[name].dependsOn.all(other, other in self)",
-            "dependsOn names a service that is not in spec.services; add it, or remove the name",
-        ),
-        // Lists of one are CEL's variables: what they hold is computed once, which the cost of 100 services asks for.
         rule(
-            &format!("[{}].all(all, all.all(one, all.exists_one(other, other == one)))", prefixes("self")),
+            "self.all(name, !has(self[name].dependsOn) || self[name].dependsOn.all(other, other in self))",
+            "dependsOn of a service names one that is not in spec.services; add it, or remove the name",
+        ),
+        rule(
+            &format!("self.all(name, {is_alone})"),
             "two exposed services would be at the same host; give one of them another expose.hostPrefix",
         ),
     ]
+}
+
+/// Of the spec of a Workspace. What stands inside `exists` may be asked fifty thousand times: it is kept short.
+pub(super) fn spec() -> [Value; 1] {
+    let meets = |prefix: &str| format!("self.users.exists(user, user.slug == {prefix} && !({WITHOUT_CODE_SERVER}))");
+    let is_apart = format!(
+        "!({}) || (has(self.services[name].expose.hostPrefix) ? !{} : !{})",
+        is_exposed("self.services", "name"),
+        meets("self.services[name].expose.hostPrefix"),
+        meets("name"),
+    );
+    [rule(
+        &format!("!has(self.services) || !has(self.users) || self.services.all(name, {is_apart})"),
+        "spec.services: an exposed service would be at the host of a user, {slug}.{workspace}.{domain}; give the service another expose.hostPrefix, or the user another slug",
+    )]
 }
 
 /// Of one entry of spec.configs.
@@ -79,13 +91,6 @@ pub(super) fn workspace() -> Vec<Value> {
         rule(
             "has(self.spec.domain) || !has(self.spec.services) || !self.spec.services.exists(name, has(self.spec.services[name].expose))",
             "spec.domain is needed to expose a service; set it, or remove expose",
-        ),
-        rule(
-            &format!(
-                "!has(self.spec.services) || !has(self.spec.users) || [{}].all(prefixes, self.spec.users.all(user, !(user.slug in prefixes) || {WITHOUT_CODE_SERVER}))",
-                prefixes("self.spec.services")
-            ),
-            "spec.services: an exposed service would be at the host of a user, {slug}.{workspace}.{domain}; give the service another expose.hostPrefix, or the user another slug",
         ),
     ];
     rules.extend(authenticated(&format!("({services}) || ({users})")));

@@ -24,6 +24,7 @@ kind!(Workspace, "workspaces", WorkspaceSpec, WorkspaceStatus);
 /// A team's environment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = rules::spec()))]
 pub struct WorkspaceSpec {
     /// Scales code-servers and the workloads of all services to zero while true. Nothing is uninstalled, no data is
     /// touched, and the former replicas come back.

@@ -280,7 +280,7 @@ async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -
             "Workspace",
             "team",
             workspace(json!({ "services": { "Web": { "chart": chart } } })),
-            &["spec.services", "Web: use lower-case", "53 characters"],
+            &["spec.services", "lower-case", "53 characters"],
         ),
         (
             "Workspace",
@@ -355,7 +355,7 @@ async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -
             "Workspace",
             "team",
             workspace(json!({ "services": { "web": { "chart": chart, "dependsOn": ["db"] } } })),
-            &["spec.services", "web: dependsOn", "add it, or remove the name"],
+            &["spec.services", "dependsOn", "add it, or remove the name"],
         ),
         (
             "Workspace",
