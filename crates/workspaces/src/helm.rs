@@ -14,9 +14,9 @@ mod queue;
 mod runner;
 
 pub use charts::{Chart, ChartRef, Charts, ChartsConfig, Credentials, Found, archive};
+pub use child::Guard;
 pub use command::{Deploy, Operation, OperationKind, Pull, REGISTRY, REPOSITORIES};
 pub use files::Private;
-pub use metrics::{Snapshot, Tally};
 pub(crate) use output::secrets_in;
 pub use output::{Class, Failure, redact};
-pub use runner::{Config, Finished, Guard, Refused, Request, Runner, State};
+pub use runner::{Config, Finished, Refused, Request, Runner, Snapshot, State, Tally};

@@ -1,6 +1,12 @@
 //! One helm child under its guard, from start to end.
 
-use std::{ffi::OsString, io, path::Path, process::Stdio, time::Duration};
+use std::{
+    ffi::OsString,
+    io,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
@@ -13,13 +19,19 @@ use tokio::{
 use super::{
     guard::{Report, Started},
     output::Stopped,
-    runner::Guard,
 };
 
 /// The two kept ends of a child's streams, should every byte of them need an escape of six.
 const REPORT_BYTES: u64 = 1024 * 1024;
 /// SIGKILL cannot be refused, but a process in the middle of a disk operation ends only after it.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How to run [`guard::main`](super::guard::main): our own binary with the arguments that lead there.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    pub program: PathBuf,
+    pub arguments: Vec<OsString>,
+}
 
 /// We want a child to end: asked for at once, insisted on at `kill_at`.
 #[derive(Clone, Copy, Debug)]

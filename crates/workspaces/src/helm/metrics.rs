@@ -1,6 +1,6 @@
 //! What the runner did and does, counted for whoever asks.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::fmt;
 
 use prometheus_client::{
     collector::Collector,
@@ -8,26 +8,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
 
-use super::{command::OperationKind, runner::Runner};
-
-/// The runner at one moment.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Snapshot {
-    pub waiting: usize,
-    pub running: usize,
-    /// What the running operations may use together, and the most they may ever.
-    pub bytes_in_use: u64,
-    pub bytes_total: u64,
-    /// Ended operations by kind and result (`success`, or [`super::Class::as_str`]).
-    pub ended: BTreeMap<(OperationKind, &'static str), Tally>,
-}
-
-/// How many operations ended alike, and how long they took together.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Tally {
-    pub count: u64,
-    pub duration: Duration,
-}
+use super::runner::Runner;
 
 impl Collector for Runner {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {

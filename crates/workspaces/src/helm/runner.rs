@@ -22,21 +22,13 @@ use tokio::{
 };
 
 use super::{
-    child::{self, Stop, Task},
+    child::{self, Guard, Stop, Task},
     command::{self, Operation, OperationKind},
     files::{OperationDirectory, Private, PrivateDirectory, private_directories},
     guard::Report,
-    metrics::{Snapshot, Tally},
     output::{self, Class, Ending, Failure, Stopped},
     queue::Queue,
 };
-
-/// How to run [`guard::main`](super::guard::main): our own binary with the arguments that lead there.
-#[derive(Clone, Debug)]
-pub struct Guard {
-    pub program: PathBuf,
-    pub arguments: Vec<OsString>,
-}
 
 /// How a runner works.
 pub struct Config {
@@ -186,6 +178,25 @@ struct Running {
     label: Arc<str>,
     since: Timestamp,
     stop: watch::Sender<Option<Stop>>,
+}
+
+/// The runner at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    pub waiting: usize,
+    pub running: usize,
+    /// What the running operations may use together, and the most they may ever.
+    pub bytes_in_use: u64,
+    pub bytes_total: u64,
+    /// Ended operations by kind and result (`success`, or [`super::Class::as_str`]).
+    pub ended: BTreeMap<(OperationKind, &'static str), Tally>,
+}
+
+/// How many operations ended alike, and how long they took together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tally {
+    pub count: u64,
+    pub duration: Duration,
 }
 
 impl Runner {
