@@ -163,7 +163,7 @@ fn check_log(world: &World, space: &Space, mark: testbed::audit::Mark) -> Result
 #[tokio::test]
 async fn w02_every_write_of_a_workspace_survives_every_fault_and_nothing_is_made_twice() -> Result<()> {
     let world = World::shared().await;
-    let live = async |fault| live_through(world, fault).await.with_context(|| format!("{fault:?}"));
+    let live = async |fault| Box::pin(live_through(world, fault)).await.with_context(|| format!("{fault:?}"));
     try_join_all(FAULTS.map(live)).await?;
     Ok(())
 }
