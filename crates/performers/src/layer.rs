@@ -194,7 +194,7 @@ impl PerformerLayer {
 
     async fn patch_status(&self, key: &Key, observed: &Observed, after: &PerformerStatus) -> Result<(), Error> {
         let before = observed.subject.object().status.clone().unwrap_or_default();
-        observed.subject.patch_status(&self.performers, key, &before, after).await
+        observed.subject.report(&self.performers, key, &before, after).await
     }
 }
 

@@ -15,7 +15,7 @@ mod report;
 mod state;
 
 pub use action::{Action, Operation, Outcome};
-pub use decide::plan;
+pub use decide::{last_good, plan};
 pub use dependency::cycle;
 pub use desired::{Attempt, Desired, LEAST_MEMORY, Policy, config_digest, reference_digest, removable, validate};
 pub use event::events;

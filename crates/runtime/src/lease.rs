@@ -128,6 +128,24 @@ impl Leadership {
     }
 }
 
+impl Leadership {
+    /// Waits until a right to write that is about to end has ended, or was renewed after all.
+    pub async fn decided(&self, margin: Duration) {
+        let mut term = self.term.clone();
+        loop {
+            let Term::LeadingUntil(end) = *term.borrow_and_update() else { return };
+            let left = end.saturating_duration_since(self.clock.instant());
+            if left.is_zero() || left > margin {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(left) => return,
+                changed = term.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+}
+
 /// What we last saw of the Lease, and when on our clock.
 #[derive(Debug, Default)]
 struct Seen {
@@ -469,6 +487,26 @@ mod tests {
         assert!(leadership.is_leading(), "there is still time to end what must end");
         term.send_replace(Term::Standby);
         leadership.lost(Duration::ZERO).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lead_about_to_end_is_decided_by_its_end_or_a_renewal() {
+        let clock = Clock::default();
+        let (started, second) = (clock.instant(), Duration::from_secs(1));
+        let (term, receiver) = watch::channel(Term::LeadingUntil(started + second));
+        let leadership = Leadership { term: receiver, clock: clock.clone() };
+        let decided = async || {
+            leadership.decided(second).await;
+            (clock.instant() - started, leadership.is_leading())
+        };
+        let renewal = async {
+            tokio::time::sleep(second / 2).await;
+            term.send_replace(Term::LeadingUntil(started + 4 * second));
+        };
+        let (renewed, ()) = tokio::join!(decided(), renewal);
+        assert_eq!(renewed, (second / 2, true));
+        tokio::time::sleep(3 * second).await;
+        assert_eq!(decided().await, (4 * second, false));
     }
 
     fn lease(holder: &str, version: u64) -> Lease {

@@ -67,8 +67,19 @@ impl<K: Resource + Metadata<Ty = ObjectMeta>> Subject<K> {
         after: &S,
     ) -> Result<(), Error> {
         let patch = json!({ "status": merge_patch(&json!(before), &json!(after)) });
-        match self.patch(kind, key, Some("status"), patch).await {
-            // Deleted meanwhile: nobody is left to report to.
+        self.patch(kind, key, Some("status"), patch).await
+    }
+
+    /// Tells how the round ended, to whom there still is.
+    pub async fn report<W: View, T: Send + Sync + 'static, S: Serialize>(
+        &self,
+        kind: &Kind<W, T>,
+        key: &Key,
+        before: &S,
+        after: &S,
+    ) -> Result<(), Error> {
+        match self.patch_status(kind, key, before, after).await {
+            // Deleted meanwhile.
             Err(error) if error.is_not_found() => Ok(()),
             result => result,
         }

@@ -122,7 +122,8 @@ fn is_moving(status: &WorkspaceStatus) -> bool {
     let users = status.users.iter().filter(|user| !user.ready).map(|user| &user.reason);
     services.chain(users).flatten().any(|reason| {
         let known = Reason::ALL.iter().find(|known| known.as_str() == reason);
-        known.is_none_or(|known| may_pass(*known))
+        // Who waits for another part moves when that does.
+        known.is_none_or(|known| *known != Reason::DependencyNotReady && may_pass(*known))
     })
 }
 

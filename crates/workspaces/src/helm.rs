@@ -17,6 +17,5 @@ pub use charts::{Chart, ChartRef, Charts, ChartsConfig, Credentials, Found, arch
 pub use child::Guard;
 pub use command::{Deploy, Operation, OperationKind, Pull, REGISTRY, REPOSITORIES};
 pub use files::Private;
-pub(crate) use output::secrets_in;
-pub use output::{Class, Failure, redact};
+pub use output::{Class, Failure, redact, secrets_in};
 pub use runner::{Config, Finished, Refused, Request, Runner, Snapshot, State, Tally};

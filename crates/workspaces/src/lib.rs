@@ -176,8 +176,8 @@ async fn end_children(
             () = is_leading => {
                 tracing::warn!("the lead is lost: helm processes are ended");
                 runner.cancel_all(LOSS_MARGIN).await;
-                // Until then nothing is begun any more.
-                leadership.lost(Duration::ZERO).await;
+                // A late renewal lets new ones begin, which have to end with it in turn.
+                leadership.decided(LOSS_MARGIN).await;
             }
         }
     }

@@ -168,6 +168,8 @@ impl Layer for ReleaseLayer {
         let before = observed.subject.object().status.as_ref();
         let after = self.status(observed, plan, outcomes);
         let written = if is_released { Ok(false) } else { self.write_status(key, observed, &after).await };
+        // Deleted meanwhile: nobody is left to report to.
+        let written = if written.as_ref().is_err_and(Error::is_not_found) { Ok(false) } else { written };
         if written.is_ok() {
             // What ended is part of the stored status now; until then it is asked for again.
             if observed.surroundings.has_ended() {

@@ -27,7 +27,7 @@ pub struct HelmReleaseStatus {
     /// Digest of the values that were last tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_attempted_values_digest: Option<String>,
-    /// Digest of all that was last tried: chart, values and options.
+    /// Digest of all that was last tried: chart and values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_attempted_digest: Option<String>,
     /// Failed attempts at what was last tried.
@@ -101,7 +101,7 @@ pub struct ReleaseRevision {
     /// Version of the chart; empty when the revision is somebody else's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chart_version: Option<String>,
-    /// Digest of chart, values and options; empty when the revision is somebody else's.
+    /// Digest of chart and values; empty when the revision is somebody else's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
     /// Uid of the Secret in which Helm keeps it.

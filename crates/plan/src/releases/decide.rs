@@ -85,9 +85,10 @@ impl Deciding<'_> {
             Known::No(why) => return unknown(plan, why),
         };
         self.pursue(&desired, stored, plan);
-        // Whatever stands in the way of a change, what is deployed is stopped and started as the spec says.
+        // Whatever stands in the way of a change, what is there is stopped and started as the spec says.
         let is_still = !plan.actions.iter().any(Action::changes_release);
-        if is_still && last_good(stored).is_some() {
+        let is_there = |newest: &Stored| !newest.status.is_pending() && newest.status != StoredStatus::Uninstalled;
+        if is_still && stored.last().is_some_and(is_there) {
             self.scale(&desired, plan);
         }
     }
@@ -115,7 +116,11 @@ impl Deciding<'_> {
                 self.attempt(desired, stored, &digest, &version, plan);
             }
             State::Untested => {
-                plan.actions.push(Action::Start(operation(OperationKind::Test, desired, stored, &digest, &version)));
+                let is_harried = self.memory.interruptions(&digest) > self.policy.max_interruptions;
+                match self.left(self.memory.status.last_attempted_at, desired.interval).filter(|_| is_harried) {
+                    Some(rest) => plan.look_within(rest),
+                    None => self.start(operation(OperationKind::Test, desired, stored, &digest, &version), plan),
+                }
             }
             State::Drifted if desired.drift == DriftDetection::Enabled => plan.actions.push(Action::CorrectDrift),
             State::Drifted | State::InSync => self.settle(desired, plan),
@@ -210,7 +215,9 @@ impl Deciding<'_> {
             let kind = if is_installed { OperationKind::Upgrade } else { OperationKind::Install };
             return self.start(operation(kind, desired, stored, digest, version), plan);
         }
+        // What was only interrupted has not failed.
         if remedy.is_none()
+            && !is_harried
             && let Some(remedy) = self.remediation(strategy.remediation, desired, stored, digest)
         {
             return self.start(remedy, plan);
@@ -466,7 +473,7 @@ fn unknown(plan: &mut Plan<Action>, why: &str) {
 }
 
 /// The revision to go back to. What was uninstalled since is no longer there to be gone back to.
-fn last_good(stored: &[Stored]) -> Option<&Stored> {
+pub fn last_good(stored: &[Stored]) -> Option<&Stored> {
     let uninstalled = stored.iter().rposition(|stored| stored.status == StoredStatus::Uninstalled);
     let stored = &stored[uninstalled.map_or(0, |at| at + 1)..];
     let of = |status| stored.iter().rev().find(move |stored| stored.status == status);

@@ -209,5 +209,5 @@ pub fn reference_digest(chart: &ChartReference) -> String {
 
 /// Stands for what a release is made of: when it changes, the release is out of sync.
 pub fn config_digest(chart: &ChartReference, version: &str, values: &str) -> String {
-    digest(&json!([chart.repo, chart.name, version, values]))
+    digest(&json!([chart.repo, chart.name, version, values, chart.digest]))
 }

@@ -118,12 +118,16 @@ fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Observed, forme
         status.operation = None;
     }
     match (&ended.result, operation.kind) {
-        (Ok(()), OperationKind::Test) => set_test(status, TestResult::Succeeded),
+        (Ok(()), OperationKind::Test) => {
+            status.interruptions = 0;
+            set_test(status, TestResult::Succeeded);
+        }
         (Err(failure), OperationKind::Test) if !failure.class.is_interruption() => {
             set_test(status, TestResult::Failed);
             status.last_output = Some(shorten(&failure.message));
         }
-        (Err(_), OperationKind::Test) | (_, OperationKind::Fetch) => {}
+        (Err(_), OperationKind::Test) => status.interruptions += 1,
+        (_, OperationKind::Fetch) => {}
         (Ok(()), OperationKind::Install | OperationKind::Upgrade) => {
             take_over(status, operation, observed, former);
         }

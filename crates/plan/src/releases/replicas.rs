@@ -24,14 +24,18 @@ pub fn due(stopped: bool, former: &[StoppedWorkload], live: &[StoppedWorkload]) 
 
 /// Former replicas are stored as soon as they are seen, so before anything is scaled, and forgotten when nothing is left
 /// to be scaled back.
-pub fn remember(stopped: bool, former: &mut Vec<StoppedWorkload>, observed: &Replicas) {
+/// What is not seen is gone with a revision that is deployed, and of any other may be on its way.
+pub fn remember(stopped: bool, is_deployed: bool, former: &mut Vec<StoppedWorkload>, observed: &Replicas) {
     let Replicas::Live(live) = observed else { return };
     if stopped {
         for workload in live.iter().filter(|workload| workload.replicas > 0) {
             former.retain(|other| !is_same(other, workload));
             former.push(workload.clone());
         }
-    } else if due(stopped, former, live).is_empty() {
-        former.clear();
+    } else {
+        let due = due(stopped, former, live);
+        let is_due = |workload: &StoppedWorkload| due.iter().any(|due| is_same(due, workload));
+        let is_seen = |workload: &StoppedWorkload| live.iter().any(|live| is_same(live, workload));
+        former.retain(|workload| is_due(workload) || !(is_deployed || is_seen(workload)));
     }
 }

@@ -8,8 +8,8 @@ use api::workspace::{
 use jiff::Timestamp;
 
 use super::{
-    Action, Chart, Desired, Drift, Job, Memory, Observed, Operation, Outcome, Policy, State, Values, config_digest,
-    memory::REMOVAL, reference_digest, replicas, state, validate,
+    Action, Chart, Desired, Drift, Job, Memory, Observed, Operation, Outcome, Policy, State, StoredStatus, Values,
+    config_digest, memory::REMOVAL, reference_digest, replicas, state, validate,
 };
 use crate::{Plan, Why};
 
@@ -46,7 +46,8 @@ pub fn status(round: &Round<'_>, now: Timestamp) -> HelmReleaseStatus {
     let mut status = memory.status.clone();
     remember_sources(&mut status, round, desired.as_ref());
     let is_stopped = desired.as_ref().is_some_and(|desired| desired.stopped);
-    replicas::remember(is_stopped, &mut status.stopped, &round.observed.workloads);
+    let is_deployed = round.observed.newest().is_some_and(|newest| newest.status == StoredStatus::Deployed);
+    replicas::remember(is_stopped, is_deployed, &mut status.stopped, &round.observed.workloads);
     status.holds_data = round.observed.holds_data.or(status.holds_data);
     for action in round.done() {
         take_in(&mut status, action, round, &memory, now);

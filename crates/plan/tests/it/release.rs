@@ -248,6 +248,15 @@ fn revisions_tell_when_the_release_and_when_they_were_deployed() {
 }
 
 #[test]
+fn w03_a_pin_alone_is_an_upgrade() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.object.spec.as_mut().unwrap().chart.digest = Some("sha256:1".into());
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Upgrade]);
+}
+
+#[test]
 fn w03_version_repo_or_values_alone_are_an_upgrade() {
     let changes: [fn(&mut World); 3] = [
         |world| world.change("v2"),
@@ -759,6 +768,50 @@ fn w08_an_upgrade_on_the_way_does_not_make_former_replicas_forgotten() {
     world.settle();
     assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(3)]));
     assert_eq!(world.kinds(), [Install, Upgrade]);
+}
+
+#[test]
+fn w08_what_a_failed_revision_does_not_show_keeps_its_former_replicas() {
+    for (newest, kept) in [(StoredStatus::Failed, vec![workload(3)]), (StoredStatus::Deployed, vec![])] {
+        let mut world = World::new(json!({}));
+        world.settle();
+        world.storage().last_mut().unwrap().status = newest;
+        world.object.status.as_mut().unwrap().stopped = vec![workload(3)];
+        world.observed.workloads = Replicas::Live(vec![]);
+        let _ = world.round();
+        assert_eq!(world.object.status.as_ref().unwrap().stopped, kept, "{newest:?}");
+    }
+}
+
+#[test]
+fn w31_what_was_only_interrupted_is_not_remedied() {
+    let mut world = World::new(json!({ "upgrade": { "remediation": "uninstall" } }));
+    world.settle();
+    world.change("v2");
+    // More often than it is borne with at a time.
+    world.failures = vec![FailureClass::Unreachable; 8];
+    rest_in_time(&mut world);
+    assert_eq!(world.kinds(), [vec![Install], vec![Upgrade; 9]].concat());
+    assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
+}
+
+#[test]
+fn w35_interrupted_tests_are_tried_again_after_growing_pauses() {
+    let mut world = World::new(json!({ "test": { "enable": true } }));
+    while !world.kinds().contains(&Install) {
+        let _ = world.round();
+    }
+    world.failures = vec![FailureClass::Interrupted; 3];
+    let mut pauses = Vec::new();
+    for _ in 0..3 {
+        let plan = world.rest();
+        let pause = plan.next_look.expect("it is tried again");
+        pauses.push(pause.as_secs());
+        world.now += pause;
+    }
+    assert_eq!(pauses, [2, 4, 8]);
+    world.settle();
+    assert_eq!(world.condition(ConditionType::TestSuccess).0, ConditionStatus::True);
 }
 
 #[test]

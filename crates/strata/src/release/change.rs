@@ -164,7 +164,8 @@ fn judge(
         _ if !is_begun => Verdict::Unseen,
         Some(ready) if ready.status == ConditionStatus::Unknown => Verdict::Moving,
         _ if !is_handled(&status, ready) => Verdict::Unseen,
-        Some(ready) if !is_current || may_pass(ready.reason) => Verdict::Moving,
+        _ if !is_current => Verdict::Moving,
+        Some(ready) if ready.status == ConditionStatus::False && may_pass(ready.reason) => Verdict::Moving,
         Some(ready) if ready.status == ConditionStatus::False => {
             Verdict::Failed(failure(releases, name_of(object), ready, &status))
         }

@@ -13,7 +13,7 @@ use plan::releases::Values;
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::signal::unix::{SignalKind, signal};
 use workspaces::{
-    helm::{ChartRef, archive::file_digest, redact},
+    helm::{ChartRef, archive::file_digest, redact, secrets_in},
     values,
 };
 
@@ -221,7 +221,7 @@ impl Sources {
             }
         }
         self.check(values::values(spec, Vec::new()))?;
-        helm.conceal(values::secrets(&documents));
+        helm.conceal(secrets_in(&values::of_secrets(&documents)).collect());
         let files = values::files(spec, documents).into_iter().enumerate();
         files.map(|(index, content)| helm.write(&format!("values-{index}.yaml"), content.expose())).collect()
     }

@@ -322,6 +322,7 @@ impl Inner {
             timeout: PULL_TIMEOUT,
             memory: self.config.memory,
             secrets: wanted.secrets(),
+            secret_values: Vec::new(),
         };
         let finished = self.runner.run(request).await.map_err(|refused| Failure::new(Class::Other, refused))?;
         let cancelled = || Failure::new(Class::Cancelled, "fetching the chart was cancelled");

@@ -91,6 +91,8 @@ pub(super) struct Ending<'a> {
 const MESSAGE_BYTES: usize = 4096;
 /// Shorter strings occur by chance, and cutting them out would leave no message.
 const SHORTEST_SECRET: usize = 4;
+/// Each is looked for in the whole of a text, which takes microseconds.
+const MAX_SECRETS: usize = 10_000;
 
 /// Words of Go's runtime, whatever it was asked to do. In each table the first that occurs decides.
 const OUT_OF_MEMORY: [(&str, Class); 4] = [
@@ -174,11 +176,16 @@ fn last_words(stderr: &str) -> String {
     lines[start..end].join("\n").trim().trim_start_matches("Error: ").to_owned()
 }
 
-/// Every text and number in a document, each a secret by itself; [`redact`] passes over those too short to be one.
-pub(crate) fn secrets_in(document: &Value) -> Vec<Private> {
-    match document {
-        Value::Object(fields) => fields.values().flat_map(secrets_in).collect(),
-        Value::Array(elements) => elements.iter().flat_map(secrets_in).collect(),
+/// Every text and number in YAML documents, each a secret by itself; [`redact`] passes over those too short to be one.
+pub fn secrets_in(documents: &[Private]) -> impl Iterator<Item = Private> {
+    let texts = documents.iter().filter_map(|document| std::str::from_utf8(document.expose()).ok());
+    texts.filter_map(|text| serde_saphyr::from_str(text).ok()).flat_map(|value| leaves(&value))
+}
+
+fn leaves(value: &Value) -> Vec<Private> {
+    match value {
+        Value::Object(fields) => fields.values().flat_map(leaves).collect(),
+        Value::Array(elements) => elements.iter().flat_map(leaves).collect(),
         Value::String(text) => vec![Private::new(text)],
         Value::Number(number) => vec![Private::new(number.to_string())],
         Value::Null | Value::Bool(_) => Vec::new(),
@@ -192,6 +199,10 @@ pub fn redact(text: &str, secrets: &[Private]) -> String {
     let mut parts: Vec<_> = secrets.iter().flat_map(|secret| secret.lines().chain([&**secret])).collect();
     // The longest first: a part cut out of a longer secret would leave the rest of it.
     parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
+    parts.dedup();
+    if parts.len() > MAX_SECRETS {
+        return "[redacted: it has more secret values than can be looked for]".to_owned();
+    }
     for part in parts.into_iter().map(str::trim).filter(|part| part.len() >= SHORTEST_SECRET) {
         text = text.replace(part, "[redacted]");
     }

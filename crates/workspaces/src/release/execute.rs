@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use api::condition::Reason;
-use api::workspace::{CrdPolicy, DriftIgnore, OperationKind};
+use api::workspace::{CrdPolicy, DriftIgnore, HelmReleaseSpec, OperationKind};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
@@ -11,7 +11,7 @@ use kube::{
 };
 use plan::{
     Plan, Why,
-    releases::{Action, Desired, Drift, Known, Operation, Outcome, Values, removable, validate},
+    releases::{Action, Desired, Drift, Known, Operation, Outcome, Values, last_good, removable, validate},
 };
 use runtime::{Error, Executed, Key};
 use serde_json::{Value, json};
@@ -60,8 +60,8 @@ impl ReleaseLayer {
             Action::AddFinalizer { finalizers } | Action::ReleaseFinalizer { finalizers } => {
                 let patch = json!({ "metadata": { "finalizers": finalizers } });
                 match observed.subject.patch(&self.releases, key, None, patch).await {
-                    // The object itself is gone; so there is nothing left to hold.
-                    Err(error) if error.is_not_found() => Ok(()),
+                    // The object itself is gone; so there is nothing left to hold, and nothing more to be begun.
+                    Err(error) if error.is_not_found() && matches!(action, Action::ReleaseFinalizer { .. }) => Ok(()),
                     result => result.map_err(Trouble::from),
                 }
             }
@@ -118,7 +118,7 @@ impl ReleaseLayer {
         let account = desired.account.as_deref();
         let credentials = self.identities.credentials(&key.namespace, account, operation.timeout).await?;
         let is_deployment = matches!(operation.kind, OperationKind::Install | OperationKind::Upgrade);
-        let (helm, (values, secrets)) = if is_deployment {
+        let (helm, (values, secret_values)) = if is_deployment {
             let values = self.checked_values(key, observed).await?;
             let deploy = self.deploy(key, desired, operation, &credentials, observed).await?;
             let helm = match operation.kind {
@@ -139,7 +139,8 @@ impl ReleaseLayer {
             files: Vec::new(),
             timeout: operation.timeout,
             memory: desired.memory,
-            secrets,
+            secrets: Vec::new(),
+            secret_values,
         })
     }
 
@@ -150,7 +151,7 @@ impl ReleaseLayer {
         observed: &Observed,
     ) -> Result<(Vec<helm::Private>, Vec<helm::Private>), Trouble> {
         let spec = observed.subject.object().spec.as_ref().ok_or(Trouble::Outdated)?;
-        let documents = self.documents(spec, &key.namespace).await?.map_err(|_| Trouble::Outdated)?;
+        let documents = self.documents(spec, &key.namespace).await?;
         let sources = documents.iter().map(|document| document.source.clone()).collect();
         let digest = |values: &Values| match values {
             Values::Read { digest, .. } => Some(digest.clone()),
@@ -159,17 +160,29 @@ impl ReleaseLayer {
         if digest(&values::values(spec, sources)) != digest(&observed.surroundings.values) {
             return Err(Trouble::Outdated);
         }
-        let secrets = values::secrets(&documents);
+        let secrets = values::of_secrets(&documents);
         Ok((values::files(spec, documents), secrets))
     }
 
     /// What helm must not repeat of values that it was given before. A source that is gone tells nothing any more.
     async fn secrets(&self, key: &Key, observed: &Observed) -> Result<Vec<helm::Private>, Trouble> {
-        let mut documents = Vec::new();
+        let mut documents = Documents::default();
         for source in observed.subject.object().spec.iter().flat_map(|spec| &spec.values_from) {
-            documents.extend(self.document(source, &key.namespace).await?.ok());
+            if let Ok(document) = self.document(source, &key.namespace).await? {
+                documents.add(document)?;
+            }
         }
-        Ok(values::secrets(&documents))
+        Ok(values::of_secrets(&documents.all))
+    }
+
+    /// All sources of the values.
+    async fn documents(&self, spec: &HelmReleaseSpec, namespace: &str) -> Result<Vec<values::Document>, Trouble> {
+        let mut documents = Documents::default();
+        for source in &spec.values_from {
+            let document = self.document(source, namespace).await?;
+            documents.add(document.map_err(|_| Trouble::Outdated)?)?;
+        }
+        Ok(documents.all)
     }
 
     async fn deploy(
@@ -237,13 +250,30 @@ impl ReleaseLayer {
         Acting { client: credentials.client.clone(), writer: &self.writer }
     }
 
-    /// The live objects of the newest revision, and who may touch them.
-    async fn targets(&self, key: &Key, observed: &Observed) -> Result<(Vec<Target>, Acting<'_>, String), Trouble> {
+    async fn objects_of(&self, release: &Key, revision: u32) -> Result<Vec<Target>, Trouble> {
+        let record = self.record(release, revision).await?;
+        Ok(live::targets(storage::manifest(&record), release))
+    }
+
+    /// The live objects of a release, and who may touch them.
+    async fn targets(
+        &self,
+        key: &Key,
+        observed: &Observed,
+        of: Of,
+    ) -> Result<(Vec<Target>, Acting<'_>, String), Trouble> {
         let Known::Yes(stored) = &observed.surroundings.storage else { return Err(Trouble::Outdated) };
         let newest = stored.last().ok_or(Trouble::Outdated)?;
         let desired = validate(observed.subject.object(), &self.policy).map_err(|_| Trouble::Outdated)?;
-        let record = self.record(&observed.release, newest.revision).await?;
-        let targets = live::targets(storage::manifest(&record), &observed.release);
+        let mut targets = self.objects_of(&observed.release, newest.revision).await?;
+        // What failed may have left in place what was there before.
+        let before = last_good(stored).filter(|good| of == Of::AllThere && good.revision != newest.revision);
+        if let Some(good) = before {
+            let former = self.objects_of(&observed.release, good.revision).await?;
+            let is_new = |former: &Target| !targets.iter().any(|t| (&t.kind, &t.key) == (&former.kind, &former.key));
+            let former: Vec<_> = former.into_iter().filter(is_new).collect();
+            targets.extend(former);
+        }
         let account = desired.account.as_deref();
         let credentials = self.identities.credentials(&key.namespace, account, Duration::ZERO).await?;
         let acting = self.acting(&credentials);
@@ -252,7 +282,7 @@ impl ReleaseLayer {
     }
 
     async fn look_for_drift(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
-        let (targets, acting, secret_uid) = self.targets(key, observed).await?;
+        let (targets, acting, secret_uid) = self.targets(key, observed, Of::Newest).await?;
         // Before the look, so that what changes during it is heard of.
         self.follow(key, &targets);
         let changes = self.notes.changes(key);
@@ -264,14 +294,14 @@ impl ReleaseLayer {
 
     async fn correct_drift(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
         let Drift::Found(drifted) = &observed.surroundings.drift else { return Ok(()) };
-        let (targets, acting, _) = self.targets(key, observed).await?;
+        let (targets, acting, _) = self.targets(key, observed, Of::Newest).await?;
         self.discovered.correct(&acting, &targets, drifted, &ignored(observed)).await?;
         self.notes.objects_changed(key);
         Ok(())
     }
 
     async fn look_at_replicas(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
-        let (targets, acting, secret_uid) = self.targets(key, observed).await?;
+        let (targets, acting, secret_uid) = self.targets(key, observed, Of::AllThere).await?;
         self.follow(key, &targets);
         let changes = self.notes.changes(key);
         let found = told(self.discovered.replicas(&acting, &targets).await)?;
@@ -289,7 +319,7 @@ impl ReleaseLayer {
     ) -> Result<(), Trouble> {
         let plan = Plan { actions: vec![Action::Scale(workloads.to_vec())], ..Plan::default() };
         self.write_status(key, observed, &self.status(observed, &plan, &[Outcome::Failed])).await?;
-        let (targets, acting, _) = self.targets(key, observed).await?;
+        let (targets, acting, _) = self.targets(key, observed, Of::AllThere).await?;
         self.discovered.scale(&acting, &targets, workloads, MANAGER).await?;
         self.notes.lock().entry(key.clone()).or_default().replicas = None;
         Ok(())
@@ -307,6 +337,38 @@ impl ReleaseLayer {
         for kind in former.iter().filter(|kind| self.indexes.kinds.keys(kind).is_empty()) {
             self.watches.release(kind);
         }
+    }
+}
+
+/// Which objects of a release.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    /// Those that its newest revision names.
+    Newest,
+    /// And those of the last good one, where the newest is not.
+    AllThere,
+}
+
+/// Documents of values, read one after another.
+#[derive(Default)]
+struct Documents {
+    all: Vec<values::Document>,
+    bytes: usize,
+}
+
+impl Documents {
+    /// They wait in memory for as long as their operation does.
+    const MAX_BYTES: usize = 2 << 20;
+
+    fn add(&mut self, document: values::Document) -> Result<(), Trouble> {
+        self.bytes += document.content.as_ref().map_or(0, |content| content.expose().len());
+        if self.bytes > Self::MAX_BYTES {
+            let message =
+                "the sources of spec.valuesFrom hold more than 2 MiB together; values are configuration, not data";
+            return Err(Trouble::Refused(Why { reason: Reason::ValuesInvalid, message: message.to_owned() }));
+        }
+        self.all.push(document);
+        Ok(())
     }
 }
 

@@ -180,21 +180,6 @@ impl ReleaseLayer {
         version.map(|version| version.to_string())
     }
 
-    pub(super) async fn documents(
-        &self,
-        spec: &HelmReleaseSpec,
-        namespace: &str,
-    ) -> Result<Result<Vec<Document>, Values>, Error> {
-        let mut documents = Vec::new();
-        for source in &spec.values_from {
-            match self.document(source, namespace).await? {
-                Ok(document) => documents.push(document),
-                Err(why) => return Ok(Err(why)),
-            }
-        }
-        Ok(Ok(documents))
-    }
-
     pub(super) async fn document(
         &self,
         source: &ValuesSource,

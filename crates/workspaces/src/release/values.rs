@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use plan::{object::digest, releases::Values};
 use serde_json::{Map, Value, json};
 
-use crate::helm::{Private, secrets_in};
+use crate::helm::Private;
 
 /// Helm reads every number as a 64 bit float: whole numbers beyond this are not kept exactly.
 const EXACT: u64 = 1 << 53;
@@ -39,11 +39,10 @@ pub fn files(spec: &HelmReleaseSpec, documents: Vec<Document>) -> Vec<Private> {
     documents.into_iter().filter_map(|document| document.content).chain(inline).collect()
 }
 
-/// What documents of Secrets hold: every text and number that stands for itself.
-pub fn secrets(documents: &[Document]) -> Vec<Private> {
+/// The documents that are Secrets'.
+pub fn of_secrets(documents: &[Document]) -> Vec<Private> {
     let of_secrets = documents.iter().filter(|document| document.source.kind == ValuesKind::Secret);
-    let texts = of_secrets.filter_map(|document| std::str::from_utf8(document.content.as_ref()?.expose()).ok());
-    texts.filter_map(|text| serde_saphyr::from_str(text).ok()).flat_map(|value| secrets_in(&value)).collect()
+    of_secrets.filter_map(|document| document.content.clone()).collect()
 }
 
 /// JSON that helm's YAML reader takes as it is: of the characters that JSON leaves alone, YAML folds some and refuses

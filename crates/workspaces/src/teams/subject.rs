@@ -100,7 +100,7 @@ impl<K: Resource + Metadata<Ty = ObjectMeta>> Subject<K> {
         let none = S::default();
         let stored = before.unwrap_or(&none);
         let is_news = stored != after;
-        let written = if is_news { self.subject.patch_status(kind, key, stored, after).await } else { Ok(()) };
+        let written = if is_news { self.subject.report(kind, key, stored, after).await } else { Ok(()) };
         // A transition is told when it is stored; what was done is told in any case.
         let told = if written.is_ok() { after } else { stored };
         self.subject.tell(recorder, key, "", events(conditions(stored), conditions(told), plan, outcomes));

@@ -131,6 +131,7 @@ pub fn request(key: &Key, operation: Operation) -> Request {
         timeout: PATIENCE,
         memory: None,
         secrets: Vec::new(),
+        secret_values: Vec::new(),
     }
 }
 
