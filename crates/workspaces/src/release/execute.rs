@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
     api::{DynamicObject, GroupVersionKind, Patch, PatchParams},
+    core::Status,
 };
 use plan::{
     Plan, Why,
@@ -80,7 +81,21 @@ impl ReleaseLayer {
             Action::LookAtReplicas => self.look_at_replicas(key, observed).await,
             Action::Scale(workloads) => self.scale(key, observed, workloads).await,
         };
-        executed(result)
+        match result {
+            Err(Trouble::Client(kube::Error::Api(mut status))) => {
+                status.message = self.redacted(key, observed, &status).await;
+                executed(Err(kube::Error::Api(status).into()))
+            }
+            other => executed(other),
+        }
+    }
+
+    /// The API server quotes what it refuses, and that may be made of values.
+    async fn redacted(&self, key: &Key, observed: &Observed, status: &Status) -> String {
+        match self.secrets(key, observed).await {
+            Ok(documents) => helm::redact(&status.message, &helm::secrets_in(&documents).collect::<Vec<_>>()),
+            Err(_) => status.reason.clone(),
+        }
     }
 
     /// Everything that can fail comes first; then the operation is stored as begun, and then it begins.
@@ -286,7 +301,8 @@ impl ReleaseLayer {
         // Before the look, so that what changes during it is heard of.
         self.follow(key, &targets);
         let changes = self.notes.changes(key);
-        let found = told(self.discovered.drift(&acting, &targets, &ignored(observed)).await)?;
+        let found = self.discovered.drift(&acting, &targets, &ignored(observed)).await;
+        let found = self.told(key, observed, found).await?;
         let looked = Looked { secret_uid, at: self.clock.instant(), found };
         self.notes.note(key, changes, |notes| notes.drift = Some(looked));
         Ok(())
@@ -304,7 +320,8 @@ impl ReleaseLayer {
         let (targets, acting, secret_uid) = self.targets(key, observed, Of::AllThere).await?;
         self.follow(key, &targets);
         let changes = self.notes.changes(key);
-        let found = told(self.discovered.replicas(&acting, &targets).await)?;
+        let found = self.discovered.replicas(&acting, &targets).await;
+        let found = self.told(key, observed, found).await?;
         let looked = Looked { secret_uid, at: self.clock.instant(), found };
         self.notes.note(key, changes, |notes| notes.replicas = Some(looked));
         Ok(())
@@ -323,6 +340,20 @@ impl ReleaseLayer {
         self.discovered.scale(&acting, &targets, workloads, MANAGER).await?;
         self.notes.lock().entry(key.clone()).or_default().replicas = None;
         Ok(())
+    }
+
+    /// What the server said against a look is worth remembering; that nobody answered is not.
+    async fn told<T>(
+        &self,
+        key: &Key,
+        observed: &Observed,
+        result: Result<T, Trouble>,
+    ) -> Result<Result<T, String>, Trouble> {
+        match result {
+            Ok(found) => Ok(Ok(found)),
+            Err(Trouble::Client(kube::Error::Api(status))) => Ok(Err(self.redacted(key, observed, &status).await)),
+            Err(trouble) => Err(trouble),
+        }
     }
 
     /// Watches the kinds of these objects, and no longer those that nobody needs.
@@ -414,15 +445,6 @@ async fn apply_crds(acting: &Acting<'_>, files: &[String]) -> Result<(), Trouble
         }
     }
     Ok(())
-}
-
-/// What the server said against a look is worth remembering; that nobody answered is not.
-fn told<T>(result: Result<T, Trouble>) -> Result<Result<T, String>, Trouble> {
-    match result {
-        Ok(found) => Ok(Ok(found)),
-        Err(Trouble::Client(kube::Error::Api(status))) => Ok(Err(status.message.clone())),
-        Err(trouble) => Err(trouble),
-    }
 }
 
 fn no_chart(message: String) -> Trouble {
