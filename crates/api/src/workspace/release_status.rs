@@ -232,4 +232,7 @@ pub struct StoppedWorkload {
     pub name: String,
     /// How many replicas it had.
     pub replicas: i32,
+    /// The revision that had them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<u32>,
 }

@@ -86,9 +86,14 @@ impl Deciding<'_> {
         };
         self.pursue(&desired, stored, plan);
         // Whatever stands in the way of a change, what is there is stopped and started as the spec says.
-        let is_still = !plan.actions.iter().any(Action::changes_release);
-        let is_there = |newest: &Stored| !newest.status.is_pending() && newest.status != StoredStatus::Uninstalled;
-        if is_still && stored.last().is_some_and(is_there) {
+        let is_still = |plan: &Plan<Action>| !plan.actions.iter().any(Action::changes_release);
+        let Some(newest) = stored.last() else { return };
+        let is_ours = self.memory.newest().is_some_and(|newest| newest.digest.is_some());
+        if is_still(plan) && is_ours && newest.status == StoredStatus::Deployed {
+            self.watch_drift(&desired, plan);
+        }
+        let is_there = !newest.status.is_pending() && newest.status != StoredStatus::Uninstalled;
+        if is_still(plan) && is_there {
             self.scale(&desired, plan);
         }
     }
@@ -122,8 +127,7 @@ impl Deciding<'_> {
                     None => self.start(operation(OperationKind::Test, desired, stored, &digest, &version), plan),
                 }
             }
-            State::Drifted if desired.drift == DriftDetection::Enabled => plan.actions.push(Action::CorrectDrift),
-            State::Drifted | State::InSync => self.settle(desired, plan),
+            State::Drifted | State::InSync => {}
         }
     }
 
@@ -358,15 +362,16 @@ impl Deciding<'_> {
         }
     }
 
-    /// Drift of a release that is as it should be.
-    fn settle(&self, desired: &Desired, plan: &mut Plan<Action>) {
-        if desired.drift != DriftDetection::Disabled {
-            if self.observed.drift == Drift::NotLooked {
-                plan.actions.push(Action::LookForDrift);
-            }
-            let pause = if self.observed.is_drift_heard { desired.interval } else { UNHEARD_LOOK };
-            plan.look_within(pause.min(desired.interval));
+    /// Compares what is deployed with what is there.
+    fn watch_drift(&self, desired: &Desired, plan: &mut Plan<Action>) {
+        match (desired.drift, &self.observed.drift) {
+            (DriftDetection::Disabled, _) => return,
+            (DriftDetection::Enabled, Drift::Found(_)) => return plan.actions.push(Action::CorrectDrift),
+            (_, Drift::NotLooked) => plan.actions.push(Action::LookForDrift),
+            _ => {}
         }
+        let pause = if self.observed.is_drift_heard { desired.interval } else { UNHEARD_LOOK };
+        plan.look_within(pause.min(desired.interval));
     }
 
     fn scale(&self, desired: &Desired, plan: &mut Plan<Action>) {

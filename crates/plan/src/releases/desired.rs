@@ -204,10 +204,15 @@ fn memory(spec: &HelmReleaseSpec, policy: &Policy) -> Result<Option<u64>, Why> {
 
 /// Stands for where a chart is to come from, so that a resolved version is known to answer this very question.
 pub fn reference_digest(chart: &ChartReference) -> String {
-    digest(&json!([chart.repo, chart.name, chart.version, chart.digest]))
+    digest(&json!([place(chart), chart.name, chart.version, chart.digest]))
 }
 
 /// Stands for what a release is made of: when it changes, the release is out of sync.
 pub fn config_digest(chart: &ChartReference, version: &str, values: &str) -> String {
-    digest(&json!([chart.repo, chart.name, version, values, chart.digest]))
+    digest(&json!([place(chart), chart.name, version, values, chart.digest]))
+}
+
+/// A slash at the end makes no other repository.
+fn place(chart: &ChartReference) -> &str {
+    chart.repo.trim_end_matches('/')
 }

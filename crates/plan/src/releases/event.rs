@@ -3,15 +3,13 @@
 use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::workspace::HelmReleaseStatus;
 
-use super::{Action, Job, report::Round};
+use super::{Action, report::Round};
 use crate::event::{Event, EventKind};
 
 /// Events of one round: `before` and `after` are the stored and the new status.
 pub fn events(before: Option<&HelmReleaseStatus>, after: &HelmReleaseStatus, round: &Round<'_>) -> Vec<Event> {
     let mut events: Vec<Event> = round.done().filter_map(|action| of_action(action, round)).collect();
-    if let (Job::Finished(ended), true) = (&round.observed.job, round.observed.has_ended()) {
-        events.push(of_end(ended));
-    }
+    events.extend(round.observed.ended().as_ref().map(of_end));
     for kind in [ConditionType::Ready, ConditionType::Drifted] {
         events.extend(of_change(kind, before, after));
     }
@@ -47,7 +45,9 @@ fn of_action(action: &Action, round: &Round<'_>) -> Option<Event> {
         },
         Action::Scale(scaled) => {
             let names: Vec<_> = scaled.iter().map(|w| format!("{} {} to {}", w.kind, w.name, w.replicas)).collect();
-            Some(normal(Reason::Stopped, "Scale", format!("Scaled {}", names.join(", "))))
+            let is_start = scaled.iter().any(|workload| workload.replicas > 0);
+            let reason = if is_start { Reason::Starting } else { Reason::Stopped };
+            Some(normal(reason, "Scale", format!("Scaled {}", names.join(", "))))
         }
         _ => None,
     }

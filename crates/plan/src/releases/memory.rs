@@ -35,12 +35,11 @@ impl Memory {
         if let Some(stored) = observed.stored().filter(|_| !is_at_work) {
             status.history = history(&former, stored);
         }
-        match &observed.job {
-            // What an end means is in Helm's storage; until that is known it is not taken note of.
-            Job::Finished(_) if observed.stored().is_none() => {}
-            Job::Finished(ended) => end(&mut status, ended, observed, &former, now),
-            Job::Idle => settle_interrupted(&mut status, observed, &former),
-            Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => {}
+        // What an end means is in Helm's storage; until that is known it is not taken note of.
+        if let Some(ended) = observed.ended() {
+            end(&mut status, &ended, observed, &former, now);
+        } else if observed.job == Job::Idle {
+            settle_interrupted(&mut status, observed, &former);
         }
         let annotation = |name: &str| object.metadata.annotations.as_ref()?.get(name).cloned();
         let force = annotation(FORCE_ANNOTATION).filter(|value| Some(value) != status.last_handled_force.as_ref());

@@ -237,6 +237,24 @@ impl Observed {
         matches!(self.job, Job::Finished(_)) && self.stored().is_some()
     }
 
+    /// The operation that has ended, once it is known what it did. Helm takes a release that it may not see for one that
+    /// is not there, and so for uninstalled.
+    pub(super) fn ended(&self) -> Option<Ended> {
+        let Job::Finished(ended) = &self.job else { return None };
+        self.stored()?;
+        let left = self.newest().filter(|newest| newest.status != StoredStatus::Uninstalled);
+        Some(match (&ended.result, left) {
+            (Ok(()), Some(left)) if ended.operation.kind == OperationKind::Uninstall => {
+                let message = format!(
+                    "helm took the release for uninstalled, and its revision {} is still there; whoever helm acts as needs the rights to get, list, update and delete Secrets",
+                    left.revision
+                );
+                Ended { result: Err(Failure { class: FailureClass::Other, message }), ..ended.clone() }
+            }
+            _ => ended.clone(),
+        })
+    }
+
     pub(super) fn missing_dependencies(&self) -> BTreeSet<&str> {
         self.dependencies.iter().filter(|d| !d.is_ready).map(|d| d.name.as_str()).collect()
     }

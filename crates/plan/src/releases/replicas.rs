@@ -2,7 +2,7 @@
 
 use api::workspace::StoppedWorkload;
 
-use super::Replicas;
+use super::{Replicas, Stored, StoredStatus};
 
 fn is_same(one: &StoppedWorkload, other: &StoppedWorkload) -> bool {
     (&one.kind, &one.name) == (&other.kind, &other.name)
@@ -24,13 +24,19 @@ pub fn due(stopped: bool, former: &[StoppedWorkload], live: &[StoppedWorkload]) 
 
 /// Former replicas are stored as soon as they are seen, so before anything is scaled, and forgotten when nothing is left
 /// to be scaled back.
-/// What is not seen is gone with a revision that is deployed, and of any other may be on its way.
-pub fn remember(stopped: bool, is_deployed: bool, former: &mut Vec<StoppedWorkload>, observed: &Replicas) {
+/// What somebody scales up while it is stopped is no former replica, but what a newer revision brings is. What is not
+/// seen is gone with a revision that is deployed, and of any other may be on its way.
+pub fn remember(stopped: bool, newest: Option<&Stored>, former: &mut Vec<StoppedWorkload>, observed: &Replicas) {
     let Replicas::Live(live) = observed else { return };
+    let revision = newest.map(|newest| newest.revision);
+    let is_deployed = newest.is_some_and(|newest| newest.status == StoredStatus::Deployed);
     if stopped {
         for workload in live.iter().filter(|workload| workload.replicas > 0) {
-            former.retain(|other| !is_same(other, workload));
-            former.push(workload.clone());
+            let is_known = |other: &StoppedWorkload| is_same(other, workload) && other.revision == revision;
+            if !former.iter().any(is_known) {
+                former.retain(|other| !is_same(other, workload));
+                former.push(StoppedWorkload { revision, ..workload.clone() });
+            }
         }
     } else {
         let due = due(stopped, former, live);

@@ -46,8 +46,7 @@ pub fn status(round: &Round<'_>, now: Timestamp) -> HelmReleaseStatus {
     let mut status = memory.status.clone();
     remember_sources(&mut status, round, desired.as_ref());
     let is_stopped = desired.as_ref().is_some_and(|desired| desired.stopped);
-    let is_deployed = round.observed.newest().is_some_and(|newest| newest.status == StoredStatus::Deployed);
-    replicas::remember(is_stopped, is_deployed, &mut status.stopped, &round.observed.workloads);
+    replicas::remember(is_stopped, round.observed.newest(), &mut status.stopped, &round.observed.workloads);
     status.holds_data = round.observed.holds_data.or(status.holds_data);
     for action in round.done() {
         take_in(&mut status, action, round, &memory, now);
@@ -344,6 +343,11 @@ impl<'a> Facts<'a> {
         let is_watched = self.desired.is_some_and(|desired| desired.drift != DriftDetection::Disabled);
         if !is_watched {
             return (ConditionStatus::Unknown, Reason::DriftNotWatched, "spec.driftDetection is disabled".to_owned());
+        }
+        let newest = self.round.observed.newest().filter(|_| self.busy.is_none());
+        if newest.is_some_and(|newest| newest.status == StoredStatus::Failed) {
+            let message = "not looked for: the newest revision has failed".to_owned();
+            return (ConditionStatus::Unknown, Reason::StateUnknown, message);
         }
         let is_corrected = self.round.done().any(|action| matches!(action, Action::CorrectDrift));
         match &self.round.observed.drift {

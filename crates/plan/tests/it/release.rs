@@ -203,7 +203,12 @@ fn values(digest: &str) -> Values {
 }
 
 fn workload(replicas: i32) -> StoppedWorkload {
-    StoppedWorkload { kind: "Deployment".into(), name: "web".into(), replicas }
+    StoppedWorkload { kind: "Deployment".into(), name: "web".into(), replicas, revision: None }
+}
+
+/// As it is remembered of the first revision.
+fn former(replicas: i32) -> StoppedWorkload {
+    StoppedWorkload { revision: Some(1), ..workload(replicas) }
 }
 
 use OperationKind::{Install, Rollback, Test, Uninstall, Upgrade};
@@ -720,7 +725,7 @@ fn w08_a_stopped_release_comes_back_with_its_former_replicas() {
     world.object.spec.as_mut().unwrap().stopped = Some(true);
     world.settle();
     assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(0)]));
-    assert_eq!(world.object.status.as_ref().unwrap().stopped, [workload(3)]);
+    assert_eq!(world.object.status.as_ref().unwrap().stopped, [former(3)]);
     world.settle();
     world.object.spec.as_mut().unwrap().stopped = None;
     let _ = world.round();
@@ -781,6 +786,49 @@ fn w08_what_a_failed_revision_does_not_show_keeps_its_former_replicas() {
         let _ = world.round();
         assert_eq!(world.object.status.as_ref().unwrap().stopped, kept, "{newest:?}");
     }
+}
+
+#[test]
+fn w08_who_scales_what_is_stopped_does_not_change_what_it_comes_back_to() {
+    let mut world = World::new(json!({ "stopped": true }));
+    world.settle();
+    world.observed.workloads = Replicas::Live(vec![workload(1)]);
+    world.settle();
+    assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(0)]));
+    world.object.spec.as_mut().unwrap().stopped = None;
+    world.settle();
+    assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(3)]));
+}
+
+#[test]
+fn w29_a_release_that_helm_could_not_see_is_not_taken_for_uninstalled() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    let kept = world.storage().clone();
+    world.delete();
+    for pause in [2, 4] {
+        while world.observed.job == Job::Idle {
+            let _ = world.round();
+        }
+        *world.storage() = kept.clone();
+        let plan = world.rest();
+        assert_eq!(plan.next_look, Some(Duration::from_secs(pause)));
+        assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::UninstallFailed));
+        world.now += Duration::from_secs(pause);
+    }
+    rest_in_time(&mut world);
+    assert!(world.is_gone);
+}
+
+#[test]
+fn w32_drift_is_set_back_although_an_upgrade_is_hindered() {
+    let mut world = World::new(json!({ "driftDetection": "enabled" }));
+    world.settle();
+    world.observed.values = Values::Missing("Secret s is not there".into());
+    world.observed.drift = Drift::Found(vec![]);
+    let plan = world.rest();
+    assert_eq!(plan.blocked.map(|why| why.reason), Some(Reason::ValuesMissing));
+    assert_eq!(world.observed.drift, Drift::None);
 }
 
 #[test]
@@ -1051,6 +1099,6 @@ fn w08_replicas_are_remembered_before_anything_is_scaled() {
         policy: &policy,
     };
     let after = status(&round, world.now);
-    assert_eq!(after.stopped, [workload(3)]);
+    assert_eq!(after.stopped, [former(3)]);
     assert_eq!(after.condition(ConditionType::Ready).unwrap().status, ConditionStatus::Unknown);
 }

@@ -132,6 +132,9 @@ impl ReleaseLayer {
     ) -> Result<Request, Trouble> {
         let account = desired.account.as_deref();
         let credentials = self.identities.credentials(&key.namespace, account, operation.timeout).await?;
+        if operation.kind == OperationKind::Uninstall && account.is_some() {
+            self.check_removal(observed, &credentials).await?;
+        }
         let is_deployment = matches!(operation.kind, OperationKind::Install | OperationKind::Upgrade);
         let (helm, (values, secret_values)) = if is_deployment {
             let values = self.checked_values(key, observed).await?;
@@ -263,6 +266,21 @@ impl ReleaseLayer {
 
     fn acting(&self, credentials: &Credentials) -> Acting<'_> {
         Acting { client: credentials.client.clone(), writer: &self.writer }
+    }
+
+    /// Helm leaves behind what it may not look at, and forgets the release all the same.
+    async fn check_removal(&self, observed: &Observed, credentials: &Credentials) -> Result<(), Trouble> {
+        let Known::Yes(stored) = &observed.surroundings.storage else { return Err(Trouble::Outdated) };
+        // With its namespace everything goes, whoever may do what.
+        let Some(newest) = stored.last().filter(|_| !observed.surroundings.is_namespace_terminating) else {
+            return Ok(());
+        };
+        let targets = self.objects_of(&observed.release, newest.revision).await?;
+        let Some(what) = self.discovered.undeletable(&self.acting(credentials), &targets).await? else { return Ok(()) };
+        let message = format!(
+            "the ServiceAccount that helm acts as may not {what}, so that the uninstall would leave it behind; grant it"
+        );
+        Err(Trouble::Refused(Why { reason: Reason::Forbidden, message }))
     }
 
     async fn objects_of(&self, release: &Key, revision: u32) -> Result<Vec<Target>, Trouble> {

@@ -1,14 +1,15 @@
 //! The objects of a release as they are on the server: whether they differ from it, and their replicas.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Mutex, PoisonError},
 };
 
 use api::workspace::{DriftIgnore, StoppedWorkload};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
     discovery::{self, Scope},
 };
 use plan::{object::differs, releases::Difference};
@@ -112,6 +113,42 @@ impl Discovered {
         Ok(found)
     }
 
+    /// The first thing that a removal of the targets needs and whoever acts may not do.
+    pub async fn undeletable(&self, acting: &Acting<'_>, targets: &[Target]) -> Result<Option<String>, Trouble> {
+        let mut asked = HashSet::new();
+        for target in targets {
+            let (resource, scope) = match self.place(acting, target).await {
+                Ok(place) => place,
+                // With its definition all of a kind is gone.
+                Err(Trouble::Client(kube::Error::Discovery(_))) => continue,
+                Err(Trouble::Client(kube::Error::Api(status))) if status.code == 404 => continue,
+                Err(trouble) => return Err(trouble),
+            };
+            let namespace = matches!(scope, Scope::Namespaced).then(|| target.key.namespace.to_string());
+            for verb in ["get", "delete"] {
+                if !asked.insert((verb, resource.group.clone(), resource.plural.clone(), namespace.clone())) {
+                    continue;
+                }
+                let attributes = ResourceAttributes {
+                    verb: Some(verb.to_owned()),
+                    group: Some(resource.group.clone()),
+                    resource: Some(resource.plural.clone()),
+                    namespace: namespace.clone(),
+                    ..ResourceAttributes::default()
+                };
+                let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
+                let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+                let reviews: Api<SelfSubjectAccessReview> = Api::all(acting.client.clone());
+                let answer = acting.ask(reviews.create(&PostParams::default(), &review)).await?;
+                if !answer.status.is_some_and(|status| status.allowed) {
+                    let place = namespace.map(|namespace| format!(" in namespace {namespace}")).unwrap_or_default();
+                    return Ok(Some(format!("{verb} {}{place}", resource.plural)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// What differs, by asking the server what an apply would change.
     pub async fn drift(
         &self,
@@ -179,7 +216,8 @@ impl Discovered {
                 Err(trouble) => return Err(trouble),
             };
             let replicas = scale.spec.and_then(|spec| spec.replicas).unwrap_or(0);
-            found.push(StoppedWorkload { kind: target.kind.kind.clone(), name: target.key.name.to_string(), replicas });
+            let (kind, name) = (target.kind.kind.clone(), target.key.name.to_string());
+            found.push(StoppedWorkload { kind, name, replicas, revision: None });
         }
         Ok(found)
     }
