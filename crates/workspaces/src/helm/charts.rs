@@ -286,23 +286,21 @@ impl Inner {
             return self.pull(&id, &asker, &wanted, None).await;
         }
         let repository = self.indexes.hold(&wanted);
-        let mut index = repository.current(&wanted, freshness).await?;
+        let index = repository.current(&wanted, freshness).await?;
         if let Some(previous) = previous.filter(|record| record.index.as_ref() == Some(&index.digest)) {
             return Ok(Record { checked_at: self.runner.config().clock.now(), ..previous });
         }
-        loop {
-            let pulled = self.pull(&id, &asker, &wanted, Some(index.digest.clone())).await;
-            let is_unknown = pulled.as_ref().is_err_and(|failure| failure.class == Class::ChartNotFound);
-            if !is_unknown {
-                return pulled;
-            }
-            // It may have been published since.
-            let newer = repository.current(&wanted, Freshness::Now).await?;
-            if newer.digest == index.digest {
-                return pulled;
-            }
-            index = newer;
+        let pulled = self.pull(&id, &asker, &wanted, Some(index.digest.clone())).await;
+        if !pulled.as_ref().is_err_and(|failure| failure.class == Class::ChartNotFound) {
+            return pulled;
         }
+        // It may have been published since. One more look and not one until the index stays the same: there are
+        // repositories that write it anew for every request.
+        let newer = repository.current(&wanted, Freshness::Now).await?;
+        if newer.digest == index.digest {
+            return pulled;
+        }
+        self.pull(&id, &asker, &wanted, Some(newer.digest)).await
     }
 
     /// Lets helm resolve the version and fetch the archive.

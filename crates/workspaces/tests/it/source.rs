@@ -23,6 +23,9 @@ use workspaces::helm::{
 
 use crate::harness::{Scene, pack};
 
+/// Stands for the number of requests before, in what is served.
+const REQUEST: &str = "REQUEST";
+
 /// A chart repository: the files of a directory, an ETag for each, a log of requests.
 struct Repository {
     url: String,
@@ -82,7 +85,11 @@ async fn answer(
         lines.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.to_owned())
     };
     let path = head.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
-    let content = fs::read(directory.join(&path));
+    let mut content = fs::read(directory.join(&path));
+    if path == "index.yaml" {
+        let number = log.lock().unwrap().len().to_string();
+        content = content.map(|index| String::from_utf8_lossy(&index).replace(REQUEST, &number).into_bytes());
+    }
     let etag = content.as_ref().map(|content| digest(content)).unwrap_or_default();
     let (status, content) = match content {
         _ if authorization.is_some() && header("authorization").as_deref() != authorization => {
@@ -200,6 +207,19 @@ async fn w34_an_unknown_version_is_looked_for_in_a_new_index_and_named() -> Resu
     repository.requests();
     assert_eq!(find(&scene, &charts, &repository.chart("9.0.0")).await?, Err(failure));
     assert_eq!(repository.requests(), [""; 0], "a failure is not tried again at once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_index_that_is_new_at_every_request_is_looked_at_twice() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    let index = format!("apiVersion: v1\nentries: {{}}\n# {REQUEST}\n");
+    fs::write(scene.path("repository/index.yaml"), index)?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    let failure = find(&scene, &charts, &repository.chart("9.0.0")).await?.unwrap_err();
+    assert_eq!((failure.class, pulls(&scene)), (Class::ChartNotFound, 2));
+    assert_eq!(repository.requests(), ["index.yaml 200"; 2]);
     Ok(())
 }
 
