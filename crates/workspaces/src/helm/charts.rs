@@ -115,11 +115,11 @@ struct Table {
 }
 
 /// What somebody is to find out.
+#[derive(Clone)]
 struct Question {
     id: String,
     asker: Key,
     wanted: ChartRef,
-    previous: Option<Record>,
     freshness: Freshness,
 }
 
@@ -129,6 +129,8 @@ struct Entry {
     failure: Option<(Failure, Instant)>,
     /// Who is to be told; somebody works on it while there is anybody.
     askers: Vec<Key>,
+    /// How fresh the answer must be that they wait for.
+    freshness: Freshness,
     used: u64,
 }
 
@@ -177,7 +179,7 @@ impl Charts {
         let is_new = freshness == Freshness::Now;
         let is_known = entry.record.as_ref().is_some_and(|record| {
             let is_recent = is_recent(record.checked_at, clock.now(), inner.time_to_live(wanted));
-            wanted.is_settled() || (is_recent && !is_new)
+            wanted.is_settled() || (is_recent && !is_new && entry.freshness == Freshness::Recent)
         });
         entry.failure.take_if(|(_, at)| is_new || clock.instant() - *at >= inner.config.retry);
         let found = match (&entry.record, &entry.failure) {
@@ -190,9 +192,12 @@ impl Charts {
         if !entry.askers.contains(asker) {
             entry.askers.push(asker.clone());
         }
+        if is_new {
+            entry.freshness = freshness;
+        }
         if !is_worked_on {
-            let (asker, wanted, previous) = (asker.clone(), wanted.clone(), entry.record.clone());
-            tokio::spawn(inner.clone().work(Question { id, asker, wanted, previous, freshness }));
+            let (asker, wanted) = (asker.clone(), wanted.clone());
+            tokio::spawn(inner.clone().work(Question { id, asker, wanted, freshness }));
         }
         found
     }
@@ -214,27 +219,32 @@ impl Inner {
         if wanted.local().is_some() { LOCAL_TIME_TO_LIVE } else { self.config.time_to_live }
     }
 
-    async fn work(self: Arc<Self>, question: Question) {
-        let (id, wanted) = (question.id.clone(), question.wanted.clone());
-        let resolving = tokio::spawn(self.clone().resolve(question));
-        // A panic costs one answer, not the entry.
-        let resolved = resolving.await.unwrap_or_else(|panic| Err(Failure::new(Class::Other, panic)));
-        let resolved = resolved.map_err(|failure| wanted.advise(failure));
-        // Of a download that failed, whatever came of it.
-        self.store.clear(&id);
-        let on_change = &self.runner.config().on_change;
-        let askers = self.settle(&id, &wanted, resolved);
+    async fn work(self: Arc<Self>, mut question: Question) {
+        let askers = loop {
+            let resolving = tokio::spawn(self.clone().resolve(question.clone()));
+            // A panic costs one answer, not the entry.
+            let resolved = resolving.await.unwrap_or_else(|panic| Err(Failure::new(Class::Other, panic)));
+            let resolved = resolved.map_err(|failure| question.wanted.advise(failure));
+            // Of a download that failed, whatever came of it.
+            self.store.clear(&question.id);
+            if let Some(askers) = self.settle(&question, resolved) {
+                break askers;
+            }
+            question.freshness = Freshness::Now;
+        };
         for asker in &askers {
-            on_change(asker);
+            (self.runner.config().on_change)(asker);
         }
     }
 
-    /// Stores an answer and returns who wants to know of it.
-    fn settle(&self, id: &str, wanted: &ChartRef, resolved: Result<Record, Failure>) -> Vec<Key> {
+    /// Stores an answer and returns who wants to know of it; none if somebody has asked for a fresher one meanwhile.
+    fn settle(&self, question: &Question, resolved: Result<Record, Failure>) -> Option<Vec<Key>> {
+        let Question { id, wanted, freshness, .. } = question;
         let now = self.runner.config().clock.instant();
         let mut table = self.lock();
-        let Some(entry) = table.entries.get_mut(id) else { return Vec::new() };
-        let askers = std::mem::take(&mut entry.askers);
+        let Some(entry) = table.entries.get_mut(id) else { return Some(Vec::new()) };
+        let is_final = resolved.is_ok() && wanted.is_settled();
+        let is_enough = is_final || entry.freshness == *freshness;
         match resolved {
             Ok(record) => {
                 if wanted.local().is_none() {
@@ -243,11 +253,16 @@ impl Inner {
                 entry.record = Some(record);
                 entry.failure = None;
             }
+            Err(_) if !is_enough => {}
             Err(failure) => {
                 tracing::info!(repo = %wanted.shown_repo(), chart = wanted.chart.name, %failure, "chart not found");
                 entry.failure = Some((failure, now));
             }
         }
+        let askers = is_enough.then(|| {
+            entry.freshness = Freshness::Recent;
+            std::mem::take(&mut entry.askers)
+        });
         self.evict(&mut table, id);
         askers
     }
@@ -278,7 +293,7 @@ impl Inner {
     }
 
     async fn resolve(self: Arc<Self>, question: Question) -> Result<Record, Failure> {
-        let Question { id, asker, wanted, previous, freshness } = question;
+        let Question { id, asker, wanted, freshness } = question;
         if let Some(path) = wanted.local() {
             return self.read_local(path, &wanted).await;
         }
@@ -287,6 +302,7 @@ impl Inner {
         }
         let repository = self.indexes.hold(&wanted);
         let index = repository.current(&wanted, freshness).await?;
+        let previous = self.lock().entries.get(&id).and_then(|entry| entry.record.clone());
         if let Some(previous) = previous.filter(|record| record.index.as_ref() == Some(&index.digest)) {
             return Ok(Record { checked_at: self.runner.config().clock.now(), ..previous });
         }

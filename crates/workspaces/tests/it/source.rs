@@ -193,6 +193,30 @@ async fn w34_a_range_follows_the_repository_without_helm_until_it_changes() -> R
 }
 
 #[tokio::test]
+async fn who_asks_anew_is_not_answered_by_an_older_look() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    repository.publish("four", &["1.0.0"])?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    find(&scene, &charts, &repository.chart("1.0.0")).await?.unwrap();
+    repository.publish("four", &["1.0.0", "1.3.0"])?;
+    let wanted = repository.chart("^1.0");
+    // The first look has begun, and the index that it goes by is recent.
+    assert!(matches!(charts.find(&asker(), &wanted), Found::Working));
+    assert!(matches!(charts.find_anew(&asker(), &wanted), Found::Working));
+    let ready = || match charts.find(&asker(), &wanted) {
+        Found::Ready(chart) => Some(chart.version.clone()),
+        _ => None,
+    };
+    assert_eq!(scene.until("no answer about the chart", ready).await?, "1.3.0");
+    // Nor by the answer of before, while the new one is looked for.
+    repository.publish("four", &["1.0.0", "1.3.0", "1.4.0"])?;
+    assert!(matches!(charts.find_anew(&asker(), &wanted), Found::Aging(_)));
+    assert_eq!(scene.until("no answer about the chart", ready).await?, "1.4.0");
+    Ok(())
+}
+
+#[tokio::test]
 async fn w34_an_unknown_version_is_looked_for_in_a_new_index_and_named() -> Result<()> {
     let scene = Scene::real().await?;
     let repository = Repository::start(scene.path("repository"), None).await?;
