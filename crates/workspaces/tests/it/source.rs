@@ -345,6 +345,49 @@ async fn the_least_recently_used_chart_goes_unless_it_is_held() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_replaced_chart_goes_unless_it_is_held() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    let charts = Charts::open(impatient(), scene.runner.clone())?;
+    let wanted = repository.chart("^1.0");
+    let next = async |version: &str| {
+        repository.publish("four", &[version])?;
+        let look = || match charts.find(&asker(), &wanted) {
+            Found::Ready(chart) | Found::Aging(chart) if chart.version == version => Some(chart),
+            _ => None,
+        };
+        scene.until("the newer version is not found", look).await
+    };
+    let held = next("1.0.0").await?;
+    let replaced = next("1.1.0").await?.path.clone();
+    assert!(held.path.exists() && replaced.exists());
+    next("1.2.0").await?;
+    assert!(held.path.exists() && !replaced.exists());
+    let released = held.path.clone();
+    drop(held);
+    let newest = next("1.3.0").await?;
+    assert!(newest.path.exists() && !released.exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_chart_that_somebody_removed_is_fetched_again() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    repository.publish("four", &["1.0.0"])?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    for version in ["1.0.0", "^1.0"] {
+        let wanted = repository.chart(version);
+        let path = find(&scene, &charts, &wanted).await?.unwrap().path.clone();
+        fs::remove_file(&path)?;
+        assert!(matches!(charts.find(&asker(), &wanted), Found::Working));
+        assert_eq!(find(&scene, &charts, &wanted).await?.unwrap().path, path);
+        assert!(path.exists());
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn the_least_recently_used_index_goes_and_a_broken_download_leaves_nothing() -> Result<()> {
     let scene = Scene::real().await?;
     let config = || ChartsConfig { cache_bytes: 1, ..ChartsConfig::default() };
