@@ -111,15 +111,24 @@ struct Inner {
 #[derive(Default)]
 struct Table {
     entries: HashMap<String, Entry>,
+    /// What no entry has: replaced while somebody held it, or fetched and not yet stored. An archive stays on disk for
+    /// as long as it is held or an entry has it.
+    loose: Vec<Record>,
     tick: u64,
 }
 
+impl Table {
+    fn records(&self) -> impl Iterator<Item = &Record> {
+        self.entries.values().filter_map(|entry| entry.record.as_ref()).chain(&self.loose)
+    }
+}
+
 /// What somebody is to find out.
+#[derive(Clone)]
 struct Question {
     id: String,
     asker: Key,
     wanted: ChartRef,
-    previous: Option<Record>,
     freshness: Freshness,
 }
 
@@ -129,6 +138,8 @@ struct Entry {
     failure: Option<(Failure, Instant)>,
     /// Who is to be told; somebody works on it while there is anybody.
     askers: Vec<Key>,
+    /// How fresh the answer must be that they wait for.
+    freshness: Freshness,
     used: u64,
 }
 
@@ -170,14 +181,16 @@ impl Charts {
         let clock = &inner.runner.config().clock;
         let id = wanted.id();
         let mut table = inner.lock();
-        table.tick += 1;
-        let used = table.tick;
-        let entry = table.entries.entry(id.clone()).or_default();
-        entry.used = used;
+        let Table { entries, loose, tick } = &mut *table;
+        *tick += 1;
+        let entry = entries.entry(id.clone()).or_default();
+        entry.used = *tick;
+        // Whoever cleared the disk: it is fetched again.
+        loose.extend(entry.record.take_if(|record| !record.chart.path.exists()));
         let is_new = freshness == Freshness::Now;
         let is_known = entry.record.as_ref().is_some_and(|record| {
             let is_recent = is_recent(record.checked_at, clock.now(), inner.time_to_live(wanted));
-            wanted.is_settled() || (is_recent && !is_new)
+            wanted.is_settled() || (is_recent && !is_new && entry.freshness == Freshness::Recent)
         });
         entry.failure.take_if(|(_, at)| is_new || clock.instant() - *at >= inner.config.retry);
         let found = match (&entry.record, &entry.failure) {
@@ -190,9 +203,12 @@ impl Charts {
         if !entry.askers.contains(asker) {
             entry.askers.push(asker.clone());
         }
+        if is_new {
+            entry.freshness = freshness;
+        }
         if !is_worked_on {
-            let (asker, wanted, previous) = (asker.clone(), wanted.clone(), entry.record.clone());
-            tokio::spawn(inner.clone().work(Question { id, asker, wanted, previous, freshness }));
+            let (asker, wanted) = (asker.clone(), wanted.clone());
+            tokio::spawn(inner.clone().work(Question { id, asker, wanted, freshness }));
         }
         found
     }
@@ -214,40 +230,53 @@ impl Inner {
         if wanted.local().is_some() { LOCAL_TIME_TO_LIVE } else { self.config.time_to_live }
     }
 
-    async fn work(self: Arc<Self>, question: Question) {
-        let (id, wanted) = (question.id.clone(), question.wanted.clone());
-        let resolving = tokio::spawn(self.clone().resolve(question));
-        // A panic costs one answer, not the entry.
-        let resolved = resolving.await.unwrap_or_else(|panic| Err(Failure::new(Class::Other, panic)));
-        let resolved = resolved.map_err(|failure| wanted.advise(failure));
-        // Of a download that failed, whatever came of it.
-        self.store.clear(&id);
-        let on_change = &self.runner.config().on_change;
-        let askers = self.settle(&id, &wanted, resolved);
+    async fn work(self: Arc<Self>, mut question: Question) {
+        let askers = loop {
+            let resolving = tokio::spawn(self.clone().resolve(question.clone()));
+            // A panic costs one answer, not the entry.
+            let resolved = resolving.await.unwrap_or_else(|panic| Err(Failure::new(Class::Other, panic)));
+            let resolved = resolved.map_err(|failure| question.wanted.advise(failure));
+            // Of a download that failed, whatever came of it.
+            self.store.clear(&question.id);
+            if let Some(askers) = self.settle(&question, resolved) {
+                break askers;
+            }
+            question.freshness = Freshness::Now;
+        };
         for asker in &askers {
-            on_change(asker);
+            (self.runner.config().on_change)(asker);
         }
     }
 
-    /// Stores an answer and returns who wants to know of it.
-    fn settle(&self, id: &str, wanted: &ChartRef, resolved: Result<Record, Failure>) -> Vec<Key> {
+    /// Stores an answer and returns who wants to know of it; none if somebody has asked for a fresher one meanwhile.
+    fn settle(&self, question: &Question, resolved: Result<Record, Failure>) -> Option<Vec<Key>> {
+        let Question { id, wanted, freshness, .. } = question;
         let now = self.runner.config().clock.instant();
         let mut table = self.lock();
-        let Some(entry) = table.entries.get_mut(id) else { return Vec::new() };
-        let askers = std::mem::take(&mut entry.askers);
+        let Table { entries, loose, .. } = &mut *table;
+        let Some(entry) = entries.get_mut(id) else { return Some(Vec::new()) };
+        let is_final = resolved.is_ok() && wanted.is_settled();
+        let is_enough = is_final || entry.freshness == *freshness;
         match resolved {
             Ok(record) => {
                 if wanted.local().is_none() {
                     self.store.remember(id, &record);
                 }
+                loose.extend(entry.record.take());
+                loose.retain(|other| !Arc::ptr_eq(&other.chart, &record.chart));
                 entry.record = Some(record);
                 entry.failure = None;
             }
+            Err(_) if !is_enough => {}
             Err(failure) => {
                 tracing::info!(repo = %wanted.shown_repo(), chart = wanted.chart.name, %failure, "chart not found");
                 entry.failure = Some((failure, now));
             }
         }
+        let askers = is_enough.then(|| {
+            entry.freshness = Freshness::Recent;
+            std::mem::take(&mut entry.askers)
+        });
         self.evict(&mut table, id);
         askers
     }
@@ -261,6 +290,7 @@ impl Inner {
             let has_failed = entry.failure.as_ref().is_some_and(|(_, at)| now - *at < retry);
             entry.record.is_some() || has_failed || !entry.askers.is_empty()
         });
+        self.sweep(table);
         while is_too_much(table, self.config.cache_bytes) {
             let is_free = |id: &str, entry: &Entry| {
                 let record = entry.record.as_ref();
@@ -270,15 +300,27 @@ impl Inner {
             let free = table.entries.iter().filter(|(id, entry)| is_free(id, entry));
             let oldest = free.min_by_key(|(_, entry)| entry.used);
             let Some(id) = oldest.map(|(id, _)| id.clone()) else { return };
-            let record = table.entries.remove(&id).and_then(|entry| entry.record);
-            let mut others = table.entries.values().filter_map(|entry| entry.record.as_ref());
-            let digest = record.map(|record| record.chart.digest.clone()).unwrap_or_default();
-            self.store.forget(&id, (!others.any(|other| other.chart.digest == digest)).then_some(&digest));
+            self.store.forget(&id);
+            let entry = table.entries.remove(&id);
+            table.loose.extend(entry.and_then(|entry| entry.record));
+            self.sweep(table);
+        }
+    }
+
+    /// Removes the archives that no entry has and nobody holds any more.
+    fn sweep(&self, table: &mut Table) {
+        let is_held = |record: &Record| Arc::strong_count(&record.chart) > 1;
+        let (held, free): (Vec<_>, Vec<_>) = std::mem::take(&mut table.loose).into_iter().partition(is_held);
+        table.loose = held;
+        for Record { chart, .. } in free {
+            if !table.records().any(|other| other.chart.digest == chart.digest) {
+                self.store.remove(&chart.digest);
+            }
         }
     }
 
     async fn resolve(self: Arc<Self>, question: Question) -> Result<Record, Failure> {
-        let Question { id, asker, wanted, previous, freshness } = question;
+        let Question { id, asker, wanted, freshness } = question;
         if let Some(path) = wanted.local() {
             return self.read_local(path, &wanted).await;
         }
@@ -286,23 +328,22 @@ impl Inner {
             return self.pull(&id, &asker, &wanted, None).await;
         }
         let repository = self.indexes.hold(&wanted);
-        let mut index = repository.current(&wanted, freshness).await?;
+        let index = repository.current(&wanted, freshness).await?;
+        let previous = self.lock().entries.get(&id).and_then(|entry| entry.record.clone());
         if let Some(previous) = previous.filter(|record| record.index.as_ref() == Some(&index.digest)) {
             return Ok(Record { checked_at: self.runner.config().clock.now(), ..previous });
         }
-        loop {
-            let pulled = self.pull(&id, &asker, &wanted, Some(index.digest.clone())).await;
-            let is_unknown = pulled.as_ref().is_err_and(|failure| failure.class == Class::ChartNotFound);
-            if !is_unknown {
-                return pulled;
-            }
-            // It may have been published since.
-            let newer = repository.current(&wanted, Freshness::Now).await?;
-            if newer.digest == index.digest {
-                return pulled;
-            }
-            index = newer;
+        let pulled = self.pull(&id, &asker, &wanted, Some(index.digest.clone())).await;
+        if !pulled.as_ref().is_err_and(|failure| failure.class == Class::ChartNotFound) {
+            return pulled;
         }
+        // It may have been published since. One more look and not one until the index stays the same: there are
+        // repositories that write it anew for every request.
+        let newer = repository.current(&wanted, Freshness::Now).await?;
+        if newer.digest == index.digest {
+            return pulled;
+        }
+        self.pull(&id, &asker, &wanted, Some(newer.digest)).await
     }
 
     /// Lets helm resolve the version and fetch the archive.
@@ -361,11 +402,16 @@ impl Inner {
         index: Option<String>,
     ) -> Result<Record, Failure> {
         let (store, wanted) = (self.store.clone(), wanted.clone());
-        let admit = move || store.admit(&incoming, |digest| wanted.verify(&said, digest));
-        let admitted = tokio::task::spawn_blocking(admit).await;
-        let chart = admitted.map_err(|panic| Failure::new(Class::Other, panic))??;
-        let bytes = fs::metadata(&chart.path).map_err(|error| index::on_disk(&error))?.len();
-        Ok(self.record(chart, bytes, index))
+        let inspect = move || store.inspect(&incoming, |digest| wanted.verify(&said, digest));
+        let inspected = tokio::task::spawn_blocking(inspect).await;
+        let (downloaded, chart) = inspected.map_err(|panic| Failure::new(Class::Other, panic))??;
+        let bytes = fs::metadata(&downloaded).map_err(|error| index::on_disk(&error))?.len();
+        let record = self.record(chart, bytes, index);
+        // At once, lest the same archive of another entry goes and takes this one along.
+        let mut table = self.lock();
+        fs::rename(downloaded, &record.chart.path).map_err(|error| index::on_disk(&error))?;
+        table.loose.push(record.clone());
+        Ok(record)
     }
 
     fn record(&self, chart: Chart, bytes: u64, index: Option<String>) -> Record {
@@ -374,6 +420,47 @@ impl Inner {
 }
 
 fn is_too_much(table: &Table, cache_bytes: u64) -> bool {
-    let records = || table.entries.values().filter_map(|entry| entry.record.as_ref());
-    records().count() > MAX_RECORDS || Store::bytes(records()) > cache_bytes
+    table.records().count() > MAX_RECORDS || Store::bytes(table.records()) > cache_bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use api::workspace::ChartReference;
+
+    use super::{
+        super::{child::Guard, runner},
+        *,
+    };
+
+    #[tokio::test]
+    async fn an_archive_on_its_way_stays_when_the_same_one_of_another_entry_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let [private, cache] = ["private", "cache"].map(|name| directory.path().join(name));
+        // Nothing is run.
+        let guard = Guard { program: PathBuf::new(), arguments: Vec::new() };
+        let runner = Runner::start(runner::Config::new(PathBuf::new(), guard, private, cache)).unwrap();
+        let charts = Charts::open(ChartsConfig { cache_bytes: 0, ..ChartsConfig::default() }, runner).unwrap();
+        let inner = &charts.0;
+        let wanted = ChartRef::new(&ChartReference::default(), BTreeMap::new()).unwrap();
+        let packed = archive::tests::packed(&archive::tests::directory(directory.path()));
+        let fetch = async |id: &str| {
+            let incoming = inner.store.incoming(id).unwrap();
+            fs::copy(&packed, incoming.join("chart.tgz")).unwrap();
+            inner.admit(incoming, &wanted, String::new(), None).await.unwrap()
+        };
+        let (stored, on_its_way) = (fetch("stored").await, fetch("on its way").await);
+        let path = stored.chart.path.clone();
+        assert_eq!(path, on_its_way.chart.path);
+        inner.lock().entries.insert("stored".into(), Entry::default());
+        let freshness = Freshness::Recent;
+        let question = Question { id: "stored".into(), asker: Key::new("a", "web"), wanted: wanted.clone(), freshness };
+        inner.settle(&question, Ok(stored)).unwrap();
+        inner.evict(&mut inner.lock(), "another");
+        assert!(inner.lock().entries.is_empty() && path.exists());
+        drop(on_its_way);
+        inner.evict(&mut inner.lock(), "another");
+        assert!(inner.lock().loose.is_empty() && !path.exists());
+    }
 }

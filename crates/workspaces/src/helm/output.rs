@@ -30,6 +30,8 @@ pub enum Class {
     DigestMismatch,
     /// Ended by us: cancelled, or the process is shutting down.
     Cancelled,
+    /// Handed back untouched: its turn came too late for its credentials.
+    NotBegun,
     /// Ended by a signal that was not ours, or never started.
     Killed,
     Other,
@@ -49,6 +51,7 @@ impl Class {
             Self::PlainHttp => "plain-http",
             Self::DigestMismatch => "digest-mismatch",
             Self::Cancelled => "cancelled",
+            Self::NotBegun => "not-begun",
             Self::Killed => "killed",
             Self::Other => "other",
         }

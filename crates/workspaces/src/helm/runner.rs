@@ -88,8 +88,8 @@ pub struct Request {
     /// In order: later files win.
     pub values: Vec<Private>,
     pub kubeconfig: Option<Private>,
-    /// Whose turn comes later is not begun, because its credentials would not last: it is handed back as cancelled, to
-    /// be submitted anew.
+    /// Whose turn comes later is not begun, because its credentials would not last: it is handed back as
+    /// [`Class::NotBegun`], to be submitted anew.
     pub start_by: Option<Instant>,
     /// Further files by name, in helm's working directory: repositories, registry credentials, authorities.
     pub files: Vec<(&'static str, Private)>,
@@ -384,7 +384,7 @@ impl Inner {
     ) -> (Result<(), Failure>, Report) {
         if request.start_by.is_some_and(|by| self.config.clock.instant() > by) {
             let message = "not begun: its credentials grew too old while it waited for its turn";
-            return (Err(Failure::new(Class::Cancelled, message)), Report::default());
+            return (Err(Failure::new(Class::NotBegun, message)), Report::default());
         }
         let ran = match self.files(&request) {
             Ok(directory) => self.run(&request, &directory, memory, stops).await,

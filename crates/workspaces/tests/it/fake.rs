@@ -45,7 +45,7 @@ async fn w20_what_waited_longer_than_its_credentials_last_is_handed_back() -> Re
     scene.runner.submit(Request { start_by, ..install(&late) })?;
     open_gate(&scene)?;
     let failure = scene.finished(&late).await?.result.clone().unwrap_err();
-    assert_eq!(failure.class, Class::Cancelled, "{failure}");
+    assert_eq!(failure.class, Class::NotBegun, "{failure}");
     assert!(failure.message.contains("grew too old"), "{failure}");
     scene.run(install(&late)).await?.result.clone()?;
     assert_eq!(scene.lines("log"), ["upgrade first", "upgrade late"]);

@@ -23,6 +23,9 @@ use workspaces::helm::{
 
 use crate::harness::{Scene, pack};
 
+/// Stands for the number of requests before, in what is served.
+const REQUEST: &str = "REQUEST";
+
 /// A chart repository: the files of a directory, an ETag for each, a log of requests.
 struct Repository {
     url: String,
@@ -82,7 +85,11 @@ async fn answer(
         lines.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.to_owned())
     };
     let path = head.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
-    let content = fs::read(directory.join(&path));
+    let mut content = fs::read(directory.join(&path));
+    if path == "index.yaml" {
+        let number = log.lock().unwrap().len().to_string();
+        content = content.map(|index| String::from_utf8_lossy(&index).replace(REQUEST, &number).into_bytes());
+    }
     let etag = content.as_ref().map(|content| digest(content)).unwrap_or_default();
     let (status, content) = match content {
         _ if authorization.is_some() && header("authorization").as_deref() != authorization => {
@@ -186,6 +193,30 @@ async fn w34_a_range_follows_the_repository_without_helm_until_it_changes() -> R
 }
 
 #[tokio::test]
+async fn who_asks_anew_is_not_answered_by_an_older_look() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    repository.publish("four", &["1.0.0"])?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    find(&scene, &charts, &repository.chart("1.0.0")).await?.unwrap();
+    repository.publish("four", &["1.0.0", "1.3.0"])?;
+    let wanted = repository.chart("^1.0");
+    // The first look has begun, and the index that it goes by is recent.
+    assert!(matches!(charts.find(&asker(), &wanted), Found::Working));
+    assert!(matches!(charts.find_anew(&asker(), &wanted), Found::Working));
+    let ready = || match charts.find(&asker(), &wanted) {
+        Found::Ready(chart) => Some(chart.version.clone()),
+        _ => None,
+    };
+    assert_eq!(scene.until("no answer about the chart", ready).await?, "1.3.0");
+    // Nor by the answer of before, while the new one is looked for.
+    repository.publish("four", &["1.0.0", "1.3.0", "1.4.0"])?;
+    assert!(matches!(charts.find_anew(&asker(), &wanted), Found::Aging(_)));
+    assert_eq!(scene.until("no answer about the chart", ready).await?, "1.4.0");
+    Ok(())
+}
+
+#[tokio::test]
 async fn w34_an_unknown_version_is_looked_for_in_a_new_index_and_named() -> Result<()> {
     let scene = Scene::real().await?;
     let repository = Repository::start(scene.path("repository"), None).await?;
@@ -200,6 +231,19 @@ async fn w34_an_unknown_version_is_looked_for_in_a_new_index_and_named() -> Resu
     repository.requests();
     assert_eq!(find(&scene, &charts, &repository.chart("9.0.0")).await?, Err(failure));
     assert_eq!(repository.requests(), [""; 0], "a failure is not tried again at once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_index_that_is_new_at_every_request_is_looked_at_twice() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    let index = format!("apiVersion: v1\nentries: {{}}\n# {REQUEST}\n");
+    fs::write(scene.path("repository/index.yaml"), index)?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    let failure = find(&scene, &charts, &repository.chart("9.0.0")).await?.unwrap_err();
+    assert_eq!((failure.class, pulls(&scene)), (Class::ChartNotFound, 2));
+    assert_eq!(repository.requests(), ["index.yaml 200"; 2]);
     Ok(())
 }
 
@@ -297,6 +341,49 @@ async fn the_least_recently_used_chart_goes_unless_it_is_held() -> Result<()> {
     assert!(held.path.exists() && dropped.exists());
     let newest = find(&scene, &charts, &local("3.0.0")?).await?.unwrap();
     assert!(held.path.exists() && newest.path.exists() && !dropped.exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_replaced_chart_goes_unless_it_is_held() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    let charts = Charts::open(impatient(), scene.runner.clone())?;
+    let wanted = repository.chart("^1.0");
+    let next = async |version: &str| {
+        repository.publish("four", &[version])?;
+        let look = || match charts.find(&asker(), &wanted) {
+            Found::Ready(chart) | Found::Aging(chart) if chart.version == version => Some(chart),
+            _ => None,
+        };
+        scene.until("the newer version is not found", look).await
+    };
+    let held = next("1.0.0").await?;
+    let replaced = next("1.1.0").await?.path.clone();
+    assert!(held.path.exists() && replaced.exists());
+    next("1.2.0").await?;
+    assert!(held.path.exists() && !replaced.exists());
+    let released = held.path.clone();
+    drop(held);
+    let newest = next("1.3.0").await?;
+    assert!(newest.path.exists() && !released.exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_chart_that_somebody_removed_is_fetched_again() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    repository.publish("four", &["1.0.0"])?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    for version in ["1.0.0", "^1.0"] {
+        let wanted = repository.chart(version);
+        let path = find(&scene, &charts, &wanted).await?.unwrap().path.clone();
+        fs::remove_file(&path)?;
+        assert!(matches!(charts.find(&asker(), &wanted), Found::Working));
+        assert_eq!(find(&scene, &charts, &wanted).await?.unwrap().path, path);
+        assert!(path.exists());
+    }
     Ok(())
 }
 

@@ -187,7 +187,7 @@ fn visit_directory(directory: &Path, prefix: &str, visitor: Visitor<'_>) -> io::
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use flate2::{Compression, write::GzEncoder};
 
     use super::*;
@@ -199,7 +199,7 @@ mod tests {
         ("templates/crds/c.yaml", "c"),
     ];
 
-    fn directory(parent: &Path) -> std::path::PathBuf {
+    pub fn directory(parent: &Path) -> std::path::PathBuf {
         let chart = parent.join("web");
         for (name, content) in FILES {
             fs::create_dir_all(chart.join(name).parent().unwrap()).unwrap();
@@ -208,7 +208,7 @@ mod tests {
         chart
     }
 
-    fn packed(chart: &Path) -> std::path::PathBuf {
+    pub fn packed(chart: &Path) -> std::path::PathBuf {
         let path = chart.with_extension("tgz");
         let mut archive = tar::Builder::new(GzEncoder::new(File::create(&path).unwrap(), Compression::fast()));
         archive.append_dir_all("web", chart).unwrap();

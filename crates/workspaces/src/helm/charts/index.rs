@@ -30,10 +30,11 @@ pub(super) struct Index {
 const BODY: &str = "-index.yaml";
 
 /// How old an index may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Freshness {
+    #[default]
     Recent,
-    /// It lacks what is wanted.
+    /// It lacks what is wanted, or somebody knows better.
     Now,
 }
 

@@ -99,12 +99,15 @@ impl Store {
         }
     }
 
-    /// Removes a record, and the archive that nobody else needs.
-    pub fn forget(&self, id: &str, archive: Option<&String>) {
+    pub fn forget(&self, id: &str) {
+        // Of a local chart there is none.
         let _ = fs::remove_file(self.record(id));
-        if let Some(digest) = archive {
-            let _ = fs::remove_file(self.archive(digest));
-        }
+    }
+
+    /// Removes an archive that nobody needs.
+    pub fn remove(&self, digest: &str) {
+        // Of a chart directory there is none.
+        let _ = fs::remove_file(self.archive(digest));
     }
 
     /// An empty directory for one download.
@@ -121,8 +124,12 @@ impl Store {
         let _ = fs::remove_dir_all(self.incoming.join(id));
     }
 
-    /// Takes the one archive that was downloaded, if its digest is right.
-    pub fn admit(&self, incoming: &Path, verify: impl FnOnce(&str) -> Result<(), Failure>) -> Result<Chart, Failure> {
+    /// The one archive that was downloaded, if its digest is right, and the chart that it is once it lies at its path.
+    pub fn inspect(
+        &self,
+        incoming: &Path,
+        verify: impl FnOnce(&str) -> Result<(), Failure>,
+    ) -> Result<(PathBuf, Chart), Failure> {
         let downloaded = fs::read_dir(incoming).and_then(|mut entries| entries.next().transpose());
         let downloaded = downloaded.map_err(|error| index::on_disk(&error))?;
         let nothing = || Failure::new(Class::Other, "helm fetched no archive");
@@ -131,9 +138,7 @@ impl Store {
         verify(&digest)?;
         let no_chart = |error: io::Error| Failure::new(Class::Other, format_args!("not a chart: {error}"));
         let archive::Metadata { name, version } = archive::metadata(&downloaded).map_err(no_chart)?;
-        let path = self.archive(&digest);
-        fs::rename(downloaded, &path).map_err(|error| index::on_disk(&error))?;
-        Ok(Chart { path, name, version, digest })
+        Ok((downloaded, Chart { path: self.archive(&digest), name, version, digest }))
     }
 
     /// Bytes of the archives of these records, each counted once.
