@@ -47,7 +47,7 @@ fn root<S: schemars::JsonSchema, T: schemars::JsonSchema>(
     description: &str,
     rules: &[serde_json::Value],
 ) -> serde_json::Value {
-    serde_json::json!({
+    let mut schema = serde_json::json!({
         "type": "object",
         "description": description,
         "required": ["spec"],
@@ -58,6 +58,9 @@ fn root<S: schemars::JsonSchema, T: schemars::JsonSchema>(
             "spec": crate::schema::schema_of::<S>(),
             "status": crate::schema::schema_of::<T>(),
         },
-        "x-kubernetes-validations": rules,
-    })
+    });
+    if !rules.is_empty() {
+        schema["x-kubernetes-validations"] = serde_json::json!(rules);
+    }
+    schema
 }

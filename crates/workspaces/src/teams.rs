@@ -2,6 +2,7 @@
 
 pub(crate) mod kept;
 mod shelf;
+mod source;
 mod subject;
 mod team;
 mod user;

@@ -57,7 +57,9 @@ forms! {
     Digest: 71, "^(sha256:)?[a-f0-9]{64}$", "write the sha256 digest of the chart's archive, 64 lower-case hexadecimal digits";
     Memory: 20, r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|k|M|G)?$", "write an amount of memory like 512Mi or 1Gi";
     Size: 20, r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", "write a size like 10Gi";
-    Duration: 32, r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$", "write a duration like 90s, 5m or 1h30m";
+    /// Of numbers that a duration can hold, in no less than milliseconds: what is not written as zero is not zero.
+    Duration: 32, r"^([0-9]{1,5}(ms|(\.[0-9]{1,3})?(s|m|h)))+$",
+        "write a duration like 90s, 5m or 1h30m, each number with at most 5 digits";
     Pointer: 500, "^/.", "write a JSON pointer like /spec/replicas";
     /// `isCIDR` would say it shorter, but only from Kubernetes 1.31 on.
     Cidr: 64, r"^((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)/(3[0-2]|[12]?\d)$|^(([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|(([0-9a-fA-F]{1,4}:){0,6}[0-9a-fA-F]{1,4})?::(([0-9a-fA-F]{1,4}:){0,6}[0-9a-fA-F]{1,4})?)/(12[0-8]|1[01]\d|[1-9]?\d)$",

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::form::{ChartName, ChartVersion, DataKey, Digest, Host, Label, Memory, Name, Pointer, Repo};
+use super::rules::more_than_zero;
 use super::{GROUP, HelmReleaseStatus, Span, VERSION, root};
 use crate::kind::kind;
 use crate::schema::{Definition, column, rule, wide_column};
@@ -17,6 +18,7 @@ kind!(HelmRelease, "helmreleases", HelmReleaseSpec, HelmReleaseStatus);
 /// What is to be installed, and how.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [same_namespace()]))]
 pub struct HelmReleaseSpec {
     /// The chart and where it comes from.
     pub chart: ChartReference,
@@ -39,6 +41,7 @@ pub struct HelmReleaseSpec {
     pub target_namespace: Option<String>,
     /// How long one operation may take, for example 90s or 5m (the default).
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [more_than_zero()]))]
     pub timeout: Option<Span>,
     /// Whether an operation waits until the release's workloads are ready (the default).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -237,6 +240,7 @@ pub enum UpgradeRemediation {
 pub struct RollbackStrategy {
     /// How long it may take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [more_than_zero()]))]
     pub timeout: Option<Span>,
     /// Whether it waits until the release's workloads are ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -328,7 +332,17 @@ fn no_credentials() -> Value {
     rule("!self.matches('^[a-z]+://[^/]*@')", remedy)
 }
 
+/// The release stays where it is.
+fn same_namespace() -> Value {
+    rule(
+        "(has(self.targetNamespace) ? self.targetNamespace : '') == (has(oldSelf.targetNamespace) ? oldSelf.targetNamespace : '')",
+        "spec.targetNamespace cannot change, the release would be left behind; create another HelmRelease and delete this one",
+    )
+}
+
 pub(super) fn crd() -> CustomResourceDefinition {
+    // These need metadata.name, which only the root has. No object that was taken under them can come to break them by
+    // a write to status or finalizers.
     let rules = [
         rule(
             "self.metadata.name.size() <= 53 || has(self.spec.releaseName)",
@@ -337,10 +351,6 @@ pub(super) fn crd() -> CustomResourceDefinition {
         rule(
             "(has(self.spec.releaseName) ? self.spec.releaseName : self.metadata.name) == (has(oldSelf.spec.releaseName) ? oldSelf.spec.releaseName : oldSelf.metadata.name)",
             "spec.releaseName cannot change, the release would be left behind; create another HelmRelease and delete this one",
-        ),
-        rule(
-            "(has(self.spec.targetNamespace) ? self.spec.targetNamespace : '') == (has(oldSelf.spec.targetNamespace) ? oldSelf.spec.targetNamespace : '')",
-            "spec.targetNamespace cannot change, the release would be left behind; create another HelmRelease and delete this one",
         ),
         rule(
             "!has(self.spec.dependsOn) || !self.spec.dependsOn.exists(name, name == self.metadata.name)",

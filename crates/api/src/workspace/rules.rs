@@ -1,4 +1,8 @@
 //! What must hold between the fields of a Workspace or a User, with what to tell whoever breaks it.
+//!
+//! A rule stands as deep as it can: API servers forgive a stored object what it breaks already as long as the part that
+//! the rule is about does not change. At the root any write is such a change, also of status or finalizers, and what
+//! broke a rule there could not even be deleted.
 
 use serde_json::Value;
 
@@ -6,10 +10,22 @@ use super::form::{Form, Label};
 use crate::schema::rule;
 
 /// As `IngressSettings::is_nginx` has it.
-const IS_NGINX: &str = "!has(self.spec.ingress) || !has(self.spec.ingress.class) || self.spec.ingress.class == 'nginx' || (has(self.spec.ingress.controller) && self.spec.ingress.controller == 'nginx')";
+const IS_NGINX: &str = "!has(self.ingress) || !has(self.ingress.class) || self.ingress.class == 'nginx' || (has(self.ingress.controller) && self.ingress.controller == 'nginx')";
 
-/// Then there is nothing at the user's host.
-const WITHOUT_CODE_SERVER: &str = "!has(user.permissions) || !('code-server' in user.permissions) || (has(user.codeServer) && has(user.codeServer.disabled) && user.codeServer.disabled)";
+/// Then there is nothing at the user's host. `user` is a spec, or an entry of spec.users.
+fn is_without_code_server(user: &str) -> String {
+    format!(
+        "!has({user}.permissions) || !('code-server' in {user}.permissions) || (has({user}.codeServer) && has({user}.codeServer.disabled) && {user}.codeServer.disabled)"
+    )
+}
+
+/// Whether a code-server exposes something to authenticated users only.
+fn is_user_authenticated(user: &str) -> String {
+    format!(
+        "!({}) && has({user}.codeServer) && has({user}.codeServer.exposures) && {user}.codeServer.exposures.exists(exposure, has(exposure.access) && exposure.access == 'authenticated')",
+        is_without_code_server(user),
+    )
+}
 
 /// The names of a map have this form, and are at most so long.
 pub(super) fn names<F: Form>(max: usize) -> Value {
@@ -51,18 +67,44 @@ pub(super) fn services() -> [Value; 3] {
 }
 
 /// Of the spec of a Workspace. What stands inside `exists` may be asked fifty thousand times: it is kept short.
-pub(super) fn spec() -> [Value; 1] {
-    let meets = |prefix: &str| format!("self.users.exists(user, user.slug == {prefix} && !({WITHOUT_CODE_SERVER}))");
+pub(super) fn workspace_spec() -> Vec<Value> {
+    let is_without = is_without_code_server("user");
+    let meets = |prefix: &str| format!("self.users.exists(user, user.slug == {prefix} && !({is_without}))");
+    let exposed = is_exposed("self.services", "name");
     let is_apart = format!(
-        "!({}) || (has(self.services[name].expose.hostPrefix) ? !{} : !{})",
-        is_exposed("self.services", "name"),
+        "!({exposed}) || (has(self.services[name].expose.hostPrefix) ? !{} : !{})",
         meets("self.services[name].expose.hostPrefix"),
         meets("name"),
     );
-    [rule(
-        &format!("!has(self.services) || !has(self.users) || self.services.all(name, {is_apart})"),
-        "spec.services: an exposed service would be at the host of a user, {slug}.{workspace}.{domain}; give the service another expose.hostPrefix, or the user another slug",
-    )]
+    let mut rules = vec![
+        rule(
+            &format!("!has(self.services) || !has(self.users) || self.services.all(name, {is_apart})"),
+            "spec.services: an exposed service would be at the host of a user, {slug}.{workspace}.{domain}; give the service another expose.hostPrefix, or the user another slug",
+        ),
+        rule(
+            &format!("has(self.domain) || !has(self.services) || !self.services.exists(name, {exposed})"),
+            "spec.domain is needed to expose a service; set it, or remove expose",
+        ),
+    ];
+    let services = format!(
+        "has(self.services) && self.services.exists(name, {exposed} && has(self.services[name].expose.access) && self.services[name].expose.access == 'authenticated')"
+    );
+    let users = format!("has(self.users) && self.users.exists(user, {})", is_user_authenticated("user"));
+    rules.extend(authenticated(&format!("({services}) || ({users})")));
+    rules
+}
+
+/// Of the spec of a User.
+pub(super) fn user_spec() -> Vec<Value> {
+    let mut rules =
+        vec![rule("self.slug == oldSelf.slug", "spec.slug cannot change, the volume hangs on it; create another User")];
+    rules.extend(authenticated(&is_user_authenticated("self")));
+    rules
+}
+
+/// Of a time-out. A duration is zero if all of its digits are.
+pub(super) fn more_than_zero() -> Value {
+    rule("self.matches('[1-9]')", "a time-out must be more than zero; write a duration like 90s, or leave it out")
 }
 
 /// Of one entry of spec.configs.
@@ -79,41 +121,19 @@ pub(super) fn config() -> [Value; 2] {
     ]
 }
 
-/// Of a whole Workspace.
-pub(super) fn workspace() -> Vec<Value> {
-    let services = "has(self.spec.services) && self.spec.services.exists(name, has(self.spec.services[name].expose) && has(self.spec.services[name].expose.access) && self.spec.services[name].expose.access == 'authenticated')";
-    let users = "has(self.spec.users) && self.spec.users.exists(user, has(user.codeServer) && has(user.codeServer.exposures) && user.codeServer.exposures.exists(exposure, has(exposure.access) && exposure.access == 'authenticated'))";
-    let mut rules = vec![
-        rule(
-            &format!("self.metadata.name.size() <= 40 && self.metadata.name.matches('{}')", Label::PATTERN),
-            "metadata.name becomes part of host and object names; use at most 40 lower-case letters, digits and dashes",
-        ),
-        rule(
-            "has(self.spec.domain) || !has(self.spec.services) || !self.spec.services.exists(name, has(self.spec.services[name].expose))",
-            "spec.domain is needed to expose a service; set it, or remove expose",
-        ),
-    ];
-    rules.extend(authenticated(&format!("({services}) || ({users})")));
-    rules
-}
-
-/// Of a whole User.
-pub(super) fn user() -> Vec<Value> {
-    let mut rules = vec![rule(
-        "self.spec.slug == oldSelf.spec.slug",
-        "spec.slug cannot change, the volume hangs on it; create another User",
-    )];
-    rules.extend(authenticated(
-        "has(self.spec.codeServer) && has(self.spec.codeServer.exposures) && self.spec.codeServer.exposures.exists(exposure, has(exposure.access) && exposure.access == 'authenticated')",
-    ));
-    rules
+/// Of a whole Workspace. A name cannot change: what was taken once stays right.
+pub(super) fn workspace() -> [Value; 1] {
+    [rule(
+        &format!("self.metadata.name.size() <= 40 && self.metadata.name.matches('{}')", Label::PATTERN),
+        "metadata.name becomes part of host and object names; use at most 40 lower-case letters, digits and dashes",
+    )]
 }
 
 /// What must hold where something is exposed to authenticated users only.
 fn authenticated(is_wanted: &str) -> [Value; 2] {
     [
         rule(
-            &format!("!({is_wanted}) || (has(self.spec.ingress) && has(self.spec.ingress.authURL))"),
+            &format!("!({is_wanted}) || (has(self.ingress) && has(self.ingress.authURL))"),
             "access authenticated needs spec.ingress.authURL, which says who is signed in; set it, or choose access: public",
         ),
         rule(

@@ -24,7 +24,7 @@ kind!(Workspace, "workspaces", WorkspaceSpec, WorkspaceStatus);
 /// A team's environment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = rules::spec()))]
+#[schemars(extend("x-kubernetes-validations" = rules::workspace_spec()))]
 pub struct WorkspaceSpec {
     /// Scales code-servers and the workloads of all services to zero while true. Nothing is uninstalled, no data is
     /// touched, and the former replicas come back.
@@ -139,6 +139,7 @@ pub struct Service {
     pub service_account_name: Option<String>,
     /// How long one operation may take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [rules::more_than_zero()]))]
     pub timeout: Option<Span>,
     /// Whether changed objects are reported or set back.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -20,6 +20,7 @@ kind!(User, "users", UserSpec, UserStatus);
 /// One person and what they use. A Workspace writes these; they also stand alone.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = rules::user_spec()))]
 pub struct UserSpec {
     /// Short name; part of host and object names.
     #[schemars(with = "Label", extend("maxLength" = 40))]
@@ -173,7 +174,7 @@ pub(super) fn crd() -> CustomResourceDefinition {
         schema: root::<UserSpec, UserStatus>(
             User::KIND,
             "A User is one person of a workspace, with a code-server of their own.",
-            &rules::user(),
+            &[],
         ),
     };
     definition.crd()

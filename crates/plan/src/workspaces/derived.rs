@@ -65,6 +65,16 @@ impl ObjectKind {
         matches!(self, Self::ConfigMap | Self::Secret)
     }
 
+    /// What must be the owner's own before this one is made. A pod that runs as a stranger's account has their rights,
+    /// and a binding gives them ours, or us what their Role holds.
+    const fn relies_on(self) -> &'static [Self] {
+        match self {
+            Self::RoleBinding => &[Self::ServiceAccount, Self::Secret, Self::Role],
+            Self::StatefulSet => &[Self::ServiceAccount, Self::Secret],
+            _ => &[],
+        }
+    }
+
     /// Places in which something added by others would change what the object does, so nothing more than ours may
     /// stand there. They are atomic to the API server: an apply takes out what is not in it.
     const fn exact(self) -> &'static [&'static str] {
@@ -288,12 +298,17 @@ pub(super) fn troubles(owner_uid: &str, wanted: &[Derived], objects: &Objects) -
     wanted.iter().filter_map(trouble).collect()
 }
 
-/// Applies what is wanted and not so; names what strangers hold.
+/// Applies what is wanted and not so, but for what relies on something that a stranger holds the name of.
 pub(super) fn converge(plan: &mut Plan<Action>, owner_uid: &str, wanted: &[Derived], objects: &Objects) {
     let mut wanted: Vec<_> = wanted.iter().collect();
     wanted.sort_by_key(|derived| derived.id.kind);
+    let is_taken = |id: &ObjectId| objects.get(id).is_some_and(|found| !found.is_of(owner_uid));
+    let taken: Vec<_> = wanted.iter().map(|derived| &derived.id).filter(|id| is_taken(id)).map(|id| id.kind).collect();
     for Derived { id, wish } in wanted {
         let Wish::Apply(body) = wish else { continue };
+        if id.kind.relies_on().iter().any(|kind| taken.contains(kind)) {
+            continue;
+        }
         match objects.get(id) {
             None => plan.actions.push(Action::Apply { id: id.clone(), body: body.clone() }),
             Some(found) if !found.is_of(owner_uid) => plan.look_within(TAKEN_LOOK),

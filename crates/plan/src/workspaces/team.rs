@@ -8,6 +8,6 @@ mod report;
 
 pub(super) use config::hash_name;
 pub use decide::{Observed, plan, rival};
-pub use derive::{Surroundings, derive};
+pub use derive::{MOST_TAKEN, Source, Surroundings, derive};
 pub use network::Endpoint;
 pub use report::status;

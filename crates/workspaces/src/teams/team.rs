@@ -1,11 +1,11 @@
 //! Rounds of Workspaces.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use api::workspace::{HelmRelease, User, Workspace};
+use api::workspace::{HelmRelease, User, Workspace, WorkspaceSpec};
 use jiff::Timestamp;
 use k8s_openapi::api::{
     apps::v1::StatefulSet,
@@ -16,7 +16,7 @@ use plan::{
     Plan,
     workspaces::{
         Action, Body, ObjectId, Objects, Outcome, Round,
-        team::{self, Endpoint, Surroundings},
+        team::{self, Endpoint, Source, Surroundings},
     },
 };
 use runtime::{Clock, Error, Executed, Json, Key, Kind, Layer, Metadata, Recorder, Writer};
@@ -26,14 +26,9 @@ use super::{
     Concerns, Releases, Secrets,
     kept::{Owned, Stored},
     shelf::Shelves,
+    source::{Known, Look},
     subject::{Statuses, Subject},
 };
-
-/// A Secret's content in base64.
-type Content = BTreeMap<String, String>;
-
-/// Contents by Workspace and name of the Secret, with the version that was read.
-pub type Contents = HashMap<Key, HashMap<String, (u64, Content)>>;
 
 pub struct TeamLayer {
     pub workspaces: Arc<Kind<Json<Workspace>, Workspace>>,
@@ -46,8 +41,8 @@ pub struct TeamLayer {
     pub shelves: Arc<Shelves>,
     pub concerns: Concerns,
     pub writer: Writer,
-    /// What configs take from other Secrets, so that a settled Workspace reads nothing.
-    pub contents: Mutex<Contents>,
+    /// What configs take from other Secrets, by Workspace.
+    pub contents: Mutex<HashMap<Key, Known>>,
     pub events: Recorder,
     pub clock: Clock,
 }
@@ -79,7 +74,9 @@ impl Layer for TeamLayer {
         let others = self.concerns.workspaces_of.keys(&key.namespace);
         let others: Vec<_> = others.iter().filter_map(|other| self.workspaces.get(other)).collect();
         let rival = team::rival(&workspace.metadata, others.iter().map(|other| &other.value.metadata));
-        let surroundings = Surroundings { api_server: self.api_server(), sources: self.sources(key, workspace).await? };
+        // A rival may do nothing, so it reads nothing either.
+        let spec = workspace.spec.as_ref().filter(|_| rival.is_none());
+        let surroundings = Surroundings { api_server: self.api_server(), sources: self.sources(key, spec).await? };
         let derived = team::derive(workspace, &surroundings);
         let mut objects = self.shelves.owned(&key.namespace, subject.uid()).await?;
         if let Ok(derived) = &derived {
@@ -122,7 +119,7 @@ impl Layer for TeamLayer {
 }
 
 impl TeamLayer {
-    fn contents(&self) -> MutexGuard<'_, Contents> {
+    fn contents(&self) -> MutexGuard<'_, HashMap<Key, Known>> {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -134,32 +131,32 @@ impl TeamLayer {
     }
 
     /// The Secrets that configs take from, read when they are new or changed.
-    async fn sources(&self, key: &Key, workspace: &Workspace) -> Result<BTreeMap<String, Option<Content>>, Error> {
+    async fn sources(&self, key: &Key, spec: Option<&WorkspaceSpec>) -> Result<BTreeMap<String, Source>, Error> {
+        let configs = spec.into_iter().flat_map(|spec| spec.configs.values());
+        let names: BTreeSet<_> = configs.filter_map(|config| Some(&config.from_secret.as_ref()?.name)).collect();
+        // After a failure all of them are read again.
+        let mut look = Look::new(self.contents().remove(key).unwrap_or_default());
         let mut sources = BTreeMap::new();
-        let configs = workspace.spec.iter().flat_map(|spec| spec.configs.values());
-        for name in configs.filter_map(|config| config.from_secret.as_ref()).map(|source| source.name.as_str()) {
-            let secret = Key::new(key.namespace.clone(), name);
-            self.secrets.settle(&secret).await?;
-            let content = match self.secrets.store().version(&secret) {
-                Some(version) => self.content(key, &secret, version).await?,
-                None => None,
-            };
-            sources.insert(name.to_owned(), content);
+        for name in names {
+            let source = self.source(&mut look, &Key::new(key.namespace.clone(), name.as_str())).await?;
+            sources.insert(name.clone(), source);
+        }
+        if !look.known.is_empty() {
+            self.contents().insert(key.clone(), look.known);
         }
         Ok(sources)
     }
 
-    async fn content(&self, key: &Key, secret: &Key, version: u64) -> Result<Option<Content>, Error> {
-        let known = self.contents().get(key).and_then(|of| of.get(&*secret.name)).cloned();
-        if let Some((_, content)) = known.filter(|(at, _)| *at == version) {
-            return Ok(Some(content));
+    async fn source(&self, look: &mut Look, secret: &Key) -> Result<Source, Error> {
+        self.secrets.settle(secret).await?;
+        let Some(version) = self.secrets.store().version(secret) else { return Ok(Source::Missing) };
+        if let Some(source) = look.find(&secret.name, version) {
+            return Ok(source);
         }
-        let Some(read) = self.writer.read::<Secret>("secrets", secret).await? else { return Ok(None) };
+        let Some(read) = self.writer.read::<Secret>("secrets", secret).await? else { return Ok(Source::Missing) };
         let encoded = read.data.unwrap_or_default().into_iter().map(|(name, bytes)| (name, json!(bytes)));
-        let content: Content = encoded.filter_map(|(name, text)| Some((name, text.as_str()?.to_owned()))).collect();
-        // Of a later version than the cache knows, perhaps; then it is read once more when the cache knows it.
-        self.contents().entry(key.clone()).or_default().insert(secret.name.to_string(), (version, content.clone()));
-        Ok(Some(content))
+        let content = encoded.filter_map(|(name, text)| Some((name, text.as_str()?.to_owned()))).collect();
+        Ok(look.add(&secret.name, version, content))
     }
 
     /// Whatever in the namespace may name a config, but for what the Workspace owns, which is known anyway.

@@ -65,8 +65,14 @@ impl Layer for UserLayer {
         ] {
             self.shelves.add(&mut objects, ObjectId::new(kind, name.as_str()), &in_namespace(name)).await?;
         }
-        let owner = user.owner().filter(|owner| owner.kind == Workspace::KIND);
-        let workspace = owner.and_then(|owner| self.workspaces.get(&in_namespace(owner.name.to_owned())));
+        let workspace = match user.owner().filter(|owner| owner.kind == Workspace::KIND) {
+            Some(owner) => {
+                let owner = in_namespace(owner.name.to_owned());
+                self.workspaces.settle(&owner).await?;
+                self.workspaces.get(&owner)
+            }
+            None => None,
+        };
         let surroundings = user::Observed {
             is_listed: user::is_listed(user, workspace.as_ref().map(|workspace| &workspace.value)),
             is_namespace_terminating: is_terminating(&self.namespaces, &key.namespace),

@@ -1,13 +1,19 @@
 //! What the API server itself refuses, and what it can explain.
 
 use anyhow::{Context, Result};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api,
-    api::{ApiResource, DynamicObject, GroupVersionKind, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+    runtime::wait::{await_condition, conditions::is_crd_established},
 };
 use serde_json::{Value, json};
+use testbed::{ControlPlane, Options};
 
-use crate::world::World;
+use crate::{
+    space::{PATIENCE, eventually},
+    world::World,
+};
 
 /// Every field has a text for `kubectl explain`, down to the last.
 fn check_described(path: &str, schema: &Value) {
@@ -152,6 +158,18 @@ async fn w01_what_is_right_is_taken() -> Result<()> {
     let public = json!({ "chart": chart, "expose": { "service": "web", "port": 80 } });
     let services = json!({ "web": public, "absent": absent, "ana": public });
     cases.push(("Workspace", json!({ "domain": "a", "services": services, "users": [ana] })));
+    let mut absent = web.clone();
+    absent["enabled"] = json!(false);
+    let exposures = json!([{ "service": "app", "port": 80, "access": "authenticated" }]);
+    let disabled = json!({ "disabled": true, "exposures": exposures });
+    let bob = json!({ "slug": "bob", "email": "bob@example.com", "codeServer": { "exposures": exposures } });
+    let mut cyd = json!({ "slug": "cyd", "email": "cyd@example.com", "permissions": ["code-server"] });
+    cyd["codeServer"] = disabled;
+    cases.push(("Workspace", json!({ "services": { "web": absent }, "users": [bob, cyd] })));
+    cases.extend([("User", bob), ("User", cyd)]);
+    for timeout in ["1ms", "0.001s", "1h30m", "90s", "99999h", "0h0.5m"] {
+        cases.push(("HelmRelease", json!({ "chart": chart, "timeout": timeout, "interval": "0s" })));
+    }
     for config in [
         json!({ "data": {} }),
         json!({ "kind": "Secret", "data": { "a": "b" } }),
@@ -200,6 +218,11 @@ async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -
         spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         spec
     };
+    let with_code_server = |fields: Value| {
+        let mut spec = person(fields);
+        spec["permissions"] = json!(["code-server"]);
+        spec
+    };
     let authenticated = json!({ "service": "web", "port": 80, "access": "authenticated" });
     let with_ingress = |ingress: Value| {
         let web = json!({ "chart": chart, "expose": authenticated });
@@ -219,6 +242,19 @@ async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -
         ("HelmRelease", "web", with_chart("name", json!("../x")), &["spec.chart.name", "a path belongs into repo"]),
         ("HelmRelease", "web", with_chart("digest", json!("abc")), &["spec.chart.digest", "64"]),
         ("HelmRelease", "web", release(json!({ "timeout": "soon" })), &["spec.timeout", "90s"]),
+        ("HelmRelease", "web", release(json!({ "timeout": "0s" })), &["spec.timeout", "more than zero"]),
+        (
+            "HelmRelease",
+            "web",
+            release(json!({ "rollback": { "timeout": "0m0.0s" } })),
+            &["spec.rollback.timeout", "more than zero"],
+        ),
+        (
+            "HelmRelease",
+            "web",
+            release(json!({ "interval": "99999999999999999999999h" })),
+            &["spec.interval", "5 digits"],
+        ),
         ("HelmRelease", "web", release(json!({ "memory": "much" })), &["spec.memory", "512Mi"]),
         ("HelmRelease", "web", release(json!({ "maxHistory": 0 })), &["spec.maxHistory", "1"]),
         ("HelmRelease", "web", release(json!({ "driftDetection": "on" })), &["spec.driftDetection", "warn"]),
@@ -297,6 +333,18 @@ async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -
         (
             "Workspace",
             "team",
+            workspace(json!({ "services": { "web": { "chart": chart, "timeout": "0s" } } })),
+            &["spec.services[web].timeout", "more than zero"],
+        ),
+        (
+            "Workspace",
+            "team",
+            json!({ "services": { "web": { "chart": chart, "expose": { "service": "web", "port": 80 } } } }),
+            &["spec.domain is needed", "remove expose"],
+        ),
+        (
+            "Workspace",
+            "team",
             workspace(json!({ "configs": { "a": { "data": { "a b": "c" } } } })),
             &["spec.configs[a].data", "letters, digits"],
         ),
@@ -332,20 +380,20 @@ async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -
             "team",
             workspace(json!({
                 "ingress": { "class": "traefik", "authURL": "https://auth.example" },
-                "users": [person(json!({ "codeServer": { "exposures": [authenticated] } }))],
+                "users": [with_code_server(json!({ "codeServer": { "exposures": [authenticated] } }))],
             })),
             &["spec.ingress.controller: nginx"],
         ),
         (
             "User",
             "ana",
-            person(json!({ "codeServer": { "exposures": [authenticated] } })),
+            with_code_server(json!({ "codeServer": { "exposures": [authenticated] } })),
             &["spec.ingress.authURL", "public"],
         ),
         (
             "User",
             "ana",
-            person(json!({
+            with_code_server(json!({
                 "ingress": { "class": "traefik", "authURL": "https://auth.example" },
                 "codeServer": { "exposures": [authenticated] },
             })),
@@ -420,4 +468,79 @@ async fn w01_bad_input_is_refused_with_a_message_that_names_field_and_remedy() -
         assert!(said.contains("cannot change") && said.contains("create another HelmRelease"), "{said}");
     }
     space.delete("web").await
+}
+
+/// The definition of a kind without any rule.
+fn without_rules(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            fields.remove("x-kubernetes-validations");
+            fields.values_mut().for_each(without_rules);
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_rules),
+        _ => {}
+    }
+}
+
+/// An object that was stored before there were these rules must still be reported on, and go.
+#[tokio::test]
+async fn w01_what_breaks_a_new_rule_is_still_reported_on_and_deleted() -> Result<()> {
+    let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
+    let client = control_plane.client().await?;
+    let namespace = control_plane.namespace("stored").await?;
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let install = async |crd: Value| -> Result<()> {
+        let name = crd["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        crds.patch(&name, &PatchParams::apply("test").force(), &Patch::Apply(crd)).await?;
+        tokio::time::timeout(PATIENCE, await_condition(crds.clone(), &name, is_crd_established())).await??;
+        Ok(())
+    };
+    for crd in api::workspace::crds() {
+        let mut crd = json!(crd);
+        without_rules(&mut crd);
+        install(crd).await?;
+    }
+    let chart = json!({ "repo": "http://charts.example", "name": "four" });
+    let exposure = json!({ "service": "web", "port": 80, "access": "authenticated" });
+    let ingress = json!({ "class": "traefik" });
+    let code_server = json!({ "exposures": [exposure] });
+    let ana = json!({
+        "slug": "ana", "email": "ana@example.com", "permissions": ["code-server"], "codeServer": code_server,
+    });
+    let web = json!({ "chart": chart, "expose": exposure, "timeout": "0s" });
+    let mut user = ana.clone();
+    user["ingress"] = ingress.clone();
+    let cases = [
+        ("Workspace", json!({ "ingress": ingress, "services": { "web": web }, "users": [ana] })),
+        ("User", user),
+        ("HelmRelease", json!({ "chart": chart, "timeout": "0s", "targetNamespace": "other" })),
+    ];
+    let api = |kind: &str| -> (ApiResource, Api<DynamicObject>) {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("workspaces.strata.dev", "v1alpha1", kind));
+        let api = Api::namespaced_with(client.clone(), &namespace, &resource);
+        (resource, api)
+    };
+    for (kind, spec) in &cases {
+        let (resource, api) = api(kind);
+        let mut object = DynamicObject::new("stored", &resource).data(json!({ "spec": spec }));
+        object.metadata.finalizers = Some(vec!["workspaces.strata.dev/test".to_owned()]);
+        api.create(&PostParams::default(), &object).await.with_context(|| kind.to_string())?;
+    }
+    for crd in api::workspace::crds() {
+        install(json!(crd)).await?;
+    }
+    for (kind, spec) in &cases {
+        let (resource, api) = api(kind);
+        // The rules are at work once they refuse another of the kind.
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        let other = DynamicObject::new("other", &resource).data(json!({ "spec": spec }));
+        eventually("the rules are at work", async || Ok(api.create(&dry_run, &other).await.is_err())).await?;
+        let status = Patch::Merge(json!({ "status": { "observedGeneration": 1 } }));
+        api.patch_status("stored", &PatchParams::default(), &status).await.with_context(|| format!("{kind} status"))?;
+        api.delete("stored", &DeleteParams::default()).await?;
+        let finalizers = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+        api.patch("stored", &PatchParams::default(), &finalizers).await.with_context(|| format!("{kind} metadata"))?;
+        assert!(api.get_opt("stored").await?.is_none(), "{kind} went");
+    }
+    Ok(())
 }

@@ -7,7 +7,7 @@ use api::workspace::{Config, ConfigKind, ValuesKind, ValuesSource, WorkspaceSpec
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
-use super::Surroundings;
+use super::{MOST_TAKEN, Source, Surroundings};
 use crate::Why;
 use crate::object::digest;
 use crate::workspaces::derived::{Derived, ObjectId, ObjectKind, Owner, Wish};
@@ -72,13 +72,7 @@ impl<'a> Configs<'a> {
 impl Version {
     fn new(workspace: &str, name: &str, config: &Config, surroundings: &Surroundings) -> Result<Self, Why> {
         let (kind, data) = match (&config.from_secret, config.kind.unwrap_or_default()) {
-            (Some(source), _) => {
-                let Some(Some(data)) = surroundings.sources.get(&source.name) else {
-                    let message = format!("spec.configs.{name}: there is no Secret {}; create it", source.name);
-                    return Err(Why { reason: Reason::ValuesMissing, message });
-                };
-                (ObjectKind::Secret, json!(data))
-            }
+            (Some(source), _) => (ObjectKind::Secret, taken(name, &source.name, surroundings)?),
             (None, ConfigKind::ConfigMap) => (ObjectKind::ConfigMap, json!(config.data)),
             (None, ConfigKind::Secret) => {
                 let encode = |text: &String| json!(ByteString(text.clone().into_bytes()));
@@ -88,6 +82,21 @@ impl Version {
         };
         Ok(Self { kind, name: hash_name(&format!("{workspace}-{name}"), &data), data })
     }
+}
+
+/// What a config takes from a Secret.
+fn taken(config: &str, secret: &str, surroundings: &Surroundings) -> Result<Value, Why> {
+    let (reason, message) = match surroundings.sources.get(secret) {
+        Some(Source::Content(data)) => return Ok(json!(data)),
+        Some(Source::TooMuch) => {
+            let most = MOST_TAKEN >> 20;
+            let remedy = "make them smaller, or name the Secret itself in valuesFrom or envFrom";
+            let message = format!("with Secret {secret} more than {most} MiB would be taken from Secrets; {remedy}");
+            (Reason::ValuesInvalid, message)
+        }
+        Some(Source::Missing) | None => (Reason::ValuesMissing, format!("there is no Secret {secret}; create it")),
+    };
+    Err(Why { reason, message: format!("spec.configs.{config}: {message}") })
 }
 
 /// A name that changes with the content.

@@ -22,9 +22,23 @@ use crate::workspaces::user::exposure_host;
 pub struct Surroundings {
     /// Where the API server answers, as far as it is known.
     pub api_server: Vec<Endpoint>,
-    /// Content, in base64, of the Secrets that spec.configs takes from; `None` for one that is not there.
-    pub sources: BTreeMap<String, Option<BTreeMap<String, String>>>,
+    /// The Secrets that spec.configs takes from, by name.
+    pub sources: BTreeMap<String, Source>,
 }
+
+/// A Secret that spec.configs takes from.
+#[derive(Clone, PartialEq)]
+pub enum Source {
+    Missing,
+    /// With it, more than [`MOST_TAKEN`] would be taken.
+    TooMuch,
+    /// Its content, in base64.
+    Content(BTreeMap<String, String>),
+}
+
+/// Bytes of keys and base64 that one Workspace may take from Secrets. They stay in the operator's memory, and a hundred
+/// configs could take a megabyte each; three full Secrets are more than values and environments are made of.
+pub const MOST_TAKEN: usize = 4 << 20;
 
 pub(super) fn owner(workspace: &Workspace) -> Owner {
     let name = workspace.metadata.name.clone().unwrap_or_default();

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use plan::workspaces::{Body, ObjectKind, Wish, team};
+use plan::workspaces::{
+    Body, ObjectKind, Wish,
+    team::{self, Source},
+};
 use serde_json::{Value, json};
 
 use super::world::{World, chart, workspace};
@@ -77,21 +80,25 @@ fn w10_content_may_come_from_a_secret() {
     let mut with_source = spec(json!({}));
     with_source["configs"]["values"] = from;
     let mut world = World::new(with_source);
-    world.surroundings.sources = BTreeMap::from([("source".to_owned(), None)]);
+    world.surroundings.sources = BTreeMap::from([("source".to_owned(), Source::Missing)]);
     world.settle();
     let ready = world.condition("Ready");
     assert!(ready.starts_with("False ValuesMissing") && ready.contains("Secret source"), "{ready}");
     assert_eq!(world.names(ObjectKind::HelmRelease), [""; 0], "what needs it is held");
     // base64 of the value in `w10_one_value…`: the source does not matter, the content does.
     let content = BTreeMap::from([("a".to_owned(), "MQ==".to_owned())]);
-    world.surroundings.sources = BTreeMap::from([("source".to_owned(), Some(content))]);
+    world.surroundings.sources = BTreeMap::from([("source".to_owned(), Source::Content(content))]);
     world.settle();
     assert!(world.condition("Ready").starts_with("True"));
     assert!(world.names(ObjectKind::Secret).contains(&name(spec(json!({ "a": "1" }))).as_str()));
-    world.done.clear();
-    world.surroundings.sources = BTreeMap::from([("source".to_owned(), None)]);
-    world.settle();
-    assert_eq!(world.done, [""; 0], "what was made of it stays");
+    for (source, reason) in [(Source::Missing, "ValuesMissing"), (Source::TooMuch, "ValuesInvalid")] {
+        world.done.clear();
+        world.surroundings.sources = BTreeMap::from([("source".to_owned(), source)]);
+        world.settle();
+        assert_eq!(world.done, [""; 0], "what was made of it stays");
+        let ready = world.condition("Ready");
+        assert!(ready.starts_with(&format!("False {reason}: spec.configs.values:")), "{ready}");
+    }
 }
 
 #[test]

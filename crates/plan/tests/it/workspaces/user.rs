@@ -266,3 +266,45 @@ fn two_users_of_one_slug_do_not_share() {
     assert_eq!(ready.reason.as_str(), "ObjectTaken");
     assert!(ready.message.contains("StatefulSet code-server-ana"));
 }
+
+#[test]
+fn nothing_runs_as_or_is_bound_to_what_is_a_strangers() {
+    for (kind, binding, set) in [
+        (ObjectKind::ServiceAccount, None, None),
+        (ObjectKind::Role, None, Some(SET)),
+        (ObjectKind::Service, Some(SET), Some(SET)),
+    ] {
+        let mut world = World::ready(one_user(json!({})));
+        // All but the account, the Role or the Service, which somebody else has, is to be made anew.
+        world.objects.retain(|id, _| id.kind == kind || matches!(id.kind, ObjectKind::User | ObjectKind::Secret));
+        world.object(kind, SET).owner_uid = None;
+        world.user_round("ana");
+        assert_eq!(world.names(ObjectKind::RoleBinding).first().copied(), binding, "{kind:?}");
+        assert_eq!(world.names(ObjectKind::StatefulSet).first().copied(), set, "{kind:?}");
+        let ready = &status(&world).conditions[0];
+        assert_eq!(ready.reason.as_str(), "ObjectTaken");
+        assert!(ready.message.starts_with(&format!("{} {SET}", kind.as_str())), "{}", ready.message);
+    }
+}
+
+#[test]
+fn a_password_that_is_a_strangers_is_not_read() {
+    let user = user_of(json!({ "slug": "ana", "email": "a@b", "permissions": ["code-server"] }));
+    let derived = user::derive(&user, &Objects::new(), || "secret".to_owned()).unwrap();
+    let secret = derived.iter().find(|derived| derived.id.kind == ObjectKind::Secret).unwrap().id.clone();
+    let mut world = World::ready(one_user(json!({})));
+    let mut theirs = world.object(ObjectKind::ServiceAccount, SET).clone();
+    theirs.owner_uid = None;
+    let observed = user::Observed {
+        is_listed: true,
+        is_namespace_terminating: false,
+        derived: Ok(derived),
+        objects: Objects::from([(secret, theirs)]),
+        pod: None,
+    };
+    let plan = format!("{:?}", user::plan(&user, &observed).actions);
+    assert!(
+        plan.contains("ServiceAccount") && !plan.contains("StatefulSet") && !plan.contains("RoleBinding"),
+        "{plan}"
+    );
+}

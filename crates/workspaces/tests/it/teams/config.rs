@@ -96,3 +96,24 @@ async fn w10_a_changed_source_is_followed_and_a_missing_one_is_named() -> Result
     eventually("the former is collected", async || Ok(!space.has::<Secret>(&first).await?)).await?;
     Ok(())
 }
+
+#[tokio::test]
+async fn w10_what_does_not_fit_into_the_operator_is_named() -> Result<()> {
+    let space = World::shared().await.space("large").await?;
+    // Just below what Kubernetes allows; in base64 three of these are below 4 MiB.
+    let large = "x".repeat(1_040_000);
+    let mut configs = json!({});
+    for name in ["a", "b", "c", "d"] {
+        let source = json!({ "metadata": { "name": name }, "stringData": { "values.yaml": large } });
+        space.create::<Secret>(source).await?;
+        configs[name] = json!({ "fromSecret": { "name": name } });
+    }
+    space.workspace("team", json!({ "configs": configs })).await?;
+    let workspace = space.until_phase("team", WorkspacePhase::Failed).await?;
+    let ready = condition(&workspace, "Ready");
+    assert!(ready.starts_with("False ValuesInvalid: spec.configs.d: with Secret d more than 4 MiB"), "{ready}");
+    assert_eq!(space.names::<Secret>().await?.len(), 3, "the others are there");
+    space.patch::<Secret>("a", json!({ "data": null, "stringData": { "values.yaml": "a: 1" } })).await?;
+    space.until_phase("team", WorkspacePhase::Ready).await?;
+    Ok(())
+}

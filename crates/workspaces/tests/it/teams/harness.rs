@@ -82,7 +82,8 @@ impl World {
         receiver.await.expect("the world's thread lives").expect("the world starts")
     }
 
-    async fn start(config: teams::Config) -> Result<Self> {
+    /// A world for one test alone.
+    pub async fn start(config: teams::Config) -> Result<Self> {
         let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
         install(&control_plane, HelmRole::NotBound).await?;
         let kubeconfig = Kubeconfig::read_from(control_plane.kubeconfig_as(&operator_user()).await?)?;

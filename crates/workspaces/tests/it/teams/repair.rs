@@ -9,6 +9,8 @@ use k8s_openapi::api::{
     rbac::v1::{Role, RoleBinding},
 };
 use serde_json::{Value, json};
+use testbed::fault::{Calls, Fault, Injected, Verb};
+use workspaces::teams;
 
 use super::harness::{Object, Space, World, chart, condition, eventually, uid, user};
 
@@ -107,6 +109,42 @@ async fn w11_a_user_deleted_by_hand_comes_back_to_the_same_volume_whatever_its_r
     space.ready_workspace("team", json!({ "users": [ana] })).await?;
     let claim = space.claim("ana").await?;
     check_deletion::<User>(&space, "ana").await?;
+    space.until_user("ana", "Succeeded").await?;
+    let now = space.claim("ana").await?;
+    assert_eq!((uid(&now), now.metadata.deletion_timestamp), (uid(&claim), None), "the same volume");
+    Ok(())
+}
+
+/// Events are held for all namespaces, so the world is this test's own.
+#[tokio::test]
+async fn what_is_not_known_of_the_team_costs_nobody_their_volume() -> Result<()> {
+    let world = World::start(teams::Config::default()).await?;
+    let space = world.space("doubt").await?;
+    let mut ana = user("ana");
+    ana["codeServer"] = json!({ "storage": { "retention": "delete" } });
+    space.ready_workspace("team", json!({ "users": [ana] })).await?;
+    let claim = space.claim("ana").await?;
+    // She leaves the team, which the operator sees, and comes back, which it does not: its last write to the Workspace
+    // had no answer, and neither events nor reads tell it more.
+    let inject = |calls: Calls, fault| world.proxy.inject(calls.in_namespace(&space.namespace), fault);
+    let faults = [
+        inject(Calls::of(Verb::Get, "workspaces"), Fault::Status(500)),
+        inject(Calls::writes("workspaces/status"), Fault::CutBeforeCommit),
+        inject(Calls::of(Verb::Delete, "users"), Fault::Status(403)),
+    ];
+    space.change("team", json!({ "users": [] })).await?;
+    for fault in &faults {
+        fault.reached().await?;
+    }
+    let held = world.proxy.hold_events("workspaces");
+    space.change("team", json!({ "users": [ana] })).await?;
+    let before = space.delete::<User>("ana").await?;
+    // As many as it takes to remove the StatefulSet, the claim and the finalizer.
+    world.more_rounds(&space, "user", 3).await?;
+    faults.iter().for_each(Injected::end);
+    held.release();
+    space.until_gone(&before).await?;
+    space.until("ana", "another User", |user: &User| uid(user) != uid(&before)).await?;
     space.until_user("ana", "Succeeded").await?;
     let now = space.claim("ana").await?;
     assert_eq!((uid(&now), now.metadata.deletion_timestamp), (uid(&claim), None), "the same volume");
