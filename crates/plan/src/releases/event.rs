@@ -3,13 +3,13 @@
 use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::workspace::HelmReleaseStatus;
 
-use super::{Action, report::Round};
+use super::{Action, FailureClass, report::Round};
 use crate::event::{Event, EventKind};
 
 /// Events of one round: `before` and `after` are the stored and the new status.
 pub fn events(before: Option<&HelmReleaseStatus>, after: &HelmReleaseStatus, round: &Round<'_>) -> Vec<Event> {
     let mut events: Vec<Event> = round.done().filter_map(|action| of_action(action, round)).collect();
-    events.extend(round.observed.ended().as_ref().map(of_end));
+    events.extend(round.observed.ended().as_ref().and_then(of_end));
     for kind in [ConditionType::Ready, ConditionType::Drifted] {
         events.extend(of_change(kind, before, after));
     }
@@ -60,7 +60,7 @@ fn has_acted(round: &Round<'_>) -> bool {
     !is_there || status.is_some_and(|status| status.last_attempted_digest.is_some() || status.operation.is_some())
 }
 
-fn of_end(ended: &super::Ended) -> Event {
+fn of_end(ended: &super::Ended) -> Option<Event> {
     use api::workspace::OperationKind as Kind;
     let (good, bad, action) = match ended.operation.kind {
         Kind::Install => (Reason::InstallSucceeded, Reason::InstallFailed, "Install"),
@@ -73,11 +73,12 @@ fn of_end(ended: &super::Ended) -> Event {
         Ok(()) => {
             let version = ended.operation.chart_version.as_deref().unwrap_or_default();
             let what = if version.is_empty() { String::new() } else { format!(" of chart version {version}") };
-            normal(good, action, format!("{action}{what} succeeded"))
+            Some(normal(good, action, format!("{action}{what} succeeded")))
         }
+        Err(failure) if failure.class == FailureClass::NotBegun => None,
         Err(failure) => {
-            let reason = if failure.class == super::FailureClass::Timeout { Reason::TimedOut } else { bad };
-            Event { kind: EventKind::Warning, reason: reason.as_str(), action, note: failure.message.clone() }
+            let reason = if failure.class == FailureClass::Timeout { Reason::TimedOut } else { bad };
+            Some(Event { kind: EventKind::Warning, reason: reason.as_str(), action, note: failure.message.clone() })
         }
     }
 }

@@ -107,6 +107,10 @@ fn is_of(known: &ReleaseRevision, stored: &Stored) -> bool {
 
 /// Takes an operation's end into account.
 fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Observed, former: &[ReleaseRevision], now: Timestamp) {
+    if matches!(&ended.result, Err(failure) if failure.class == FailureClass::NotBegun) {
+        status.operation = None;
+        return reopen(status, observed);
+    }
     status.last_attempted_at = Some(now);
     let operation = &ended.operation;
     let left_lock = observed.newest().is_some_and(|newest| {

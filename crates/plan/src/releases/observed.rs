@@ -162,6 +162,8 @@ pub enum FailureClass {
     InProgress,
     ReleaseNotFound,
     Unreachable,
+    /// Its turn came too late, and it was handed back.
+    NotBegun,
     /// Ended by a signal that was not ours, or by us on shutdown.
     Interrupted,
     Other,

@@ -198,8 +198,9 @@ pub enum Action {
     AddFinalizer { finalizers: Vec<String> },
     /// Server-side apply. Without uid and version in the body it creates, and fails should the name exist.
     Apply { id: ObjectId, body: Body },
-    /// Mark a HelmRelease that is about to go: its PersistentVolumeClaims may go with it.
-    AllowDataDeletion { id: ObjectId, uid: String, resource_version: String },
+    /// Change some fields of an object that is no longer derived and stays for the time being, provided it still is
+    /// this one in this version.
+    Patch { id: ObjectId, uid: String, resource_version: String, patch: Body },
     /// Delete the object, provided it still is this one in this version.
     Delete { id: ObjectId, uid: String, resource_version: String },
     /// Store this list as the owner's `metadata.finalizers` (ours taken out), provided nobody changed it meanwhile.

@@ -400,7 +400,8 @@ fn failure(failure: helm::Failure) -> releases::Failure {
         Class::Locked => FailureClass::InProgress,
         Class::ReleaseNotFound => FailureClass::ReleaseNotFound,
         Class::Unreachable | Class::PlainHttp => FailureClass::Unreachable,
-        Class::Cancelled | Class::NotBegun | Class::Killed => FailureClass::Interrupted,
+        Class::NotBegun => FailureClass::NotBegun,
+        Class::Cancelled | Class::Killed => FailureClass::Interrupted,
         Class::Other => FailureClass::Other,
     };
     releases::Failure { class, message: failure.message }

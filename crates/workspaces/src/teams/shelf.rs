@@ -130,8 +130,7 @@ impl Shelves {
 
     /// Carries out an action on a derived object.
     pub async fn execute(&self, namespace: &Arc<str>, action: &Action) -> Result<(), Error> {
-        let (Action::Apply { id, .. } | Action::AllowDataDeletion { id, .. } | Action::Delete { id, .. }) = action
-        else {
+        let (Action::Apply { id, .. } | Action::Patch { id, .. } | Action::Delete { id, .. }) = action else {
             unreachable!("finalizers are the owner's")
         };
         let (shelf, key) = (self.shelf(id.kind), Key::new(namespace.clone(), id.name.as_str()));
@@ -142,12 +141,12 @@ impl Shelves {
                 self.take_note(id, &key, body);
                 Ok(())
             }
-            Action::AllowDataDeletion { uid, resource_version, .. } => {
-                tracing::debug!(object = %id, "allowing the deletion of its data");
-                let metadata = json!({
-                    "uid": uid, "resourceVersion": resource_version, "annotations": { DELETE_DATA_ANNOTATION: "true" },
-                });
-                shelf.kind.patch(&key, json!({ "metadata": metadata })).await
+            Action::Patch { uid, resource_version, patch, .. } => {
+                tracing::debug!(object = %id, "patching");
+                let mut patch = patch.0.clone();
+                patch["metadata"]["uid"] = json!(uid);
+                patch["metadata"]["resourceVersion"] = json!(resource_version);
+                shelf.kind.patch(&key, patch).await
             }
             Action::Delete { uid, resource_version, .. } => {
                 tracing::debug!(object = %id, "deleting");

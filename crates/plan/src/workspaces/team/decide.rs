@@ -5,6 +5,7 @@ use api::workspace::{
     DELETE_DATA_ANNOTATION, FINALIZER, HelmReleaseStatus, UserPhase, UserStatus, Workspace, WorkspaceSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Value, json};
 
 use crate::workspaces::derived::{
     Action, Body, Derived, Found, ObjectId, ObjectKind, Objects, Trouble, add_finalizer, converge, delete,
@@ -98,15 +99,25 @@ fn remove_release(
     release: &Found,
 ) {
     let is_allowed = release.annotation(DELETE_DATA_ANNOTATION) == Some("true");
+    // It leaves the Helm release as it is.
+    let is_suspended = release.content.0["spec"]["suspend"] == true;
     let service = spec.and_then(|spec| spec.services.get(&id.name));
-    if !is_allowed && service.is_some_and(|service| service.delete_data == Some(true)) {
+    let patch = |patch: Value| {
         let (id, uid, resource_version) = (id.clone(), release.uid.clone(), release.resource_version.clone());
-        plan.actions.push(Action::AllowDataDeletion { id, uid, resource_version });
-    } else if !is_allowed && may_hold_data(release) {
+        Action::Patch { id, uid, resource_version, patch: Body(patch) }
+    };
+    if !is_allowed && service.is_some_and(|service| service.delete_data == Some(true)) {
+        plan.actions.push(patch(json!({ "metadata": { "annotations": { DELETE_DATA_ANNOTATION: "true" } } })));
+    } else if !is_allowed && !is_suspended && may_hold_data(release) {
+        let is_stopped = spec.is_some_and(|spec| spec.stopped == Some(true));
+        if is_stopped != (release.content.0["spec"]["stopped"] == true) {
+            plan.actions.push(patch(json!({ "spec": { "stopped": is_stopped.then_some(true) } })));
+        }
         let name = &id.name;
         let message = format!(
-            "service {name} is not removed: its release holds PersistentVolumeClaims. Set deleteData: true in \
-             spec.services.{name} first, or put the service back"
+            "service {name} is not removed: its release holds PersistentVolumeClaims. To remove them with it, have \
+             deleteData: true in spec.services.{name}; to leave the Helm release and them behind, set spec.suspend: \
+             true in HelmRelease {name} (strata release suspend {name})"
         );
         found.push(Trouble::of(id, Reason::DataProtected, message));
     } else {
@@ -144,7 +155,7 @@ fn clean_up(plan: &mut Plan<Action>, found: &mut Vec<Trouble>, workspace: &Works
             }
         }
         if !found.is_empty() {
-            plan.actions.retain(|action| matches!(action, Action::AllowDataDeletion { .. }));
+            plan.actions.retain(|action| matches!(action, Action::Patch { .. }));
         }
         if ours().next().is_some() {
             return;

@@ -255,8 +255,30 @@ fn a_release_with_data_stays_until_its_data_may_go() {
     // Allowed and taken away in one go.
     world.change(|spec| spec["services"]["db"] = json!({ "chart": chart("db"), "deleteData": true, "enabled": false }));
     world.settle();
-    assert_eq!(world.done, ["allow HelmRelease db", "delete HelmRelease db"]);
+    assert_eq!(world.done, ["patch HelmRelease db", "delete HelmRelease db"]);
     assert!(world.condition("Ready").starts_with("True"));
+}
+
+#[test]
+fn w08_a_release_that_only_its_data_holds_stops_with_the_workspace() {
+    let mut world = World::ready(basic());
+    world.change(|spec| drop(spec["services"].as_object_mut().unwrap().remove("db")));
+    for stopped in [true, false] {
+        world.change(|spec| spec["stopped"] = json!(stopped));
+        world.settle();
+        let db = &world.object(ObjectKind::HelmRelease, "db").content.0;
+        assert_eq!(db["spec"]["stopped"] == true, stopped);
+    }
+}
+
+#[test]
+fn a_suspended_release_with_data_is_left_behind() {
+    let mut world = World::ready(basic());
+    world.object(ObjectKind::HelmRelease, "db").content.0["spec"]["suspend"] = json!(true);
+    world.delete();
+    world.settle();
+    assert!(!world.has_finalizer(), "{:?}", world.done);
+    assert!(!world.done.contains(&"patch HelmRelease db".to_owned()), "{:?}", world.done);
 }
 
 #[test]
@@ -280,7 +302,7 @@ fn deletion_waits_for_users_and_releases_and_spares_data() {
     assert_eq!(world.status().phase, Some(WorkspacePhase::Terminating));
     world.change(|spec| spec["services"]["db"]["deleteData"] = json!(true));
     world.settle();
-    assert!(world.done.contains(&"allow HelmRelease db".to_owned()), "{:?}", world.done);
+    assert!(world.done.contains(&"patch HelmRelease db".to_owned()), "{:?}", world.done);
     assert_eq!(world.done.last().unwrap(), "release finalizer");
     assert!(!world.has_finalizer());
     assert_eq!(world.names(ObjectKind::HelmRelease), [""; 0]);

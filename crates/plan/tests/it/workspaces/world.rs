@@ -249,10 +249,7 @@ impl World {
                 }
                 self.apply(id, body.0.clone());
             }
-            Action::AllowDataDeletion { id, .. } => {
-                let found = self.objects.get_mut(id).unwrap();
-                found.content.0["metadata"]["annotations"]["workspaces.strata.dev/delete-data"] = json!("true");
-            }
+            Action::Patch { id, patch, .. } => merge(&mut self.objects.get_mut(id).unwrap().content.0, &patch.0),
             Action::Delete { id, uid, .. } => {
                 let found = self.objects.get_mut(id).unwrap();
                 assert_eq!(found.uid, *uid);
@@ -305,11 +302,18 @@ pub fn condition(status: &str, reason: &str, message: &str) -> Value {
         "lastTransitionTime": "2026-01-01T00:00:00Z" }])
 }
 
+fn merge(object: &mut Value, patch: &Value) {
+    let Value::Object(fields) = patch else { return object.clone_from(patch) };
+    for (name, field) in fields {
+        merge(&mut object[name], field);
+    }
+}
+
 fn word(action: &Action) -> String {
     match action {
         Action::AddFinalizer { .. } => "add finalizer".to_owned(),
         Action::Apply { id, .. } => format!("apply {id}"),
-        Action::AllowDataDeletion { id, .. } => format!("allow {id}"),
+        Action::Patch { id, .. } => format!("patch {id}"),
         Action::Delete { id, .. } => format!("delete {id}"),
         Action::ReleaseFinalizer { .. } => "release finalizer".to_owned(),
     }
