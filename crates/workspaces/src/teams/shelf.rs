@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use api::workspace::{DELETE_DATA_ANNOTATION, LABEL_MANAGED_BY, MANAGED_BY};
+use api::workspace::{LABEL_MANAGED_BY, MANAGED_BY};
 use futures::future::BoxFuture;
 use plan::workspaces::{Action, Body, Derived, Found, ObjectId, ObjectKind, Objects, fingerprint, is_lacking};
 use runtime::{Error, Index, Key, Kind, View};

@@ -1,11 +1,16 @@
 //! Whom helm acts as.
 
 use anyhow::Result;
+use k8s_openapi::api::{authorization::v1::SubjectAccessReview, rbac::v1::RoleBinding};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, PostParams},
+};
 use serde_json::json;
 use testbed::audit::Entry;
 
 use crate::{
-    space::{HelmRole, OPERATOR_USER, condition, message},
+    space::{HelmRole, OPERATOR_USER, condition, eventually, message},
     world::World,
 };
 
@@ -61,6 +66,54 @@ async fn w38_without_the_helm_role_a_release_acts_as_its_account_and_nothing_els
     assert_eq!(condition(&away, "Released")["status"], "False");
     assert_eq!(other.history("away").await?, []);
     Ok(())
+}
+
+#[tokio::test]
+async fn w38_an_uninstall_without_the_rights_for_it_is_told_and_leaves_nothing_behind() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("shrunk").await?;
+    let client = world.control_plane.client().await?;
+    let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), &space.namespace);
+    for (release, resources) in [("blind", &["pods"]), ("half", &["secrets"])] {
+        space.account("deployer", Some("admin")).await?;
+        space.install(release, space.four(json!({ "serviceAccountName": "deployer" }))).await?;
+        let metadata = json!({ "name": release, "namespace": space.namespace });
+        let rules = json!([{ "apiGroups": [""], "resources": resources, "verbs": ["*"] }]);
+        let role = json!({ "apiVersion": RBAC, "kind": "Role", "metadata": metadata, "rules": rules });
+        let subjects = json!([{ "kind": "ServiceAccount", "name": "deployer", "namespace": space.namespace }]);
+        let role_ref = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": release });
+        let binding = json!({
+            "apiVersion": RBAC, "kind": "RoleBinding", "metadata": metadata, "roleRef": role_ref, "subjects": subjects,
+        });
+        world.control_plane.install(&[role, binding]).await?;
+        bindings.delete("deployer", &DeleteParams::default()).await?;
+        until_forbidden(&client, &space.namespace).await?;
+        space.delete(release).await?;
+        let refused = space.condition(release, "Ready", "False", "Forbidden").await?;
+        assert!(message(&refused).contains("may not get") && message(&refused).contains("grant it"), "{refused:?}");
+        assert!(space.deployments.get_opt(release).await?.is_some());
+        space.check_history(release, "1 deployed").await?;
+        space.account("deployer", Some("admin")).await?;
+        space.gone(release).await?;
+        assert!(space.deployments.get_opt(release).await?.is_none());
+    }
+    Ok(())
+}
+
+const RBAC: &str = "rbac.authorization.k8s.io/v1";
+
+/// The API server's authorizer learns of a binding's end by a watch, so a moment later.
+async fn until_forbidden(client: &Client, namespace: &str) -> Result<()> {
+    let review: SubjectAccessReview = serde_json::from_value(json!({ "spec": {
+        "user": format!("system:serviceaccount:{namespace}:deployer"),
+        "resourceAttributes": { "verb": "get", "group": "apps", "resource": "deployments", "namespace": namespace },
+    }}))?;
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    eventually("the account may no longer", async || {
+        let answer = reviews.create(&PostParams::default(), &review).await?;
+        Ok(!answer.status.is_some_and(|status| status.allowed))
+    })
+    .await
 }
 
 #[tokio::test]
