@@ -29,6 +29,12 @@ impl Round<'_> {
         self.plan.actions.iter().zip(self.outcomes).filter(|(_, o)| **o == Outcome::Done).map(|(a, _)| a)
     }
 
+    /// Nobody fetches for what is blocked before, nor for what goes.
+    fn is_fetching(&self) -> bool {
+        let is_going = self.object.metadata.deletion_timestamp.is_some();
+        self.observed.chart == Chart::Fetching && self.plan.blocked.is_none() && !is_going
+    }
+
     fn rejection(&self) -> Option<Why> {
         self.outcomes.iter().find_map(|outcome| match outcome {
             Outcome::Rejected(why) => Some(why.clone()),
@@ -159,10 +165,7 @@ impl<'a> Facts<'a> {
         });
         let at_work = match &round.observed.job {
             Job::Waiting(kind) | Job::Running(kind) | Job::Ending(kind) => Some(*kind),
-            // Nobody fetches for what is blocked before.
-            Job::Idle if round.observed.chart == Chart::Fetching && round.plan.blocked.is_none() => {
-                Some(OperationKind::Fetch)
-            }
+            Job::Idle if round.is_fetching() => Some(OperationKind::Fetch),
             Job::Idle | Job::Finished(_) => None,
         };
         let is_released = desired.is_some_and(|desired| is_released(desired, round.observed, memory));
