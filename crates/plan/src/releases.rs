@@ -15,14 +15,14 @@ mod report;
 mod state;
 
 pub use action::{Action, Operation, Outcome};
-pub use decide::{last_good, plan};
+pub use decide::plan;
 pub use dependency::cycle;
 pub use desired::{Attempt, Desired, LEAST_MEMORY, Policy, config_digest, reference_digest, removable, validate};
 pub use event::events;
 pub use memory::Memory;
 pub use observed::{
     Chart, Dependency, Difference, Drift, Ended, Failure, FailureClass, Identity, Job, Known, Observed, Replicas,
-    Stored, StoredStatus, Values,
+    Stored, StoredStatus, Values, last_good,
 };
 pub use report::{Round, status};
 pub use state::{OutOfSync, State, state};

@@ -26,16 +26,7 @@ const SLOW: Duration = Duration::from_secs(4);
 const WRITES: [&str; 7] =
     ["add-finalizer", "create-pod", "create-service", "status", "delete-pod", "delete-service", "release-finalizer"];
 
-const FAULTS: [(&str, Fault); 8] = [
-    ("conflict", Fault::Status(409)),
-    ("busy", Fault::TooManyRequests { retry_after_seconds: 1 }),
-    ("error", Fault::Status(500)),
-    ("unavailable", Fault::Status(503)),
-    ("slow", Fault::Latency(SLOW)),
-    ("cut-before", Fault::CutBeforeCommit),
-    ("cut-after", Fault::CutAfterCommit),
-    ("mute-after", Fault::HoldAfterCommit),
-];
+const FAULTS: [(&str, Fault); 8] = Fault::of_a_write(SLOW);
 
 fn calls(write: &str, namespace: &str, name: &str) -> Calls {
     let owned = format!("performer-{name}");

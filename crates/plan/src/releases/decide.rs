@@ -10,7 +10,8 @@ use jiff::Timestamp;
 
 use super::{
     Action, Chart, Desired, Drift, FailureClass, Identity, Job, Known, Memory, Observed, Operation, Policy, Replicas,
-    State, Stored, StoredStatus, Values, config_digest, memory::REMOVAL, removable, replicas, state, validate,
+    State, Stored, StoredStatus, Values, config_digest, last_good, memory::REMOVAL, removable, replicas, state,
+    validate,
 };
 use crate::{Plan, Why};
 
@@ -121,8 +122,8 @@ impl Deciding<'_> {
                 self.attempt(desired, stored, &digest, &version, plan);
             }
             State::Untested => {
-                let is_harried = self.memory.interruptions(&digest) > self.policy.max_interruptions;
-                match self.left(self.memory.status.last_attempted_at, desired.interval).filter(|_| is_harried) {
+                let interval = self.left(self.memory.status.last_attempted_at, desired.interval);
+                match interval.filter(|_| self.is_harried(&digest)) {
                     Some(rest) => plan.look_within(rest),
                     None => self.start(operation(OperationKind::Test, desired, stored, &digest, &version), plan),
                 }
@@ -205,7 +206,7 @@ impl Deciding<'_> {
         }
         let is_installed = last_good(stored).is_some();
         let strategy = if is_installed { desired.upgrade } else { desired.install };
-        let is_harried = self.memory.interruptions(digest) > self.policy.max_interruptions;
+        let is_harried = self.is_harried(digest);
         let is_used_up = self.memory.failures(digest) > strategy.retries;
         // What keeps interrupting may be gone by the next interval, and a right that was missing may be given.
         let is_external = is_harried || (is_used_up && self.memory.status.last_failure == Some(Reason::Forbidden));
@@ -229,6 +230,11 @@ impl Deciding<'_> {
         let status = &self.memory.status;
         let reason = status.last_failure.unwrap_or(Reason::UpgradeFailed);
         plan.block(reason, status.last_output.clone().unwrap_or_else(|| "helm failed".to_owned()));
+    }
+
+    /// Whether something else ended it more often than is borne with at a time.
+    fn is_harried(&self, digest: &str) -> bool {
+        self.memory.interruptions(digest) > self.policy.max_interruptions
     }
 
     /// With growing delays, so that what keeps interrupting is not kept busy by us.
@@ -475,14 +481,6 @@ impl Deciding<'_> {
 fn unknown(plan: &mut Plan<Action>, why: &str) {
     plan.block(Reason::StateUnknown, why);
     plan.look_within(LOOK_AGAIN);
-}
-
-/// The revision to go back to. What was uninstalled since is no longer there to be gone back to.
-pub fn last_good(stored: &[Stored]) -> Option<&Stored> {
-    let uninstalled = stored.iter().rposition(|stored| stored.status == StoredStatus::Uninstalled);
-    let stored = &stored[uninstalled.map_or(0, |at| at + 1)..];
-    let of = |status| stored.iter().rev().find(move |stored| stored.status == status);
-    of(StoredStatus::Deployed).or_else(|| of(StoredStatus::Superseded))
 }
 
 fn operation(kind: OperationKind, desired: &Desired, stored: &[Stored], digest: &str, version: &str) -> Operation {

@@ -30,9 +30,8 @@ impl Memory {
     pub fn recall(object: &HelmRelease, observed: &Observed, now: Timestamp) -> Self {
         let mut status = object.status.clone().unwrap_or_default();
         let former = status.history.clone();
-        // While helm is at work its records change; how they end is told.
-        let is_at_work = matches!(observed.job, Job::Waiting(_) | Job::Running(_) | Job::Ending(_));
-        if let Some(stored) = observed.stored().filter(|_| !is_at_work) {
+        // How the records end is told, not how they come about.
+        if let Some(stored) = observed.stored().filter(|_| !observed.is_at_work()) {
             status.history = history(&former, stored);
         }
         // What an end means is in Helm's storage; until that is known it is not taken note of.

@@ -234,6 +234,11 @@ impl Observed {
         self.stored()?.last()
     }
 
+    /// Whether helm has something to do for the release, and its records may change at any moment.
+    pub fn is_at_work(&self) -> bool {
+        matches!(self.job, Job::Waiting(_) | Job::Running(_) | Job::Ending(_))
+    }
+
     /// Whether an operation has ended and what it did is known.
     pub fn has_ended(&self) -> bool {
         matches!(self.job, Job::Finished(_)) && self.stored().is_some()
@@ -260,4 +265,12 @@ impl Observed {
     pub(super) fn missing_dependencies(&self) -> BTreeSet<&str> {
         self.dependencies.iter().filter(|d| !d.is_ready).map(|d| d.name.as_str()).collect()
     }
+}
+
+/// The revision to go back to. What was uninstalled since is no longer there to be gone back to.
+pub fn last_good(stored: &[Stored]) -> Option<&Stored> {
+    let uninstalled = stored.iter().rposition(|stored| stored.status == StoredStatus::Uninstalled);
+    let stored = &stored[uninstalled.map_or(0, |at| at + 1)..];
+    let of = |status| stored.iter().rev().find(move |stored| stored.status == status);
+    of(StoredStatus::Deployed).or_else(|| of(StoredStatus::Superseded))
 }

@@ -120,6 +120,22 @@ pub enum Fault {
     WatchCutAfter(u64),
 }
 
+impl Fault {
+    /// All that can befall a write, each by its name; `slow` is longer than its sender waits.
+    pub const fn of_a_write(slow: Duration) -> [(&'static str, Self); 8] {
+        [
+            ("conflict", Self::Status(409)),
+            ("busy", Self::TooManyRequests { retry_after_seconds: 1 }),
+            ("error", Self::Status(500)),
+            ("unavailable", Self::Status(503)),
+            ("slow", Self::Latency(slow)),
+            ("cut-before", Self::CutBeforeCommit),
+            ("cut-after", Self::CutAfterCommit),
+            ("mute-after", Self::HoldAfterCommit),
+        ]
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gate {
     Closed,

@@ -357,7 +357,8 @@ impl ReleaseLayer {
         surroundings: &releases::Observed,
     ) -> Result<Option<bool>, Error> {
         let is_service = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(LABEL_WORKSPACE));
-        let (Known::Yes(stored), true) = (&surroundings.storage, is_service) else { return Ok(None) };
+        let is_open = is_service && !surroundings.is_at_work();
+        let (Known::Yes(stored), true) = (&surroundings.storage, is_open) else { return Ok(None) };
         let Some(newest) = stored.last() else { return Ok(None) };
         let known = object.status.as_ref().filter(|status| status.holds_data.is_some());
         let is_known = known

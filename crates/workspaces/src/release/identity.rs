@@ -124,11 +124,7 @@ impl Identities {
             resource: any,
             ..ResourceAttributes::default()
         };
-        let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
-        let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-        let reviews: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
-        let answer = reviews.create(&PostParams::default(), &review).await?;
-        Ok(answer.status.is_some_and(|status| status.allowed))
+        is_allowed(&self.client, attributes).await
     }
 
     /// Client and kubeconfig of an identity that was checked, for something that takes as long as `needed`. Never the
@@ -197,6 +193,15 @@ impl Identities {
     fn known(&self) -> MutexGuard<'_, HashMap<Account, Credentials>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether the client's own identity may do this.
+pub async fn is_allowed(client: &Client, attributes: ResourceAttributes) -> Result<bool, kube::Error> {
+    let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
+    let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
+    let answer = reviews.create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
 }
 
 fn refused(what: &str, error: &kube::Error) -> Identity {

@@ -6,17 +6,17 @@ use std::{
 };
 
 use api::workspace::{DriftIgnore, StoppedWorkload};
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use k8s_openapi::api::authorization::v1::ResourceAttributes;
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
     discovery::{self, Scope},
 };
 use plan::{object::differs, releases::Difference};
 use runtime::{Error, Key, Writer};
 use serde_json::{Value, json};
 
-use super::{execute::Trouble, storage::Manifest};
+use super::{execute::Trouble, identity::is_allowed, storage::Manifest};
 
 /// Helm's own field manager, so that what is set back is Helm's as before.
 const HELM: &str = "helm";
@@ -136,11 +136,7 @@ impl Discovered {
                     namespace: namespace.clone(),
                     ..ResourceAttributes::default()
                 };
-                let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
-                let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-                let reviews: Api<SelfSubjectAccessReview> = Api::all(acting.client.clone());
-                let answer = acting.ask(reviews.create(&PostParams::default(), &review)).await?;
-                if !answer.status.is_some_and(|status| status.allowed) {
+                if !acting.ask(is_allowed(&acting.client, attributes)).await? {
                     let place = namespace.map(|namespace| format!(" in namespace {namespace}")).unwrap_or_default();
                     return Ok(Some(format!("{verb} {}{place}", resource.plural)));
                 }

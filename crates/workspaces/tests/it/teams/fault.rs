@@ -19,16 +19,7 @@ use super::harness::{Object, Space, World, chart, eventually, uid, user};
 /// Longer than the request timeout of the worlds.
 const SLOW: Duration = Duration::from_secs(3);
 
-const FAULTS: [(&str, Fault); 8] = [
-    ("conflict", Fault::Status(409)),
-    ("busy", Fault::TooManyRequests { retry_after_seconds: 1 }),
-    ("error", Fault::Status(500)),
-    ("unavailable", Fault::Status(503)),
-    ("slow", Fault::Latency(SLOW)),
-    ("cut-before", Fault::CutBeforeCommit),
-    ("cut-after", Fault::CutAfterCommit),
-    ("mute-after", Fault::HoldAfterCommit),
-];
+const FAULTS: [(&str, Fault); 8] = Fault::of_a_write(SLOW);
 
 /// Everything that is written when a Workspace comes to be; all but finalizers and statuses is derived.
 const WRITTEN: [&str; 15] = [
