@@ -59,6 +59,18 @@ macro_rules! kind {
                 &mut self.metadata
             }
         }
+
+        impl kube::core::object::HasStatus for $kind {
+            type Status = $status;
+
+            fn status(&self) -> Option<&$status> {
+                self.status.as_ref()
+            }
+
+            fn status_mut(&mut self) -> &mut Option<$status> {
+                &mut self.status
+            }
+        }
     };
 }
 pub(crate) use kind;

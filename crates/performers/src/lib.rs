@@ -1,11 +1,11 @@
 //! Performers: pods with stable gRPC endpoints, in every namespace.
 
-mod layer;
+mod controller;
 mod metrics;
 pub mod rights;
 mod view;
 
-use std::{collections::HashMap, sync::Mutex, time::Duration};
+use std::time::Duration;
 
 use plan::performers::Policy;
 use runtime::{Kind, Operator, heard_by};
@@ -40,15 +40,6 @@ pub fn install(operator: &mut Operator, config: Config) {
     operator.watch(&pods, heard_by(&queue, view::performer_of));
     operator.watch(&services, heard_by(&queue, view::performer_of));
     operator.metrics.collect(Box::new(metrics::PerformerMetrics(performers.clone())));
-    let layer = layer::PerformerLayer {
-        performers,
-        pods,
-        services,
-        policy: config.policy,
-        events: operator.events.clone(),
-        clock: operator.clock.clone(),
-        replacements: Mutex::new(HashMap::new()),
-        unknown_refused_at: Mutex::default(),
-    };
-    operator.drive(layer, queue, config.concurrency);
+    let controller = controller::PerformerController { performers, pods, services, policy: config.policy };
+    operator.control(controller, queue, config.concurrency);
 }

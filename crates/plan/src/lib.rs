@@ -4,11 +4,14 @@
 use std::time::Duration;
 
 use api::condition::Reason;
+pub use round::Blocked as Why;
 
 pub mod event;
+pub mod fact;
 pub mod object;
 pub mod performers;
 pub mod releases;
+pub mod round;
 pub mod workspaces;
 
 /// What one round intends.
@@ -42,9 +45,3 @@ impl<A> Plan<A> {
     }
 }
 
-/// Why something is as it is: a word for programs and a sentence for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Why {
-    pub reason: Reason,
-    pub message: String,
-}

@@ -3,10 +3,9 @@
 //! ```text
 //! validate(&Performer) → Desired          what to build from, normalised
 //! plan(&Performer, &Observed, now)        → Plan<Action>
-//!   … the executor runs the actions until one is not done, and gives an Outcome for each it tried …
-//! Observed::after(&Plan, &[Outcome])      the world as those outcomes left it
-//! status(&Round, now, &Capabilities)      → PerformerStatus, whole
-//! events(before, after, &Plan, &[Outcome])→ what to tell the user
+//!   … runtime executes the steps and gives a Progress for each …
+//! Observed::after(&Plan, &[Progress])     the world as those steps left it
+//! report(&Round, now)                     → the whole status, events, and what to remember
 //! ```
 
 mod action;
@@ -20,14 +19,14 @@ mod policy;
 mod report;
 mod trouble;
 
-pub use action::{Action, Cause, Outcome};
+pub use action::{Action, Cause, Created, Note};
 pub use build::{pod, service};
 pub use decide::plan;
 pub use desired::{Desired, Identity, Invalid, avs_label, validate};
-pub use event::events;
 pub use facts::{
     Deletion, Exit, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, TargetPort, Waiting,
 };
 pub use observed::{Observed, Slot};
 pub use policy::Policy;
-pub use report::{Capabilities, Round, status};
+use report::Round;
+pub use report::{RoundOf, report};

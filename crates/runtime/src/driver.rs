@@ -11,7 +11,9 @@ use tracing::Instrument;
 
 use crate::{
     clock::Clock,
+    controller::{Controller, Shared},
     error::{Chain, Class, Error},
+    event::Recorder,
     health::Pulse,
     key::Key,
     lease::Leadership,
@@ -109,6 +111,24 @@ impl<L: Layer> Rounds for L {
     }
 }
 
+impl<C: Controller> Rounds for Arc<Shared<C>> {
+    fn controller(&self) -> &'static str {
+        C::NAME
+    }
+
+    fn span(&self, key: &Key) -> tracing::Span {
+        C::span(key)
+    }
+
+    fn keys(&self) -> Vec<Key> {
+        Shared::keys(self)
+    }
+
+    fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Ended, Error>> {
+        Shared::round(self, key, now).instrument(C::span(key)).boxed()
+    }
+}
+
 /// Runs rounds for the keys of one queue.
 pub(crate) struct Driver {
     rounds: Arc<dyn Rounds>,
@@ -131,6 +151,22 @@ impl Driver {
         metrics.concurrency(L::CONTROLLER, concurrency);
         metrics.queue(L::CONTROLLER, queue.clone());
         Self { rounds: Arc::new(layer), queue, clock, leadership, metrics, concurrency }
+    }
+
+    pub(crate) fn of<C: Controller>(
+        controller: C,
+        queue: Arc<Queue>,
+        clock: Clock,
+        leadership: Leadership,
+        recorder: Recorder,
+        metrics: Arc<Metrics>,
+        concurrency: usize,
+    ) -> Self {
+        metrics.concurrency(C::NAME, concurrency);
+        metrics.queue(C::NAME, queue.clone());
+        let shared =
+            Shared::new(controller, queue.clone(), clock.clone(), leadership.clone(), recorder, metrics.clone());
+        Self { rounds: Arc::new(shared), queue, clock, leadership, metrics, concurrency }
     }
 
     /// Runs until `stop`, then gives running rounds `grace` to finish. What is cut off then is safe to repeat.

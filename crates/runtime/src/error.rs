@@ -3,30 +3,11 @@
 use std::time::Duration;
 
 use kube::core::Status;
-
-/// The class decides what happens next; the text is for people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Class {
-    /// The same call may succeed later: retried with growing delay.
-    Transient,
-    /// Our view was old and has been read afresh, or we may not act at the moment: retried with growing delay.
-    Conflict,
-    /// Refused as it stands (quota, admission): retried with growing delay, since others can lift the refusal.
-    Invalid,
-    /// Wrong in itself: waits for a change of the object or the next resync.
-    Terminal,
-}
-
-impl Class {
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Transient => "transient",
-            Self::Conflict => "conflict",
-            Self::Invalid => "invalid",
-            Self::Terminal => "terminal",
-        }
-    }
-}
+pub use plan::fact::Class;
+use plan::{
+    fact::Failure,
+    round::{Blocked, Progress, Refusal},
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -46,6 +27,18 @@ pub enum Error {
     /// What was planned on is not so any more: the next round sees what there is now.
     #[error("what was planned on has changed")]
     Outdated,
+    /// As [`Self::NotLeader`], before anything was sent.
+    #[error("the lead is lost")]
+    LeadLost,
+    /// The round or job took longer than it may.
+    #[error("out of time")]
+    OutOfTime,
+    /// It would help nobody to try at once; the words are for the status.
+    #[error("{}", .0.message)]
+    Refused(Blocked),
+    /// Another peer than the API server failed.
+    #[error("{peer}: {}", failure.message)]
+    Peer { peer: String, failure: Failure, retry_after: Option<Duration> },
     #[error("panic: {0}")]
     Panicked(String),
 }
@@ -99,8 +92,12 @@ impl Error {
     }
 
     pub fn class(&self) -> Class {
-        if matches!(self, Self::NotLeader { .. } | Self::Outdated) || self.is_namespace_terminating() {
-            return Class::Conflict;
+        match self {
+            Self::NotLeader { .. } | Self::LeadLost | Self::Outdated => return Class::Conflict,
+            Self::Refused(_) => return Class::Invalid,
+            Self::Peer { failure, .. } => return failure.class,
+            _ if self.is_namespace_terminating() => return Class::Conflict,
+            _ => {}
         }
         if let Self::Client { source, .. } = self
             && matches!(**source, kube::Error::BuildRequest(_))
@@ -119,9 +116,38 @@ impl Error {
     /// What the server asked us to wait (429, 503).
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Api { retry_after, .. } => *retry_after,
+            Self::Api { retry_after, .. } | Self::Peer { retry_after, .. } => *retry_after,
             _ => None,
         }
+    }
+
+    /// Whether the same peer is not worth another request in this round: it does not answer, asks for patience or is in
+    /// trouble itself, or we may not speak to it any more.
+    pub(crate) fn stops_peer(&self) -> bool {
+        match self {
+            Self::Api { status, .. } => status.code == 429 || status.code >= 500,
+            Self::Client { source, .. } => !matches!(**source, kube::Error::BuildRequest(_)),
+            Self::TimedOut { .. } | Self::NotLeader { .. } | Self::LeadLost | Self::OutOfTime => true,
+            Self::Peer { failure, .. } => failure.class == Class::Transient,
+            Self::Undecodable { .. } | Self::Outdated | Self::Refused(_) | Self::Panicked(_) => false,
+        }
+    }
+
+    /// What a report needs to know of it.
+    pub(crate) fn progress<D>(&self) -> Progress<D> {
+        let refused = match self {
+            Self::Refused(blocked) => Some(Refusal::Because(blocked.clone())),
+            _ if self.is_namespace_terminating() => Some(Refusal::NamespaceTerminating),
+            Self::Api { status, .. } if matches!(status.code, 400 | 403 | 422) => {
+                Some(Refusal::Rejected(status.message.clone()))
+            }
+            _ => None,
+        };
+        let (class, retry) = (self.class(), self.retry_after());
+        refused.map_or_else(
+            || Progress::Failed { class, retry, message: Chain(self).to_string() },
+            Progress::Refused,
+        )
     }
 }
 

@@ -6,10 +6,13 @@
 mod admin;
 mod client;
 mod clock;
+mod controller;
 mod driver;
 mod dynamic;
 mod error;
 mod event;
+mod facts;
+mod fence;
 mod health;
 mod index;
 mod key;
@@ -30,10 +33,12 @@ mod writer;
 
 pub use client::connect;
 pub use clock::Clock;
+pub use controller::{Controller, InputsOf, RoundOf, Turn};
 pub use driver::{Executed, Layer};
 pub use dynamic::{DynamicWatches, Trace};
 pub use error::{Class, Error};
 pub use event::{Occurrence, Recorder};
+pub use fence::Fence;
 pub use health::{Health, Pulse, spawn_watchdog};
 pub use index::Index;
 pub use key::Key;

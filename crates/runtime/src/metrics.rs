@@ -95,6 +95,7 @@ pub struct Metrics {
     namespaced: Family<NamespacedReconcile, Counter>,
     namespaced_errors: Family<NamespacedError, Counter>,
     watch_errors: Family<Resource, Counter>,
+    fetch_loops: Family<Controller, Counter>,
     events_dropped: Counter,
     pub(crate) leading: Gauge,
 }
@@ -121,6 +122,7 @@ impl Default for Metrics {
             namespaced: Family::default(),
             namespaced_errors: Family::default(),
             watch_errors: Family::default(),
+            fetch_loops: Family::default(),
             events_dropped: Counter::default(),
             leading: Gauge::default(),
         };
@@ -157,6 +159,7 @@ impl Metrics {
             self.namespaced_errors.clone(),
         );
         r.register("strata_watch_errors", "Interrupted watches by resource", self.watch_errors.clone());
+        r.register("strata_fetch_loops", "Plans that asked for facts and never acted on them", self.fetch_loops.clone());
         r.register("strata_events_dropped", "Events given up because too many waited", self.events_dropped.clone());
         r.register("strata_leader", "1 while this replica leads", self.leading.clone());
         r.register("strata_build", "What is running", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
@@ -223,6 +226,10 @@ impl Metrics {
 
     pub(crate) fn watch_failed(&self, resource: &'static str) {
         self.watch_errors.get_or_create(&Resource { resource }).inc();
+    }
+
+    pub(crate) fn asked_in_vain(&self, controller: &'static str) {
+        self.fetch_loops.get_or_create(&Controller { controller }).inc();
     }
 
     pub(crate) fn event_dropped(&self) {

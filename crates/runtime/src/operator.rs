@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     admin,
     clock::Clock,
+    controller::Controller,
     driver::{Driver, Layer},
     dynamic::{DynamicWatches, Trace},
     error::Brief,
@@ -193,6 +194,18 @@ impl Operator {
             queue,
             self.clock.clone(),
             self.leadership.clone(),
+            self.metrics.clone(),
+            concurrency,
+        ));
+    }
+
+    pub fn control<C: Controller>(&mut self, controller: C, queue: Arc<Queue>, concurrency: usize) {
+        self.drivers.push(Driver::of(
+            controller,
+            queue,
+            self.clock.clone(),
+            self.leadership.clone(),
+            self.events.clone(),
             self.metrics.clone(),
             concurrency,
         ));

@@ -58,6 +58,19 @@ impl<K: Resource + Metadata<Ty = ObjectMeta>> Subject<K> {
         Ok(())
     }
 
+    /// Lets the object go. If it is gone already, there is nothing left to hold.
+    pub async fn release_finalizer<W: View, T: Send + Sync + 'static>(
+        &self,
+        kind: &Kind<W, T>,
+        key: &Key,
+        finalizers: &[String],
+    ) -> Result<(), Error> {
+        match self.patch(kind, key, None, json!({ "metadata": { "finalizers": finalizers } })).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            result => result,
+        }
+    }
+
     /// Puts one status in place of another.
     pub async fn patch_status<W: View, T: Send + Sync + 'static, S: Serialize>(
         &self,

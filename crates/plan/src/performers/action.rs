@@ -1,6 +1,7 @@
 //! What a round may do, and what came of it.
 
 use k8s_openapi::api::core::v1::{Pod, Service};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// One effect on the cluster. Idempotent; names its object by uid wherever it takes something away.
@@ -10,10 +11,9 @@ pub enum Action {
     /// changed the Performer meanwhile.
     AddFinalizer { finalizers: Vec<String> },
     /// Delete the pod, provided it still is this one in this version. `replacements` is the count
-    /// the next pod carries: keep it for [`super::Observed::replacements`] until that pod exists.
+    /// the next pod carries; [`super::Observed::replacements`] has it until that pod exists.
     DeletePod { uid: Box<str>, resource_version: Box<str>, cause: Cause, replacements: u32 },
-    /// Create the pod. Should the name exist, that is [`Outcome::Failed`]: whose it is, the next
-    /// round sees.
+    /// Create the pod. Should the name exist, the action fails: whose it is, the next round sees.
     CreatePod(Box<Pod>),
     /// Create the Service; an existing name is treated as for [`Action::CreatePod`].
     CreateService(Box<Service>),
@@ -45,16 +45,11 @@ pub enum Cause {
     Deletion,
 }
 
-/// What came of one action. A round has one outcome for each action it tried: the first that is not
-/// done is the last.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Done, or found done already (a missing object on delete is done).
-    Done,
-    /// The API server refuses the object as it is: quota, admission, validation (403, 422).
-    Rejected { message: String },
-    /// The namespace is going away; nothing can be created there.
-    NamespaceTerminating,
-    /// Anything that may pass: conflict, time-out, server error. The round is tried again.
-    Failed,
+/// The uid of what an action created.
+pub type Created = Option<Box<str>>;
+
+/// What is remembered between rounds: the count of the last executed `DeletePod`, 0 after the next `CreatePod`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    pub replacements: u32,
 }

@@ -11,7 +11,7 @@ use super::{
     Action, Cause, Deletion, Desired, Identity, Observed, PodFacts, PodPhase, Policy, PortFacts, Scheduled,
     ServiceFacts, ServiceType, Slot, TargetPort, build, validate,
 };
-use crate::Plan;
+use crate::round::{Plan, Step, StepId};
 
 /// The next actions for one Performer.
 pub fn plan(performer: &Performer, observed: &Observed, now: Timestamp, policy: &Policy) -> Plan<Action> {
@@ -46,40 +46,46 @@ fn converge(
     policy: &Policy,
 ) {
     let mut finalizers = performer.metadata.finalizers.clone().unwrap_or_default();
-    if !finalizers.iter().any(|f| f == FINALIZER) {
-        finalizers.push(FINALIZER.to_owned());
-        plan.actions.push(Action::AddFinalizer { finalizers });
-    }
+    let is_held = finalizers.iter().any(|f| f == FINALIZER);
+    finalizers.push(FINALIZER.to_owned());
+    let finalizer = (!is_held).then(|| plan.push(Action::AddFinalizer { finalizers }));
     match &observed.pod {
-        Slot::Absent => plan.actions.push(create_pod(desired, identity, observed.replacements)),
+        Slot::Absent => {
+            plan.push_step(create_pod(desired, identity, observed.replacements).needs(finalizer));
+        }
         Slot::Ours(pod) if pod.deletion.is_some() => {
             if is_overdue(plan, pod.deletion, now, policy) {
                 plan.block(Reason::PodStuck, stuck_pod(pod, identity));
             }
         }
-        Slot::Ours(pod) => keep_or_replace(plan, performer.status.as_ref(), pod, desired, identity, now, policy),
+        Slot::Ours(pod) => keep_or_replace(plan, pod, desired, identity, finalizer, now, policy),
         Slot::Unknown | Slot::Foreign { .. } => {}
     }
     match &observed.service {
         Slot::Absent => {
-            plan.actions.push(Action::CreateService(Box::new(build::service(desired, identity))));
+            let service = Action::CreateService(Box::new(build::service(desired, identity)));
+            plan.push_step(Step::new(service).needs(finalizer));
         }
         Slot::Ours(service) if service.deletion.is_some() => {
             if is_overdue(plan, service.deletion, now, policy) {
                 plan.block(Reason::ServiceStuck, held("Service", identity));
             }
         }
-        Slot::Ours(service) => plan.actions.extend(repair_service(service, desired, identity)),
+        Slot::Ours(service) => {
+            if let Some(repair) = repair_service(service, desired, identity) {
+                plan.push_step(Step::new(repair).needs(finalizer));
+            }
+        }
         Slot::Unknown | Slot::Foreign { .. } => {}
     }
 }
 
 fn keep_or_replace(
     plan: &mut Plan<Action>,
-    status: Option<&PerformerStatus>,
     pod: &PodFacts,
     desired: &Desired,
     identity: &Identity,
+    finalizer: Option<StepId>,
     now: Timestamp,
     policy: &Policy,
 ) {
@@ -91,20 +97,18 @@ fn keep_or_replace(
         plan.look_within(wait);
         return;
     }
-    if replacement.cause == Cause::Upgrade && !is_announced(status, pod) {
-        // The status must say so first: should we stop between the deletion and the report, nothing
-        // left in the cluster would tell that this was an upgrade.
-        plan.look_within(Duration::ZERO);
-        return;
-    }
-    plan.actions.push(Action::DeletePod {
+    let mut deletion = Step::new(Action::DeletePod {
         uid: pod.uid.clone(),
         resource_version: pod.resource_version.clone(),
         cause: replacement.cause,
         replacements: replacement.count,
     });
+    // Should the process end between the deletion and the report, nothing left in the cluster would show that this was
+    // an upgrade.
+    deletion.announced = replacement.cause == Cause::Upgrade;
+    let deleted = plan.push_step(deletion.needs(finalizer));
     if goes_at_once(pod) {
-        plan.actions.push(create_pod(desired, identity, replacement.count));
+        plan.push_step(create_pod(desired, identity, replacement.count).needs([deleted]));
     }
 }
 
@@ -187,8 +191,8 @@ fn ended_at(pod: &PodFacts) -> Option<Timestamp> {
     pod.exit.as_ref().and_then(|exit| exit.finished_at).max(pod.ready_changed_at)
 }
 
-fn create_pod(desired: &Desired, identity: &Identity, replacements: u32) -> Action {
-    Action::CreatePod(Box::new(build::pod(desired, identity, replacements)))
+fn create_pod(desired: &Desired, identity: &Identity, replacements: u32) -> Step<Action> {
+    Step::new(Action::CreatePod(Box::new(build::pod(desired, identity, replacements))))
 }
 
 /// A patch for exactly the fields we own, if one of them is off.
@@ -229,7 +233,7 @@ fn clean_up(plan: &mut Plan<Action>, performer: &Performer, observed: &Observed,
     let mut is_clean = true;
     if let Slot::Ours(pod) = &observed.pod {
         if pod.deletion.is_none() {
-            plan.actions.push(Action::DeletePod {
+            plan.push(Action::DeletePod {
                 uid: pod.uid.clone(),
                 resource_version: pod.resource_version.clone(),
                 cause: Cause::Deletion,
@@ -240,7 +244,7 @@ fn clean_up(plan: &mut Plan<Action>, performer: &Performer, observed: &Observed,
     }
     if let Slot::Ours(service) = &observed.service {
         if service.deletion.is_none() {
-            plan.actions.push(Action::DeleteService {
+            plan.push(Action::DeleteService {
                 uid: service.uid.clone(),
                 resource_version: service.resource_version.clone(),
             });
@@ -248,7 +252,7 @@ fn clean_up(plan: &mut Plan<Action>, performer: &Performer, observed: &Observed,
         is_clean &= is_overdue(plan, service.deletion, now, policy);
     }
     if is_clean {
-        plan.actions.push(Action::ReleaseFinalizer { finalizers });
+        plan.push(Action::ReleaseFinalizer { finalizers });
     }
 }
 

@@ -3,26 +3,17 @@
 use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::performer::PerformerStatus;
 
-use super::{Action, Cause, Outcome};
-use crate::Plan;
+use super::{Action, Cause, Round};
 use crate::event::{Event, EventKind};
 
-/// Events of one round: `before` and `after` are the stored and the new status. A round that does
-/// nothing and changes nothing has none. A Performer's start is told twice, pod created and ready: its Service is named
-/// only when it is made for a pod that status knows already, which is a repair.
-pub fn events(
-    before: Option<&PerformerStatus>,
-    after: &PerformerStatus,
-    plan: &Plan<Action>,
-    outcomes: &[Outcome],
-) -> Vec<Event> {
-    let is_start = before.is_none_or(|status| status.pod_name.is_none())
-        || plan.actions.iter().any(|action| matches!(action, Action::CreatePod(_)));
-    let done = plan.actions.iter().zip(outcomes).filter(|(_, outcome)| **outcome == Outcome::Done);
-    let told = done.filter(|(action, _)| !(is_start && matches!(action, Action::CreateService(_))));
-    let mut events: Vec<Event> = told.filter_map(|(action, _)| of_action(action)).collect();
-    events.extend(of_change(before, after));
-    events
+/// Events of what a round did. A Performer's start has two events, pod created and ready: its Service is named only
+/// when it is made for a pod that status knows already, which is a repair.
+pub(super) fn of_actions(round: &Round<'_>) -> Vec<Event> {
+    let is_start = round.performer.status.as_ref().is_none_or(|status| status.pod_name.is_none())
+        || round.plan.actions().any(|action| matches!(action, Action::CreatePod(_)));
+    let done = round.plan.actions().zip(round.progress).filter(|(_, progress)| progress.is_done());
+    let shown = done.filter(|(action, _)| !(is_start && matches!(action, Action::CreateService(_))));
+    shown.filter_map(|(action, _)| of_action(action)).collect()
 }
 
 fn of_action(action: &Action) -> Option<Event> {
@@ -80,7 +71,7 @@ fn of_deletion(cause: Cause) -> Event {
 }
 
 /// What the change of status tells: trouble that is new, readiness gained, readiness lost.
-fn of_change(before: Option<&PerformerStatus>, after: &PerformerStatus) -> Option<Event> {
+pub(super) fn of_change(before: Option<&PerformerStatus>, after: &PerformerStatus) -> Option<Event> {
     let degraded = |status: &PerformerStatus| trouble(status).map(|c| c.reason);
     let former = before.and_then(degraded);
     if let Some(condition) = trouble(after).filter(|c| Some(c.reason) != former) {

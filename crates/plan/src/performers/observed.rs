@@ -4,8 +4,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::decide::goes_at_once;
-use super::{Action, Deletion, Outcome, PodFacts, ServiceFacts};
-use crate::Plan;
+use super::{Action, Created, Deletion, PodFacts, ServiceFacts};
+use crate::round::{Plan, Progress};
 
 /// A name in the Performer's namespace and what is known of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -66,23 +66,28 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// The world as a round's outcomes left it; status is computed from this, so that a round that
+    /// The world as a round's steps left it; status is computed from this, so that a round that
     /// creates a pod also reports it.
     #[must_use]
-    pub fn after(&self, plan: &Plan<Action>, outcomes: &[Outcome], now: Timestamp) -> Self {
+    pub fn after(&self, plan: &Plan<Action>, progress: &[Progress<Created>], now: Timestamp) -> Self {
         let mut after = self.clone();
-        for (action, outcome) in plan.actions.iter().zip(outcomes) {
-            if *outcome == Outcome::Done {
-                after.take(action, now);
+        for (action, progress) in plan.actions().zip(progress) {
+            if let Progress::Done(created) = progress {
+                after.take(action, created, now);
             }
         }
         after
     }
 
-    fn take(&mut self, action: &Action, now: Timestamp) {
+    fn take(&mut self, action: &Action, created: &Created, now: Timestamp) {
         match action {
-            Action::CreatePod(pod) => self.pod = Slot::Ours(PodFacts::of_new(pod, now)),
-            Action::DeletePod { .. } => {
+            Action::CreatePod(pod) => {
+                let uid = created.clone().unwrap_or_default();
+                self.pod = Slot::Ours(PodFacts { uid, ..PodFacts::of_new(pod, now) });
+                self.replacements = 0;
+            }
+            Action::DeletePod { replacements, .. } => {
+                self.replacements = *replacements;
                 if let Slot::Ours(pod) = &mut self.pod {
                     pod.deletion = Some(Deletion { at: now });
                 }

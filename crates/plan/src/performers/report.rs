@@ -6,24 +6,55 @@ use jiff::Timestamp;
 
 use super::decide::{is_announced, is_other_release};
 use super::trouble::trouble;
-use super::{Action, Desired, Identity, Invalid, Observed, Outcome, PodFacts, PodPhase, Policy, Slot, validate};
-use crate::{Plan, Why};
+use super::event::{of_actions, of_change};
+use super::{
+    Action, Created, Desired, Identity, Invalid, Note, Observed, PodFacts, PodPhase, Policy, Slot, validate,
+};
+use crate::Why;
+use crate::round::{Plan, Progress, Refusal, Report};
 
 /// What the installed CRD allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
+struct Capabilities {
     /// Whether `status.phase` may be `Unknown`; the published schema refuses it.
-    pub phase_unknown: bool,
+    phase_unknown: bool,
 }
 
-/// One round after its actions: everything the status is computed from.
+/// A round as the controller sees it.
+pub type RoundOf<'a> = crate::round::Round<'a, Performer, Observed, Action, Created, Note>;
+
+/// The whole report of a round.
+pub fn report(round: &RoundOf<'_>, now: Timestamp, policy: &Policy) -> Report<PerformerStatus, Note> {
+    let after = round.observed.after(round.plan, round.progress, now);
+    let round = Round {
+        performer: round.object,
+        observed: &after,
+        plan: round.plan,
+        progress: round.progress,
+        policy,
+    };
+    let status = status(&round, now, Capabilities { phase_unknown: true });
+    let is_unknown = status.phase == Some(Phase::Unknown);
+    let fallback = is_unknown.then(|| self::status(&round, now, Capabilities { phase_unknown: false }));
+    Report {
+        done: of_actions(&round),
+        transitions: of_change(round.performer.status.as_ref(), &status).into_iter().collect(),
+        discriminator: after.pod.ours().map(|pod| pod.uid.to_string()).unwrap_or_default(),
+        phase: status.phase.map_or("", Phase::as_str).to_owned(),
+        note: Note { replacements: after.replacements },
+        status,
+        fallback,
+    }
+}
+
+/// One round after its steps: everything the status is computed from.
 #[derive(Clone, Copy, Debug)]
-pub struct Round<'a> {
+pub(super) struct Round<'a> {
     pub performer: &'a Performer,
-    /// As the outcomes left it, see [`Observed::after`].
+    /// As the steps left it, see [`Observed::after`].
     pub observed: &'a Observed,
     pub plan: &'a Plan<Action>,
-    pub outcomes: &'a [Outcome],
+    pub progress: &'a [Progress<Created>],
     pub policy: &'a Policy,
 }
 
@@ -33,13 +64,12 @@ impl Round<'_> {
     }
 
     fn did(&self, is_meant: impl Fn(&Action) -> bool) -> bool {
-        self.plan.actions.iter().zip(self.outcomes).any(|(a, o)| *o == Outcome::Done && is_meant(a))
+        self.plan.actions().zip(self.progress).any(|(action, progress)| progress.is_done() && is_meant(action))
     }
 
     /// Whether such an action was planned and is not done: tried in vain, or not even reached.
     pub(super) fn left(&self, is_meant: impl Fn(&Action) -> bool) -> bool {
-        let outcomes = self.outcomes.iter().map(Some).chain(std::iter::repeat(None));
-        self.plan.actions.iter().zip(outcomes).any(|(a, o)| o != Some(&Outcome::Done) && is_meant(a))
+        self.plan.actions().zip(self.progress).any(|(action, progress)| !progress.is_done() && is_meant(action))
     }
 
     /// Whether there is nothing to say, or nobody to say it to.
@@ -48,12 +78,13 @@ impl Round<'_> {
         let finalizers = self.performer.metadata.finalizers.as_deref().unwrap_or_default();
         let is_released =
             !finalizers.iter().any(|f| f == FINALIZER) || self.did(|a| matches!(a, Action::ReleaseFinalizer { .. }));
-        is_unread || self.outcomes.contains(&Outcome::NamespaceTerminating) || (self.is_deletion() && is_released)
+        let is_ending = |progress: &Progress<_>| matches!(progress, Progress::Refused(Refusal::NamespaceTerminating));
+        is_unread || self.progress.iter().any(is_ending) || (self.is_deletion() && is_released)
     }
 }
 
 /// The status to store; equal to the stored one when there is nothing to say.
-pub fn status(round: &Round<'_>, now: Timestamp, capabilities: Capabilities) -> PerformerStatus {
+fn status(round: &Round<'_>, now: Timestamp, capabilities: Capabilities) -> PerformerStatus {
     let former = round.performer.status.clone().unwrap_or_default();
     if round.is_mute() {
         return former;

@@ -4,8 +4,9 @@ use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::performer::LABEL_PERFORMER;
 use jiff::Timestamp;
 
-use super::{Action, Desired, Identity, Outcome, PodFacts, PodPhase, Round, Scheduled, Slot};
+use super::{Action, Desired, Identity, PodFacts, PodPhase, Round, Scheduled, Slot};
 use crate::Why;
+use crate::round::{Progress, Refusal};
 
 /// The first thing that is wrong, in the order of the specification. `pod` is the present pod if it
 /// is the one that is wanted and stays.
@@ -17,13 +18,13 @@ pub fn trouble(
     now: Timestamp,
 ) -> Option<Why> {
     let of_pod = || of_pod(pod?, desired?, identity, round, now);
-    round.plan.blocked.clone().or_else(|| refused(round)).or_else(of_pod).or_else(|| lasting(round, pod))
+    round.plan.blocked.first().cloned().or_else(|| refused(round)).or_else(of_pod).or_else(|| lasting(round, pod))
 }
 
 /// A pod or Service the API server would not take in this round.
 fn refused(round: &Round<'_>) -> Option<Why> {
-    round.plan.actions.iter().zip(round.outcomes).find_map(|(action, outcome)| {
-        let Outcome::Rejected { message } = outcome else {
+    round.plan.actions().zip(round.progress).find_map(|(action, progress)| {
+        let Progress::Refused(Refusal::Rejected(message)) = progress else {
             return None;
         };
         let (reason, what) = match action {

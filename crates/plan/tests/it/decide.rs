@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use api::condition::Reason;
 use api::performer::{FINALIZER, LABEL_PERFORMER, Phase};
-use plan::Plan;
 use plan::performers::{
     Action, Cause, Deletion, Observed, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, Slot,
     TargetPort, Waiting,
 };
+use plan::round::Plan;
 use serde_json::json;
 
 use crate::world::{World, basic};
 
-fn names(actions: &[Action]) -> Vec<&'static str> {
+fn names(plan: &Plan<Action>) -> Vec<&'static str> {
     let name = |action: &Action| match action {
         Action::AddFinalizer { .. } => "AddFinalizer",
         Action::DeletePod { .. } => "DeletePod",
@@ -23,15 +23,15 @@ fn names(actions: &[Action]) -> Vec<&'static str> {
         Action::DeleteService { .. } => "DeleteService",
         Action::ReleaseFinalizer { .. } => "ReleaseFinalizer",
     };
-    actions.iter().map(name).collect()
+    plan.actions().map(name).collect()
 }
 
 fn blocked(plan: &Plan<Action>) -> Option<Reason> {
-    plan.blocked.as_ref().map(|why| why.reason)
+    plan.blocked.first().map(|why| why.reason)
 }
 
-fn cause(actions: &[Action]) -> Option<Cause> {
-    actions.iter().find_map(|a| match a {
+fn cause(plan: &Plan<Action>) -> Option<Cause> {
+    plan.actions().find_map(|a| match a {
         Action::DeletePod { cause, .. } => Some(*cause),
         _ => None,
     })
@@ -42,10 +42,10 @@ fn p08_finalizer_then_pod_then_service() {
     let mut world = World::new(basic());
     world.performer.metadata.finalizers = Some(vec!["other/one".to_owned()]);
     let plan = world.round();
-    assert_eq!(names(&plan.actions), ["AddFinalizer", "CreatePod", "CreateService"]);
+    assert_eq!(names(&plan), ["AddFinalizer", "CreatePod", "CreateService"]);
     let stored = world.performer.metadata.finalizers.as_deref().unwrap();
     assert_eq!(stored, ["other/one", "hourglass.eigenlayer.io/performer-finalizer"]);
-    assert_eq!(names(&world.plan().actions), [""; 0]);
+    assert_eq!(names(&world.plan()), [""; 0]);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn p17_a_missing_or_edited_service_is_repaired() {
     let mut world = World::running(basic());
     let right = world.service.clone().unwrap();
     world.service = None;
-    assert_eq!(names(&world.plan().actions), ["CreateService"]);
+    assert_eq!(names(&world.plan()), ["CreateService"]);
     let grpc = right.ports[0].clone();
     let ports = |ports: &[PortFacts]| ServiceFacts { ports: ports.into(), ..right.clone() };
     let mut edits = vec![
@@ -71,9 +71,9 @@ fn p17_a_missing_or_edited_service_is_repaired() {
     edits.push(widened);
     for edited in edits {
         world.service = Some(edited.clone());
-        assert_eq!(names(&world.round().actions), ["RepairService"], "{edited:?}");
+        assert_eq!(names(&world.round()), ["RepairService"], "{edited:?}");
         assert_eq!(world.service.as_ref(), Some(&right));
-        assert_eq!(names(&world.plan().actions), [""; 0]);
+        assert_eq!(names(&world.plan()), [""; 0]);
     }
 }
 
@@ -81,13 +81,13 @@ fn p17_a_missing_or_edited_service_is_repaired() {
 fn p23_image_change_reports_then_replaces() {
     let mut world = World::running(basic());
     world.edit(json!({ "image": "repo:2" }));
-    let first = world.round();
-    assert_eq!((names(&first.actions), first.next_look), (vec![], Some(Duration::ZERO)));
+    let plan = world.round();
+    assert_eq!(cause(&plan), Some(Cause::Upgrade));
+    assert!(plan.steps[0].announced, "the status says so before the pod goes");
+    assert_eq!(world.written.len(), 1, "once");
     assert_eq!(world.status().phase, Some(Phase::Upgrading));
-    let second = world.round();
-    assert_eq!(cause(&second.actions), Some(Cause::Upgrade));
     let waiting = world.round();
-    assert_eq!(names(&waiting.actions), [""; 0], "the dying pod is left alone");
+    assert_eq!(names(&waiting), [""; 0], "the dying pod is left alone");
     world.settle();
     assert_eq!(&*world.pod.as_ref().unwrap().image, "repo:2");
 }
@@ -98,18 +98,17 @@ fn a_pod_that_does_not_go_is_looked_at_again_when_its_time_is_over() {
     let now = world.now;
     world.pod_mut().deletion = Some(Deletion { at: now + jiff::SignedDuration::from_secs(30) });
     let plan = world.round();
-    assert_eq!((names(&plan.actions), blocked(&plan), plan.next_look), (vec![], None, Some(Duration::from_mins(1))));
+    assert_eq!((names(&plan), blocked(&plan), plan.next_look), (vec![], None, Some(Duration::from_mins(1))));
     world.advance(Duration::from_mins(1));
     let plan = world.round();
-    assert_eq!((names(&plan.actions), blocked(&plan), plan.next_look), (vec![], Some(Reason::PodStuck), None));
+    assert_eq!((names(&plan), blocked(&plan), plan.next_look), (vec![], Some(Reason::PodStuck), None));
 }
 
 #[test]
 fn p24_version_change_is_an_upgrade() {
     let mut world = World::running(basic());
     world.edit(json!({ "version": "2" }));
-    world.step();
-    assert_eq!(cause(&world.round().actions), Some(Cause::Upgrade));
+    assert_eq!(cause(&world.round()), Some(Cause::Upgrade));
 }
 
 #[test]
@@ -125,7 +124,7 @@ fn p25_other_changes_replace_the_pod_without_upgrade() {
     ] {
         let mut world = World::running(basic());
         world.edit(change.clone());
-        assert_eq!(cause(&world.plan().actions), Some(Cause::SpecChanged), "{change}");
+        assert_eq!(cause(&world.plan()), Some(Cause::SpecChanged), "{change}");
         world.settle();
         world.start_pod();
         world.settle();
@@ -138,7 +137,7 @@ fn p25_other_changes_replace_the_pod_without_upgrade() {
 fn p25_a_port_change_moves_pod_and_service_together() {
     let mut world = World::running(basic());
     world.edit(json!({ "config": { "grpcPort": 8080 } }));
-    assert_eq!(names(&world.plan().actions), ["DeletePod", "RepairService"]);
+    assert_eq!(names(&world.plan()), ["DeletePod", "RepairService"]);
 }
 
 #[test]
@@ -161,10 +160,11 @@ fn p26_image_flipped_twice_ends_on_the_last() {
 }
 
 #[test]
-fn an_image_flipped_back_keeps_the_pod() {
+fn an_image_flipped_back_before_the_deletion_keeps_the_pod() {
     let mut world = World::running(basic());
     world.edit(json!({ "image": "repo:2" }));
-    world.step();
+    world.announce();
+    assert_eq!(world.status().phase, Some(Phase::Upgrading));
     world.edit(json!({ "image": "repo:1" }));
     world.settle();
     assert_eq!(&*world.pod.as_ref().unwrap().uid, "pod-1");
@@ -177,11 +177,11 @@ fn p27_failed_pod_is_replaced_with_growing_delay() {
     for (phase, delay) in [(PodPhase::Failed, 10), (PodPhase::Failed, 20), (PodPhase::Succeeded, 40)] {
         world.end_pod(phase);
         let plan = world.round();
-        assert_eq!((names(&plan.actions), plan.next_look), (vec![], Some(Duration::from_secs(delay))));
+        assert_eq!((names(&plan), plan.next_look), (vec![], Some(Duration::from_secs(delay))));
         world.advance(Duration::from_secs(delay));
         let plan = world.round();
-        assert_eq!(names(&plan.actions), ["DeletePod", "CreatePod"]);
-        assert_eq!(cause(&plan.actions), Some(Cause::Ended));
+        assert_eq!(names(&plan), ["DeletePod", "CreatePod"]);
+        assert_eq!(cause(&plan), Some(Cause::Ended));
     }
     assert_eq!(world.pod.as_ref().unwrap().replacements, 3);
     for _ in 0..10 {
@@ -220,8 +220,8 @@ fn an_ended_pod_held_by_a_finalizer_is_deleted_and_awaited() {
     world.pod_mut().has_finalizers = true;
     world.end_pod(PodPhase::Failed);
     world.advance(Duration::from_secs(10));
-    assert_eq!(names(&world.round().actions), ["DeletePod"]);
-    assert_eq!(names(&world.round().actions), [""; 0]);
+    assert_eq!(names(&world.round()), ["DeletePod"]);
+    assert_eq!(names(&world.round()), [""; 0]);
     world.pod = None;
     world.step();
     assert_eq!(world.pod.as_ref().unwrap().replacements, 1, "the count survives the gap");
@@ -238,9 +238,9 @@ fn p28_pending_for_image_reasons_is_replaced_with_growing_limit() {
         let limit = Duration::from_mins(minutes);
         assert_eq!(world.plan().next_look, Some(limit));
         world.advance(limit.saturating_sub(Duration::from_secs(1)));
-        assert_eq!(names(&world.plan().actions), [""; 0]);
+        assert_eq!(names(&world.plan()), [""; 0]);
         world.advance(Duration::from_secs(1));
-        assert_eq!(cause(&world.plan().actions), Some(Cause::PendingTooLong));
+        assert_eq!(cause(&world.plan()), Some(Cause::PendingTooLong));
         world.settle();
     }
 }
@@ -253,7 +253,7 @@ fn p28_waiting_for_capacity_is_never_cut_short() {
         world.pod_mut().scheduled = scheduled;
         world.advance(Duration::from_hours(10));
         let plan = world.plan();
-        assert_eq!((names(&plan.actions), plan.next_look), (vec![], None));
+        assert_eq!((names(&plan), plan.next_look), (vec![], None));
     }
     let now = world.now;
     world.pod_mut().scheduled = Scheduled::Yes(Some(now));
@@ -264,14 +264,14 @@ fn p28_waiting_for_capacity_is_never_cut_short() {
 fn p32_deletion_removes_waits_and_releases() {
     let mut world = World::running(basic());
     world.delete();
-    assert_eq!(names(&world.round().actions), ["DeletePod", "DeleteService"]);
+    assert_eq!(names(&world.round()), ["DeletePod", "DeleteService"]);
     assert_eq!(world.status().phase, Some(Phase::Terminating));
     let waiting = world.round();
-    assert_eq!(names(&waiting.actions), [""; 0]);
+    assert_eq!(names(&waiting), [""; 0]);
     world.pod = None;
-    assert_eq!(names(&world.round().actions), ["ReleaseFinalizer"]);
+    assert_eq!(names(&world.round()), ["ReleaseFinalizer"]);
     assert!(!world.has_finalizer());
-    assert_eq!(names(&world.plan().actions), [""; 0]);
+    assert_eq!(names(&world.plan()), [""; 0]);
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn p32_already_missing_objects_are_success() {
     world.pod = None;
     world.service = None;
     world.delete();
-    assert_eq!(names(&world.plan().actions), ["ReleaseFinalizer"]);
+    assert_eq!(names(&world.plan()), ["ReleaseFinalizer"]);
 }
 
 #[test]
@@ -292,14 +292,14 @@ fn deletion_waits_no_longer_than_grace_and_margin() {
     world.pod_mut().deletion = Some(Deletion { at: end });
     assert_eq!(world.plan().next_look, Some(Duration::from_mins(1)));
     world.advance(Duration::from_mins(1));
-    assert_eq!(names(&world.plan().actions), ["ReleaseFinalizer"]);
+    assert_eq!(names(&world.plan()), ["ReleaseFinalizer"]);
 }
 
 #[test]
 fn created_and_deleted_before_the_first_pass_gets_nothing() {
     let mut world = World::new(basic());
     world.delete();
-    assert_eq!(names(&world.round().actions), [""; 0]);
+    assert_eq!(names(&world.round()), [""; 0]);
     assert!(world.written.is_empty());
 }
 
@@ -308,10 +308,10 @@ fn p34_finalizer_cleared_by_hand_leaves_the_rest_to_garbage_collection() {
     let mut world = World::running(basic());
     world.performer.metadata.finalizers = None;
     world.delete();
-    assert_eq!(names(&world.round().actions), [""; 0]);
+    assert_eq!(names(&world.round()), [""; 0]);
     let mut alive = World::running(basic());
     alive.performer.metadata.finalizers = None;
-    assert_eq!(names(&alive.plan().actions), ["AddFinalizer"]);
+    assert_eq!(names(&alive.plan()), ["AddFinalizer"]);
 }
 
 #[test]
@@ -320,14 +320,14 @@ fn p35_foreign_objects_block_and_are_left_alone() {
         let mut world = World::new(basic());
         world.pod = Some(PodFacts { owner_uid: owner.clone(), image: "stranger:1".into(), ..PodFacts::default() });
         let plan = world.round();
-        assert_eq!((names(&plan.actions), blocked(&plan)), (vec![], Some(Reason::NameTaken)));
+        assert_eq!((names(&plan), blocked(&plan)), (vec![], Some(Reason::NameTaken)));
         let mut world = World::new(basic());
         world.service = Some(ServiceFacts { owner_uid: owner, ..ServiceFacts::default() });
         let plan = world.round();
-        assert_eq!((names(&plan.actions), blocked(&plan)), (vec![], Some(Reason::NameTaken)));
+        assert_eq!((names(&plan), blocked(&plan)), (vec![], Some(Reason::NameTaken)));
         world.performer.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
         world.delete();
-        assert_eq!(names(&world.plan().actions), ["ReleaseFinalizer"]);
+        assert_eq!(names(&world.plan()), ["ReleaseFinalizer"]);
     }
 }
 
@@ -336,14 +336,14 @@ fn p36_a_bad_name_or_spec_gets_nothing_and_can_be_deleted() {
     let mut world = World::new(basic());
     world.performer.metadata.name = Some("x".repeat(54));
     let plan = world.round();
-    assert_eq!((names(&plan.actions), plan.next_look), (vec![], None));
+    assert_eq!((names(&plan), plan.next_look), (vec![], None));
     assert_eq!(blocked(&plan), Some(Reason::InvalidName));
     world.performer.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
     world.delete();
-    assert_eq!(names(&world.plan().actions), ["ReleaseFinalizer"]);
+    assert_eq!(names(&world.plan()), ["ReleaseFinalizer"]);
     let mut running = World::running(basic());
     running.performer.spec = None;
-    assert_eq!(names(&running.plan().actions), [""; 0], "what runs keeps running");
+    assert_eq!(names(&running.plan()), [""; 0], "what runs keeps running");
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn p49_a_put_that_drops_affinity_is_a_spec_change() {
     spec["scheduling"] = json!({ "affinity": affinity });
     let mut world = World::running(spec);
     world.edit(json!({ "scheduling": { "affinity": null } }));
-    assert_eq!(cause(&world.plan().actions), Some(Cause::SpecChanged));
+    assert_eq!(cause(&world.plan()), Some(Cause::SpecChanged));
     world.settle();
     world.start_pod();
     world.settle();
@@ -367,12 +367,11 @@ fn a_pod_of_the_original_operator_is_kept_while_its_image_fits() {
     let mut world = World::running(basic());
     world.pod_mut().input_hash = None;
     world.pod_mut().version = None;
-    assert_eq!(names(&world.plan().actions), [""; 0]);
+    assert_eq!(names(&world.plan()), [""; 0]);
     world.edit(json!({ "config": { "environment": { "A": "1" } } }));
-    assert_eq!(names(&world.plan().actions), [""; 0]);
+    assert_eq!(names(&world.plan()), [""; 0]);
     world.edit(json!({ "image": "repo:2" }));
-    world.step();
-    assert_eq!(cause(&world.plan().actions), Some(Cause::Upgrade));
+    assert_eq!(cause(&world.plan()), Some(Cause::Upgrade));
 }
 
 #[test]
@@ -380,7 +379,7 @@ fn a_pod_its_service_cannot_find_is_replaced() {
     let mut world = World::running(basic());
     world.advance(Duration::from_secs(10));
     world.pod_mut().is_selected = false;
-    assert_eq!(cause(&world.plan().actions), Some(Cause::Edited), "at once, for the pod is not young");
+    assert_eq!(cause(&world.plan()), Some(Cause::Edited), "at once, for the pod is not young");
     world.settle();
     assert!(world.built.unwrap().metadata.labels.unwrap().contains_key(LABEL_PERFORMER));
 }
@@ -392,9 +391,9 @@ fn a_label_that_is_always_taken_away_does_not_make_us_replace_without_end() {
     for delay in [10, 20, 40, 80, 160, 300, 300] {
         world.pod_mut().is_selected = false;
         let plan = world.round();
-        assert_eq!((names(&plan.actions), plan.next_look), (vec![], Some(Duration::from_secs(delay))));
+        assert_eq!((names(&plan), plan.next_look), (vec![], Some(Duration::from_secs(delay))));
         world.advance(Duration::from_secs(delay));
-        assert_eq!(cause(&world.round().actions), Some(Cause::Edited));
+        assert_eq!(cause(&world.round()), Some(Cause::Edited));
         world.pod = None;
         world.step();
     }
@@ -406,9 +405,9 @@ fn an_edited_image_is_replaced_and_a_rewritten_one_is_not() {
     world.pod_mut().asked_image = Some("repo:1".into());
     world.pod_mut().image = "mirror/repo:1".into();
     world.advance(Duration::from_hours(1));
-    assert_eq!(names(&world.plan().actions), [""; 0], "admission rewrote it");
+    assert_eq!(names(&world.plan()), [""; 0], "admission rewrote it");
     world.pod_mut().generation = 2;
-    assert_eq!(cause(&world.plan().actions), Some(Cause::Edited));
+    assert_eq!(cause(&world.plan()), Some(Cause::Edited));
 }
 
 #[test]
@@ -436,7 +435,7 @@ fn nothing_is_done_on_unknown() {
             Observed::default(),
         ] {
             let plan = plan::performers::plan(&performer, &observed, world.now, &world.policy);
-            assert_eq!(names(&plan.actions), [""; 0], "{observed:?}");
+            assert_eq!(names(&plan), [""; 0], "{observed:?}");
         }
     }
 }

@@ -109,7 +109,7 @@ proptest! {
         world.settle();
         world.advance(Duration::from_hours(2));
         world.settle();
-        prop_assert!(world.plan().actions.is_empty());
+        prop_assert!(world.plan().steps.is_empty());
         let is_foreign = world.pod.as_ref().is_some_and(|p| p.owner_uid.as_deref() != Some(crate::world::UID));
         if !is_foreign {
             world.start_pod();
@@ -142,8 +142,8 @@ proptest! {
         };
         let plan = plan::performers::plan(&world.performer, &observed, world.now, &world.policy);
         let is_unknown = pod_slot == 0 || service_slot == 0;
-        prop_assert!(!is_unknown || plan.actions.is_empty());
-        for action in &plan.actions {
+        prop_assert!(!is_unknown || plan.steps.is_empty());
+        for action in plan.actions() {
             match action {
                 Action::DeletePod { .. } => prop_assert!(pod_slot == 3),
                 Action::CreatePod(_) => prop_assert!(pod_slot == 1 || pod_slot == 3),

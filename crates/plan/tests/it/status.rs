@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::performer::{PerformerStatus, Phase};
-use plan::Plan;
-use plan::performers::{Capabilities, Observed, Outcome, PodFacts, PodPhase, Round, Scheduled, Slot, Waiting, status};
+use plan::performers::{Observed, PodFacts, PodPhase, Scheduled, Slot, Waiting};
+use plan::round::{Plan, Progress, Refusal};
 use serde_json::json;
 
-use crate::world::{World, at, basic, with};
+use crate::world::{World, at, basic, done, failed, rejected, with};
 
 pub fn reason(status: &PerformerStatus, kind: ConditionType) -> (ConditionStatus, Reason) {
     let condition = status.condition(kind).unwrap();
@@ -22,10 +22,8 @@ pub fn degraded(world: &World) -> Option<Reason> {
 
 /// The status of `world` as it is, without acting.
 fn seen(world: &World, phase_unknown: bool) -> PerformerStatus {
-    let (observed, plan) = (world.observed(), Plan::default());
-    let round =
-        Round { performer: &world.performer, observed: &observed, plan: &plan, outcomes: &[], policy: &world.policy };
-    status(&round, world.now, Capabilities { phase_unknown })
+    let report = world.report(&world.observed(), &Plan::default(), &[]);
+    report.fallback.filter(|_| !phase_unknown).unwrap_or(report.status)
 }
 
 pub fn wait(world: &mut World, reason: &str) {
@@ -310,17 +308,17 @@ fn p36_a_bad_name_is_one_lasting_condition() {
 fn p37_a_refused_pod_is_reported_once_and_recovers() {
     let mut world = World::new(basic());
     for message in ["quota: used 1", "quota: used 2"] {
-        world.pod_creation = Outcome::Rejected { message: message.to_owned() };
+        world.pod_creation = rejected(message);
         world.step();
         assert_eq!(degraded(&world), Some(Reason::PodRejected));
         assert!(world.status().conditions[2].message.ends_with("quota: used 1"));
     }
-    assert!(world.service.is_none(), "a failed action ends the round");
-    world.pod_creation = Outcome::Failed;
+    assert!(world.service.is_some(), "a refused pod stops only what needs it");
+    world.pod_creation = failed();
     world.step();
     assert_eq!(degraded(&world), Some(Reason::PodRejected), "no news is no recovery");
     assert_eq!(world.written.len(), 1);
-    world.pod_creation = Outcome::Done;
+    world.pod_creation = done();
     world.settle();
     assert_eq!((degraded(&world), world.service.is_some()), (None, true));
 }
@@ -328,17 +326,17 @@ fn p37_a_refused_pod_is_reported_once_and_recovers() {
 #[test]
 fn p37_a_refused_service_is_reported_even_while_the_pod_is_ready() {
     let mut world = World::new(basic());
-    world.service_write = Outcome::Rejected { message: "quota".to_owned() };
+    world.service_write = rejected("quota");
     world.step();
     world.start_pod();
-    for outcome in [Outcome::Rejected { message: "quota".to_owned() }, Outcome::Failed] {
+    for outcome in [rejected("quota"), failed()] {
         world.service_write = outcome;
         world.step();
         assert_eq!(degraded(&world), Some(Reason::ServiceRejected));
         let available = reason(&world.status(), ConditionType::Available);
         assert_eq!(available, (ConditionStatus::False, Reason::ServiceRejected));
     }
-    world.service_write = Outcome::Done;
+    world.service_write = done();
     world.settle();
     assert_eq!((degraded(&world), world.status().ready), (None, true));
 }
@@ -346,18 +344,17 @@ fn p37_a_refused_service_is_reported_even_while_the_pod_is_ready() {
 #[test]
 fn a_terminating_namespace_is_not_reported() {
     let mut world = World::new(basic());
-    world.pod_creation = Outcome::NamespaceTerminating;
+    world.pod_creation = Progress::Refused(Refusal::NamespaceTerminating);
     world.step();
     assert!(world.written.is_empty());
 }
 
 #[test]
 fn unknown_surroundings_change_nothing() {
-    let world = World::running(basic());
-    let (observed, plan) = (Observed { pod: Slot::Unknown, ..world.observed() }, Plan::default());
-    let round =
-        Round { performer: &world.performer, observed: &observed, plan: &plan, outcomes: &[], policy: &world.policy };
-    assert_eq!(status(&round, at(99), Capabilities { phase_unknown: true }), world.status());
+    let mut world = World::running(basic());
+    world.now = at(99);
+    let observed = Observed { pod: Slot::Unknown, ..world.observed() };
+    assert_eq!(world.report(&observed, &Plan::default(), &[]).status, world.status());
 }
 
 #[test]

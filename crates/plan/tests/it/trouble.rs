@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
-use plan::performers::{Deletion, Exit, Outcome, PodPhase, Scheduled, ServiceFacts, ServiceType};
+use plan::performers::{Deletion, Exit, PodPhase, Scheduled, ServiceFacts, ServiceType};
 use serde_json::json;
 
 use crate::status::{degraded, reason, wait};
-use crate::world::{World, at, basic, with};
+use crate::world::{World, at, basic, done, failed, rejected, with};
 
 #[test]
 fn other_container_trouble_is_named() {
@@ -120,13 +120,13 @@ fn the_first_reason_of_the_order_is_told() {
 fn p37_a_refused_repair_of_the_service_is_told_until_it_is_done() {
     let mut world = World::running(basic());
     world.service.as_mut().unwrap().service_type = ServiceType::Other;
-    for outcome in [Outcome::Rejected { message: "webhook".to_owned() }, Outcome::Failed] {
+    for outcome in [rejected("webhook"), failed()] {
         world.service_write = outcome;
         world.step();
         assert_eq!(degraded(&world), Some(Reason::ServiceRejected));
     }
     assert_eq!(world.written.len(), 1);
-    world.service_write = Outcome::Done;
+    world.service_write = done();
     world.step();
     assert_eq!(degraded(&world), None);
 }
@@ -135,10 +135,10 @@ fn p37_a_refused_repair_of_the_service_is_told_until_it_is_done() {
 fn a_refusal_is_forgotten_only_when_its_action_was_reached() {
     let mut world = World::running(basic());
     world.service = None;
-    world.service_write = Outcome::Rejected { message: "quota".to_owned() };
+    world.service_write = rejected("quota");
     world.step();
     world.pod = None;
-    world.pod_creation = Outcome::Failed;
+    world.pod_creation = failed();
     world.step();
     assert_eq!(degraded(&world), Some(Reason::ServiceRejected), "the pod's failure ended the round before");
 }
@@ -146,11 +146,11 @@ fn a_refusal_is_forgotten_only_when_its_action_was_reached() {
 #[test]
 fn long_words_of_others_are_cut_at_a_character() {
     let mut world = World::new(basic());
-    world.pod_creation = Outcome::Rejected { message: "ü".repeat(40_000) };
+    world.pod_creation = rejected("ü".repeat(40_000));
     world.step();
     let message = &world.status().conditions[2].message;
     assert_eq!((message.chars().count(), message.ends_with("ü…")), (4097, true));
-    world.pod_creation = Outcome::Failed;
+    world.pod_creation = failed();
     world.step();
     assert_eq!(world.written.len(), 1, "a cut message is no news");
 }

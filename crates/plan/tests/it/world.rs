@@ -11,12 +11,13 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use plan::Plan;
 use plan::event::Event;
+use plan::fact::Class;
 use plan::performers::{
-    Action, Capabilities, Deletion, Observed, Outcome, PodFacts, PodPhase, Policy, PortFacts, Round, Scheduled,
-    ServiceFacts, ServiceType, Slot, TargetPort, events, status,
+    Action, Created, Deletion, Note, Observed, PodFacts, PodPhase, Policy, PortFacts, Scheduled, ServiceFacts,
+    ServiceType, Slot, TargetPort, report,
 };
+use plan::round::{Inputs, Plan, Progress, Refusal, Report, Round};
 use serde_json::{Value, json};
 
 pub const UID: &str = "uid-of-the-performer";
@@ -54,6 +55,20 @@ pub fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
 }
 
+pub type Attempt = Progress<Created>;
+
+pub fn done() -> Attempt {
+    Progress::Done(None)
+}
+
+pub fn rejected(message: impl Into<String>) -> Attempt {
+    Progress::Refused(Refusal::Rejected(message.into()))
+}
+
+pub fn failed() -> Attempt {
+    Progress::Failed { class: Class::Transient, retry: None, message: "no answer".to_owned() }
+}
+
 pub struct World {
     pub performer: Performer,
     pub pod: Option<PodFacts>,
@@ -66,9 +81,9 @@ pub struct World {
     pub written: Vec<PerformerStatus>,
     pub events: Vec<Event>,
     /// What the API server answers to the creation of a pod.
-    pub pod_creation: Outcome,
+    pub pod_creation: Attempt,
     /// … and to the creation or repair of a Service.
-    pub service_write: Outcome,
+    pub service_write: Attempt,
     uids: u32,
 }
 
@@ -84,8 +99,8 @@ impl World {
             replacements: 0,
             written: Vec::new(),
             events: Vec::new(),
-            pod_creation: Outcome::Done,
-            service_write: Outcome::Done,
+            pod_creation: done(),
+            service_write: done(),
             uids: 0,
         }
     }
@@ -140,16 +155,25 @@ impl World {
     pub fn round(&mut self) -> Plan<Action> {
         let observed = self.observed();
         let plan = self.plan();
-        let mut outcomes = Vec::new();
-        for action in &plan.actions {
-            outcomes.push(self.execute(action));
-            if outcomes.last() != Some(&Outcome::Done) {
-                break;
+        let mut progress: Vec<_> = plan.steps.iter().map(|_| Progress::NotBegun).collect();
+        for (at, step) in plan.steps.iter().enumerate() {
+            if step.announced {
+                self.announce();
             }
+            let is_due = step.needs.iter().all(|need| progress[need.index()].is_done());
+            progress[at] = if is_due { self.execute(&step.action) } else { Progress::Skipped };
         }
-        let after = observed.after(&plan, &outcomes, self.now);
-        self.report(&after, &plan, &outcomes);
+        let report = self.report(&observed, &plan, &progress);
+        assert_eq!(report.note.replacements, self.replacements);
+        self.events.extend(report.done.iter().cloned());
+        self.store(report);
         plan
+    }
+
+    /// A round that ends when its first step has been announced.
+    pub fn announce(&mut self) {
+        let announcement = self.report(&self.observed(), &self.plan(), &[Progress::Begun]);
+        self.store(announcement);
     }
 
     /// A round whose plan is of no interest.
@@ -157,14 +181,22 @@ impl World {
         let _ = self.round();
     }
 
-    fn report(&mut self, observed: &Observed, plan: &Plan<Action>, outcomes: &[Outcome]) {
-        let policy = self.policy.clone();
-        let round = Round { performer: &self.performer, observed, plan, outcomes, policy: &policy };
-        let new = status(&round, self.now, Capabilities { phase_unknown: true });
-        self.events.extend(events(self.performer.status.as_ref(), &new, plan, outcomes));
-        if new != self.status() {
-            self.written.push(new.clone());
-            self.performer.status = Some(new);
+    pub fn report(
+        &self,
+        observed: &Observed,
+        plan: &Plan<Action>,
+        progress: &[Attempt],
+    ) -> Report<PerformerStatus, Note> {
+        let inputs = Inputs { note: Note { replacements: self.replacements }, ..Inputs::default() };
+        let round = Round { object: &self.performer, observed, inputs: &inputs, plan, progress };
+        report(&round, self.now, &self.policy)
+    }
+
+    fn store(&mut self, report: Report<PerformerStatus, Note>) {
+        self.events.extend(report.transitions);
+        if report.status != self.status() {
+            self.written.push(report.status.clone());
+            self.performer.status = Some(report.status);
         }
     }
 
@@ -177,14 +209,14 @@ impl World {
             let is_going = self.pod.as_ref().is_some_and(|p| p.deletion.is_some());
             self.pod = self.pod.take().filter(|p| p.deletion.is_none());
             let is_called = plan.next_look == Some(Duration::ZERO);
-            if plan.actions.is_empty() && before == self.performer.status && !is_called && !is_going {
+            if plan.steps.is_empty() && before == self.performer.status && !is_called && !is_going {
                 return;
             }
         }
         panic!("not settled after 20 rounds");
     }
 
-    fn execute(&mut self, action: &Action) -> Outcome {
+    fn execute(&mut self, action: &Action) -> Attempt {
         match action {
             Action::AddFinalizer { finalizers, .. } | Action::ReleaseFinalizer { finalizers, .. } => {
                 self.performer.metadata.finalizers = Some(finalizers.clone());
@@ -192,13 +224,15 @@ impl World {
             Action::CreatePod(pod) => {
                 assert!(self.has_finalizer(), "a pod before the finalizer");
                 assert!(self.pod.is_none(), "a second pod under one name");
-                if self.pod_creation != Outcome::Done {
+                if self.pod_creation != done() {
                     return self.pod_creation.clone();
                 }
                 self.uids += 1;
-                self.pod = Some(pod_facts(pod, &format!("pod-{}", self.uids), self.now));
+                let uid = format!("pod-{}", self.uids);
+                self.pod = Some(pod_facts(pod, &uid, self.now));
                 self.built = Some((**pod).clone());
                 self.replacements = 0;
+                return Progress::Done(Some(uid.into()));
             }
             Action::DeletePod { uid, replacements, .. } => {
                 let pod = self.pod.as_mut().unwrap();
@@ -212,19 +246,19 @@ impl World {
             }
             Action::CreateService(service) => {
                 assert!(self.service.is_none());
-                if self.service_write != Outcome::Done {
+                if self.service_write != done() {
                     return self.service_write.clone();
                 }
                 self.service = Some(service_facts(service));
             }
-            Action::RepairService { .. } if self.service_write != Outcome::Done => return self.service_write.clone(),
+            Action::RepairService { .. } if self.service_write != done() => return self.service_write.clone(),
             Action::RepairService { patch } => apply_patch(self.service.as_mut().unwrap(), patch),
             Action::DeleteService { .. } => {
                 let owner = self.service.take().unwrap().owner_uid;
                 assert_eq!(owner.as_deref(), Some(UID), "a foreign Service deleted");
             }
         }
-        Outcome::Done
+        done()
     }
 
     pub fn pod_mut(&mut self) -> &mut PodFacts {

@@ -1,0 +1,115 @@
+//! Gather and execute for Performers; every decision is in `plan::performers`.
+
+use std::sync::Arc;
+
+use api::performer::{Performer, PerformerStatus};
+use jiff::Timestamp;
+use plan::{
+    fact::Never,
+    performers::{self as performer, Action, Created, Note, Observed, PodFacts, Policy, ServiceFacts, Slot},
+    round::{Plan, Report},
+};
+use runtime::{Controller, Error, InputsOf, Key, Kind, RoundOf, Turn, View};
+use serde_json::json;
+
+use crate::view::{PerformerView, PodView, ServiceView, owned_key};
+
+pub(crate) struct PerformerController {
+    pub performers: Arc<Kind<PerformerView, Performer>>,
+    pub pods: Arc<Kind<PodView, PodFacts>>,
+    pub services: Arc<Kind<ServiceView, ServiceFacts>>,
+    pub policy: Policy,
+}
+
+impl Controller for PerformerController {
+    const NAME: &'static str = "performer";
+    type View = PerformerView;
+    type Object = Performer;
+    type Status = PerformerStatus;
+    type Observed = Observed;
+    type Action = Action;
+    type Done = Created;
+    type Note = Note;
+    type Ask = Never;
+    type Answer = Never;
+
+    fn kind(&self) -> &Arc<Kind<PerformerView, Performer>> {
+        &self.performers
+    }
+
+    fn span(key: &Key) -> tracing::Span {
+        tracing::info_span!("round", performer = %key, namespace = %key.namespace)
+    }
+
+    async fn gather(&self, key: &Key, performer: &Performer, note: &Note) -> Result<Observed, Error> {
+        let owned = owned_key(key);
+        self.pods.settle(&owned).await?;
+        self.services.settle(&owned).await?;
+        let uid = performer.metadata.uid.as_deref().unwrap_or_default();
+        Ok(Observed {
+            pod: slot(&self.pods, &owned, |pod| Slot::of_pod(pod, uid)),
+            service: slot(&self.services, &owned, |service| Slot::of_service(service, uid)),
+            replacements: note.replacements,
+        })
+    }
+
+    fn plan(
+        &self,
+        performer: &Performer,
+        observed: &Observed,
+        _: &InputsOf<Self>,
+        now: Timestamp,
+    ) -> Plan<Action> {
+        performer::plan(performer, observed, now, &self.policy)
+    }
+
+    async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<Created, Error> {
+        let owned = owned_key(turn.key);
+        match action {
+            Action::AddFinalizer { finalizers } => {
+                let patch = json!({ "metadata": { "finalizers": finalizers } });
+                turn.subject.patch(&self.performers, turn.key, None, patch).await?;
+            }
+            Action::ReleaseFinalizer { finalizers } => {
+                turn.subject.release_finalizer(&self.performers, turn.key, finalizers).await?;
+            }
+            Action::CreatePod(pod) => {
+                let image = pod.spec.as_ref().and_then(|spec| spec.containers[0].image.as_deref());
+                tracing::debug!(podName = %owned.name, image, "creating pod");
+                self.pods.create(&owned, pod).await?;
+                return Ok(self.pods.get(&owned).map(|pod| pod.value.uid.clone()));
+            }
+            Action::DeletePod { uid, resource_version, cause, .. } => {
+                tracing::debug!(podName = %owned.name, ?cause, "deleting pod");
+                self.pods.delete(&owned, uid, resource_version).await?;
+            }
+            Action::CreateService(service) => {
+                let port = service.spec.as_ref().and_then(|spec| spec.ports.as_ref()).map(|ports| ports[0].port);
+                tracing::debug!(serviceName = %owned.name, port, "creating service");
+                self.services.create(&owned, service).await?;
+            }
+            Action::RepairService { patch } => {
+                tracing::debug!(serviceName = %owned.name, "repairing service");
+                self.services.patch(&owned, None, patch).await?;
+            }
+            Action::DeleteService { uid, resource_version } => {
+                tracing::debug!(serviceName = %owned.name, "deleting service");
+                self.services.delete(&owned, uid, resource_version).await?;
+            }
+        }
+        Ok(None)
+    }
+
+    fn report(&self, round: &RoundOf<'_, Self>, now: Timestamp) -> Report<PerformerStatus, Note> {
+        performer::report(round, now, &self.policy)
+    }
+}
+
+/// Whose object a key names; a cache that is not filled yet says nothing about it.
+fn slot<W: View, T: Clone + Send + Sync + 'static>(
+    kind: &Kind<W, T>,
+    key: &Key,
+    sort: impl FnOnce(Option<T>) -> Slot<T>,
+) -> Slot<T> {
+    if kind.store().is_synced() { sort(kind.get(key).map(|found| found.value.clone())) } else { Slot::Unknown }
+}

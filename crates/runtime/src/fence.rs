@@ -1,0 +1,56 @@
+//! The right to act for one object: it ends with the lead, with the object or at a deadline.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::{clock::Clock, error::Error, lease::Leadership};
+
+/// Checked before each effect, and awaited by long ones.
+#[derive(Clone)]
+pub struct Fence {
+    leadership: Leadership,
+    clock: Clock,
+    /// The generation of the object that the effect was decided on; 0 where there is none.
+    pub generation: i64,
+    deadline: Instant,
+    is_current: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fence").field("generation", &self.generation).finish_non_exhaustive()
+    }
+}
+
+impl Fence {
+    /// `is_current` says whether the object that the effect is for still exists.
+    pub(crate) fn new(
+        leadership: Leadership,
+        clock: Clock,
+        generation: i64,
+        limit: Duration,
+        is_current: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let deadline = clock.instant() + limit;
+        Self { leadership, clock, generation, deadline, is_current: Arc::new(is_current) }
+    }
+
+    /// Time left for an effect, or why there is none.
+    pub fn check(&self) -> Result<Duration, Error> {
+        let lead = self.leadership.time_left().ok_or(Error::LeadLost)?;
+        let left = self.deadline.saturating_duration_since(self.clock.instant());
+        if left.is_zero() {
+            return Err(Error::OutOfTime);
+        }
+        if (self.is_current)() { Ok(lead.min(left)) } else { Err(Error::Outdated) }
+    }
+
+    /// Waits until the fence ends by the lead, `margin` before it is lost, or by the deadline.
+    pub async fn ended(&self, margin: Duration) {
+        tokio::select! {
+            () = self.leadership.lost(margin) => {}
+            () = tokio::time::sleep_until(self.deadline) => {}
+        }
+    }
+}
