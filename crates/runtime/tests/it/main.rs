@@ -7,6 +7,7 @@ mod apply;
 mod dynamic;
 mod lease;
 mod log;
+mod round;
 mod watch;
 mod world;
 
