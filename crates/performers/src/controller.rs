@@ -53,13 +53,7 @@ impl Controller for PerformerController {
         })
     }
 
-    fn plan(
-        &self,
-        performer: &Performer,
-        observed: &Observed,
-        _: &InputsOf<Self>,
-        now: Timestamp,
-    ) -> Plan<Action> {
+    fn plan(&self, performer: &Performer, observed: &Observed, _: &InputsOf<Self>, now: Timestamp) -> Plan<Action> {
         performer::plan(performer, observed, now, &self.policy)
     }
 

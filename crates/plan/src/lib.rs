@@ -44,4 +44,3 @@ impl<A> Plan<A> {
         self.blocked.get_or_insert_with(|| Why { reason, message: message.into() });
     }
 }
-

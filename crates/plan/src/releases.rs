@@ -4,6 +4,7 @@
 //! operation at a time is started, and its end is an observation like any other.
 
 mod action;
+mod ask;
 mod decide;
 mod dependency;
 mod desired;
@@ -13,16 +14,18 @@ mod observed;
 mod replicas;
 mod report;
 mod state;
+mod values;
 
-pub use action::{Action, Operation, Outcome};
-pub use decide::plan;
+pub use action::{Action, Operation};
+pub use ask::{Answer, Ask, Note, ObjectRef, Resolved, is_ready, plan};
+pub use decide::{MEMORY, decide};
 pub use dependency::cycle;
 pub use desired::{Attempt, Desired, LEAST_MEMORY, Policy, config_digest, reference_digest, removable, validate};
-pub use event::events;
 pub use memory::Memory;
 pub use observed::{
     Chart, Dependency, Difference, Drift, Ended, Failure, FailureClass, Identity, Job, Known, Observed, Replicas,
-    Stored, StoredStatus, Values, last_good,
+    Stored, StoredStatus, Surroundings, Values, last_good,
 };
-pub use report::{Round, status};
+pub use report::{Round, RoundOf, report, status};
 pub use state::{OutOfSync, State, state};
+pub use values::{check_numbers, values};

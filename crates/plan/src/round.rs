@@ -41,6 +41,12 @@ impl<A, Q> Plan<A, Q> {
         self.push_step(Step::new(action))
     }
 
+    /// Adds a step that needs every step that is there.
+    pub fn push_after_all(&mut self, step: Step<A, Q>) {
+        let before = (0..self.steps.len()).map(StepId);
+        self.steps.push(step.needs(before));
+    }
+
     pub fn push_step(&mut self, step: Step<A, Q>) -> StepId {
         self.steps.push(step);
         StepId(self.steps.len() - 1)
@@ -179,9 +185,9 @@ pub struct Blocked {
 pub enum Progress<D = ()> {
     /// The round has not reached it.
     NotBegun,
-    /// It is about to begin, or a job that runs beside the round.
+    /// It is about to begin: the status that says so is being stored.
     Begun,
-    /// Done, or found done already.
+    /// Done, found done already, or handed over to run beside the rounds.
     Done(D),
     /// The peer does not want it as it is; trying at once would not help.
     Refused(Refusal),
@@ -214,49 +220,12 @@ pub struct Inputs<N = (), Q = Never, F = Never> {
     pub facts: Facts<Q, F>,
     /// What the last report asked to remember; lost with the process.
     pub note: N,
-    /// What became of the object's job.
-    pub job: JobState,
 }
 
 impl<N: Default, Q, F> Default for Inputs<N, Q, F> {
     fn default() -> Self {
-        Self { facts: Facts::default(), note: N::default(), job: JobState::Idle }
+        Self { facts: Facts::default(), note: N::default() }
     }
-}
-
-/// Where the job of an object stands.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum JobState {
-    #[default]
-    Idle,
-    Waiting {
-        label: String,
-    },
-    Running {
-        label: String,
-        /// It was asked to end.
-        is_ending: bool,
-    },
-    /// Stays until the status that reports it is stored.
-    Ended {
-        label: String,
-        result: JobResult,
-    },
-}
-
-/// How a job ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum JobResult {
-    Succeeded,
-    /// What it was to do is not wanted any more: its contents changed while it waited.
-    Outdated,
-    /// Ended before its end: cancelled, or the lead was lost.
-    Interrupted,
-    Failed {
-        /// The executor's own word, for planning.
-        class: String,
-        message: String,
-    },
 }
 
 /// One round after its steps: everything that a report is computed from.

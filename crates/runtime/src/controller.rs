@@ -15,7 +15,7 @@ use kube::core::object::HasStatus;
 use plan::{
     event::Event,
     fact::{Class, Failure},
-    round::{Inputs, JobState, Peer, Plan, Progress, Report, Round, Step},
+    round::{Inputs, Peer, Plan, Progress, Report, Round, Step},
 };
 use serde::Serialize;
 use tokio::{sync::Semaphore, time::Instant};
@@ -39,7 +39,7 @@ use crate::{
 const LONGEST_ROUND: Duration = Duration::from_mins(2);
 /// A plan that asked this often in a row without acting asks for something it never uses: a defect of the plan.
 const MOST_FETCHES: u32 = 4;
-/// Fetches that run at once: enough for every slot of a controller, few beside what an API server takes.
+/// Fetches that run at once for one peer: enough for every slot of a controller, few beside what an API server takes.
 const FETCHES: usize = 16;
 /// How long a fallback is written without trying the full status: the definition may be updated any time.
 const FALLBACK: Duration = Duration::from_mins(10);
@@ -51,13 +51,7 @@ pub trait Controller: Send + Sync + Sized + 'static {
     /// How long one fetch may take.
     const FETCH_LIMIT: Duration = Duration::from_secs(30);
     type View: View;
-    type Object: Resource
-        + Metadata<Ty = ObjectMeta>
-        + HasStatus<Status = Self::Status>
-        + Clone
-        + Send
-        + Sync
-        + 'static;
+    type Object: Resource + Metadata<Ty = ObjectMeta> + HasStatus<Status = Self::Status> + Clone + Send + Sync + 'static;
     type Status: Serialize + Clone + Default + PartialEq + Send + Sync;
     /// Plain data, defined in `plan`: written to a file and read back it plans the same.
     type Observed: Send + Sync;
@@ -107,6 +101,15 @@ pub trait Controller: Send + Sync + Sized + 'static {
     fn weigh(answer: &Self::Answer) -> usize {
         size_of_val(answer)
     }
+    /// Whom a fetch talks to: of one peer only some run at once.
+    fn peer(ask: &Self::Ask) -> Peer {
+        let _ = ask;
+        Peer::API_SERVER
+    }
+    /// The status that reports what was observed is stored: what is said once need not be kept any longer.
+    fn reported(&self, object: &Self::Object, observed: &Self::Observed) {
+        let _ = (object, observed);
+    }
     /// The object is gone.
     fn forget(&self, key: &Key) {
         let _ = key;
@@ -145,7 +148,7 @@ pub(crate) struct Shared<C: Controller> {
     recorder: Recorder,
     metrics: Arc<Metrics>,
     facts: FactCache<C::Ask, C::Answer>,
-    fetches: Arc<Semaphore>,
+    fetches: Mutex<HashMap<Peer, Arc<Semaphore>>>,
     memory: Mutex<HashMap<Key, Memory<C::Note>>>,
     /// When a definition last refused a status that has a fallback.
     refused_at: Mutex<Option<Instant>>,
@@ -200,7 +203,7 @@ impl<C: Controller> Shared<C> {
             recorder,
             metrics,
             facts: FactCache::default(),
-            fetches: Arc::new(Semaphore::new(FETCHES)),
+            fetches: Mutex::default(),
             memory: Mutex::default(),
             refused_at: Mutex::default(),
         })
@@ -220,7 +223,7 @@ impl<C: Controller> Shared<C> {
         };
         let note = self.memory().get(key).map(|memory| memory.note.clone()).unwrap_or_default();
         let observed = self.controller.gather(key, &found.value, &note).await?;
-        let mut inputs = Inputs { note, job: JobState::Idle, ..InputsOf::<C>::default() };
+        let mut inputs = Inputs { note, ..InputsOf::<C>::default() };
         let (plan, used) = self.plan(&found.value, &observed, &mut inputs, now);
         let progress = plan.steps.iter().map(|_| Progress::NotBegun).collect();
         let fence = self.fence(key, found.value.metadata());
@@ -285,7 +288,8 @@ impl<C: Controller> Shared<C> {
         let fence = Fence::new(self.leadership.clone(), self.clock.clone(), 0, limit, || true);
         tokio::spawn(async move {
             let fetch = async {
-                let _slot = shared.fetches.acquire().await;
+                let slots = shared.slots(&ask);
+                let _slot = slots.acquire().await;
                 let fetch = std::panic::AssertUnwindSafe(shared.controller.fetch(&ask, &fence));
                 futures::FutureExt::catch_unwind(fetch).await
             };
@@ -306,6 +310,13 @@ impl<C: Controller> Shared<C> {
                 shared.queue.changed(&key);
             }
         });
+    }
+
+    /// The slots of a peer; those that no fetch uses are forgotten.
+    fn slots(&self, ask: &C::Ask) -> Arc<Semaphore> {
+        let mut all = self.fetches.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, slots| Arc::strong_count(slots) > 1);
+        all.entry(C::peer(ask)).or_insert_with(|| Arc::new(Semaphore::new(FETCHES))).clone()
     }
 
     fn memory(&self) -> MutexGuard<'_, HashMap<Key, Memory<C::Note>>> {
@@ -368,8 +379,7 @@ impl<C: Controller> Running<'_, C> {
     /// Whether the facts that a step rests on are still those that it was planned on; else they are fetched anew.
     fn rests(&self, step: &StepOf<C>) -> bool {
         let now = self.shared.clock.instant();
-        let is_current =
-            |ask: &C::Ask, want| self.shared.facts.is_current(want, self.used.get(ask).copied(), now);
+        let is_current = |ask: &C::Ask, want| self.shared.facts.is_current(want, self.used.get(ask).copied(), now);
         let mut rests = true;
         for want in step.rests_on.iter().filter(|want| !is_current(&want.ask, want)) {
             self.shared.fetch(&want.ask, self.key);
@@ -445,6 +455,7 @@ impl<C: Controller> Running<'_, C> {
         };
         if stored.is_ok() {
             self.record(&report.discriminator, report.transitions);
+            self.shared.controller.reported(&self.object, &self.observed);
         }
         tracing::info!(phase = report.phase, actions = self.plan.steps.len(), "reconciled");
         stored
@@ -481,7 +492,9 @@ impl<C: Controller> Running<'_, C> {
             return Err(error);
         }
         reported?;
-        if self.progress.iter().any(Progress::is_done) {
+        // What was handed over is looked at when it ends.
+        let mut attempts = self.plan.steps.iter().zip(&self.progress);
+        if attempts.any(|(step, progress)| step.job.is_none() && progress.is_done()) {
             return Ok((Next::Again, true));
         }
         Ok((self.plan.next_look.map_or(Next::Settled, Next::Look), self.has_written))

@@ -144,10 +144,7 @@ impl Error {
             _ => None,
         };
         let (class, retry) = (self.class(), self.retry_after());
-        refused.map_or_else(
-            || Progress::Failed { class, retry, message: Chain(self).to_string() },
-            Progress::Refused,
-        )
+        refused.map_or_else(|| Progress::Failed { class, retry, message: Chain(self).to_string() }, Progress::Refused)
     }
 }
 

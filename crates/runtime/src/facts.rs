@@ -100,9 +100,7 @@ impl<Q: Clone + Eq + Hash, F: Clone> FactCache<Q, F> {
     /// Whether a fact is still the one that was planned on, and young enough.
     pub(crate) fn is_current(&self, want: &Want<Q>, sequence: Option<u64>, now: Instant) -> bool {
         let answer = self.get(want, now);
-        answer.is_some_and(|answer| {
-            Some(answer.sequence) == sequence && matches!(answer.fact, Fact::Known { .. })
-        })
+        answer.is_some_and(|answer| Some(answer.sequence) == sequence && matches!(answer.fact, Fact::Known { .. }))
     }
 
     /// Notes that `key` waits for the answer. `Some`: nobody fetches it yet, so the caller does.
@@ -129,7 +127,13 @@ impl<Q: Clone + Eq + Hash, F: Clone> FactCache<Q, F> {
     }
 
     /// Stores what a fetch gave, unless the fact was spoiled meanwhile. Returns the keys that wait for it.
-    pub(crate) fn end(&self, ask: &Q, begun: Begun, result: Result<(F, usize), Failure>, now: Instant) -> BTreeSet<Key> {
+    pub(crate) fn end(
+        &self,
+        ask: &Q,
+        begun: Begun,
+        result: Result<(F, usize), Failure>,
+        now: Instant,
+    ) -> BTreeSet<Key> {
         let mut inner = self.lock();
         inner.sequence += 1;
         let sequence = inner.sequence;

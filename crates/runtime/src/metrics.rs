@@ -159,7 +159,11 @@ impl Metrics {
             self.namespaced_errors.clone(),
         );
         r.register("strata_watch_errors", "Interrupted watches by resource", self.watch_errors.clone());
-        r.register("strata_fetch_loops", "Plans that asked for facts and never acted on them", self.fetch_loops.clone());
+        r.register(
+            "strata_fetch_loops",
+            "Plans that asked for facts and never acted on them",
+            self.fetch_loops.clone(),
+        );
         r.register("strata_events_dropped", "Events given up because too many waited", self.events_dropped.clone());
         r.register("strata_leader", "1 while this replica leads", self.leading.clone());
         r.register("strata_build", "What is running", Info::new([("version", env!("CARGO_PKG_VERSION"))]));

@@ -14,7 +14,7 @@ use runtime::{Change, Key, Operator, Queue};
 
 use helm::{Charts, ChartsConfig, Guard, Runner};
 pub use release::values;
-use release::{Indexes, ReleaseLayer, ReleaseMetrics, SecretFacts};
+use release::{Indexes, ReleaseController, ReleaseMetrics, SecretFacts};
 
 /// Field manager of everything this layer writes.
 pub const MANAGER: &str = "strata-workspaces";
@@ -75,7 +75,7 @@ pub fn install(operator: &mut Operator, config: Config) -> io::Result<()> {
     let shared = teams::Shared::new(&writer);
     let queue = operator.queue(config.resync);
     let indexes = Arc::<Indexes>::default();
-    let notes = Arc::<release::Memos>::default();
+    let changes = Arc::<release::Changes>::default();
     let runner = start_runner(operator, &config, &queue, &indexes)?;
 
     let teams = teams::Config { concurrency: config.concurrency, resync: config.resync };
@@ -101,16 +101,16 @@ pub fn install(operator: &mut Operator, config: Config) -> io::Result<()> {
         look(&told, at.config_maps.keys(change.key));
         teams(change);
     });
-    let (at, told, noted) = (indexes.clone(), queue.clone(), notes.clone());
+    let (at, told, counted) = (indexes.clone(), queue.clone(), changes.clone());
     let watches = operator.dynamic_watches(move |kind, change| {
         for key in at.objects.keys(&(kind.clone(), change.key.clone())) {
-            noted.objects_changed(&key);
+            counted.count(&key);
             told.changed(&key);
         }
     });
     operator.metrics.collect(Box::new(ReleaseMetrics(shared.releases.clone())));
     operator.metrics.collect(Box::new(runner.clone()));
-    let layer = ReleaseLayer {
+    let controller = ReleaseController {
         releases: shared.releases,
         secrets: shared.secrets,
         config_maps: shared.config_maps,
@@ -121,12 +121,10 @@ pub fn install(operator: &mut Operator, config: Config) -> io::Result<()> {
         indexes,
         watches,
         policy: config.policy,
-        events: operator.events.clone(),
-        clock: operator.clock.clone(),
-        notes,
+        changes,
         discovered: release::Discovered::default(),
     };
-    operator.drive(layer, queue, config.concurrency);
+    operator.control(controller, queue, config.concurrency);
     Ok(())
 }
 

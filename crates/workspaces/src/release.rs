@@ -1,6 +1,7 @@
-//! Gather, execute and report for HelmReleases; every decision is in `plan::releases`.
+//! Gather, fetch and execute for HelmReleases; every decision is in `plan::releases`.
 
 mod execute;
+mod fetch;
 mod gather;
 mod identity;
 mod live;
@@ -11,18 +12,19 @@ mod view;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
-use api::workspace::{HelmRelease, HelmReleaseStatus, StoppedWorkload};
+use api::workspace::{HelmRelease, HelmReleaseStatus};
 use jiff::Timestamp;
 use kube::api::GroupVersionKind;
 use plan::{
-    Plan,
-    releases::{self, Action, Difference, Outcome, Policy, Round},
+    fact::Failure,
+    releases::{self, Action, Answer, Ask, Job, Note, Observed, Policy},
+    round::{Peer, Plan, Report},
 };
-use runtime::{Clock, DynamicWatches, Error, Executed, Index, Key, Layer, Recorder, Subject, Writer};
-use tokio::time::Instant;
+use runtime::{Controller, DynamicWatches, Error, Fence, Index, InputsOf, Json, Key, Kind, RoundOf, Turn, Writer};
 
 pub(crate) use identity::Identities;
 pub(crate) use live::Discovered;
@@ -51,28 +53,25 @@ pub(crate) struct Indexes {
     pub kinds: Index<GroupVersionKind>,
 }
 
-/// What was found out about a release's live objects, for as long as its revision is the newest.
-#[derive(Clone)]
-struct Looked<T> {
-    secret_uid: String,
-    at: Instant,
-    found: Result<T, String>,
+/// How often live objects of each release changed, as watches saw it.
+#[derive(Default)]
+pub(crate) struct Changes(Mutex<HashMap<Key, u64>>);
+
+impl Changes {
+    pub fn count(&self, key: &Key) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()).or_default() += 1;
+    }
+
+    fn of(&self, key: &Key) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied().unwrap_or_default()
+    }
+
+    fn forget(&self, key: &Key) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
 }
 
-/// What cannot be observed cheaply and is only worth remembering while the process lives.
-#[derive(Clone, Default)]
-struct Notes {
-    /// How often a live object changed.
-    changes: u64,
-    drift: Option<Looked<Vec<Difference>>>,
-    replicas: Option<Looked<Vec<StoppedWorkload>>>,
-    /// When a range was last looked up.
-    chart_at: Option<Instant>,
-    /// The value of the reconcile annotation that the chart's source was last asked for.
-    asked_for: Option<String>,
-}
-
-pub(crate) struct ReleaseLayer {
+pub(crate) struct ReleaseController {
     pub releases: Arc<Releases>,
     pub secrets: Arc<Secrets>,
     pub config_maps: Arc<ConfigMaps>,
@@ -83,149 +82,82 @@ pub(crate) struct ReleaseLayer {
     pub indexes: Arc<Indexes>,
     pub watches: DynamicWatches,
     pub policy: Policy,
-    pub events: Recorder,
-    pub clock: Clock,
-    pub notes: Arc<Memos>,
+    pub changes: Arc<Changes>,
     pub discovered: Discovered,
 }
 
-/// The notes of all releases.
-#[derive(Default)]
-pub(crate) struct Memos(Mutex<HashMap<Key, Notes>>);
-
-impl Memos {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Notes>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A live object changed: somebody must look again.
-    pub fn objects_changed(&self, key: &Key) {
-        if let Some(notes) = self.lock().get_mut(key) {
-            notes.changes += 1;
-            (notes.drift, notes.replicas) = (None, None);
-        }
-    }
-
-    /// Before a look: what to compare with after it.
-    fn changes(&self, key: &Key) -> u64 {
-        self.lock().entry(key.clone()).or_default().changes
-    }
-
-    /// Notes what a look found, unless an object changed during it: that may have been looked at before.
-    fn note(&self, key: &Key, changes: u64, note: impl FnOnce(&mut Notes)) {
-        if let Some(notes) = self.lock().get_mut(key).filter(|notes| notes.changes == changes) {
-            note(notes);
-        }
-    }
-}
-
-/// One HelmRelease and its surroundings, at the beginning of a round.
-pub(crate) struct Observed {
-    subject: Subject<HelmRelease>,
-    release: Key,
-    surroundings: releases::Observed,
-    /// The status after this round's own writes.
-    written: Mutex<Option<HelmReleaseStatus>>,
-}
-
-impl Layer for ReleaseLayer {
-    const CONTROLLER: &'static str = "helmrelease";
+impl Controller for ReleaseController {
+    const NAME: &'static str = "helmrelease";
+    /// A chart may wait for its turn in the runner, and then for a slow registry.
+    const FETCH_LIMIT: Duration = Duration::from_mins(10);
+    type View = Json<HelmRelease>;
+    type Object = HelmRelease;
+    type Status = HelmReleaseStatus;
     type Observed = Observed;
     type Action = Action;
-    type Outcome = Outcome;
+    type Done = ();
+    type Note = Note;
+    type Ask = Ask;
+    type Answer = Answer;
+
+    fn kind(&self) -> &Arc<Kind<Json<HelmRelease>, HelmRelease>> {
+        &self.releases
+    }
 
     fn span(key: &Key) -> tracing::Span {
         tracing::info_span!("round", helmrelease = %key, namespace = %key.namespace)
     }
 
-    async fn gather(&self, key: &Key) -> Result<Option<Observed>, Error> {
-        self.observe(key).await
+    async fn gather(&self, key: &Key, object: &HelmRelease, _: &Note) -> Result<Observed, Error> {
+        Ok(self.observe(key, object))
     }
 
-    fn plan(&self, observed: &Observed, now: Timestamp) -> Plan<Action> {
-        releases::plan(observed.subject.object(), &observed.surroundings, now, &self.policy)
-    }
-
-    async fn execute(&self, key: &Key, observed: &Observed, action: &Action) -> Executed<Outcome> {
-        self.carry_out(key, observed, action).await
-    }
-
-    fn keys(&self) -> Vec<Key> {
-        self.releases.store().keys()
-    }
-
-    async fn report(
+    fn plan(
         &self,
-        key: &Key,
+        object: &HelmRelease,
         observed: &Observed,
-        plan: &Plan<Action>,
-        outcomes: &[Outcome],
-    ) -> Result<bool, Error> {
-        let is_released =
-            plan.actions.iter().zip(outcomes).any(|(action, outcome)| {
-                matches!(action, Action::ReleaseFinalizer { .. }) && *outcome == Outcome::Done
-            });
-        let before = observed.subject.object().status.as_ref();
-        let after = self.status(observed, plan, outcomes);
-        let written = if is_released { Ok(false) } else { self.write_status(key, observed, &after).await };
-        // Deleted meanwhile: nobody is left to report to.
-        let written = if written.as_ref().is_err_and(Error::is_not_found) { Ok(false) } else { written };
-        if written.is_ok() {
-            // What ended is part of the stored status now; until then it is asked for again.
-            if observed.surroundings.has_ended() {
-                self.runner.take(&observed.release);
-            }
-            self.tell(key, observed, before, &after, plan, outcomes);
+        inputs: &InputsOf<Self>,
+        now: Timestamp,
+    ) -> Plan<Action, Ask> {
+        releases::plan(object, observed, inputs, now, &self.policy)
+    }
+
+    async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<(), Error> {
+        self.carry_out(turn, action).await
+    }
+
+    fn report(&self, round: &RoundOf<'_, Self>, now: Timestamp) -> Report<HelmReleaseStatus, Note> {
+        releases::report(round, now, &self.policy)
+    }
+
+    async fn fetch(&self, ask: &Ask, fence: &Fence) -> Result<Answer, Failure> {
+        self.answer(ask, fence).await
+    }
+
+    /// Repositories are of their namespaces: one that does not answer holds up no other.
+    fn peer(ask: &Ask) -> Peer {
+        match ask {
+            Ask::Chart { namespace, .. } => Peer(format!("charts of {namespace}").into()),
+            _ => Peer::API_SERVER,
         }
-        let ready = after.condition(api::condition::ConditionType::Ready);
-        let reason = ready.map_or("", |condition| condition.reason.as_str());
-        tracing::info!(reason, actions = plan.actions.len(), "reconciled");
-        written
-    }
-}
-
-impl ReleaseLayer {
-    fn round<'a>(&'a self, observed: &'a Observed, plan: &'a Plan<Action>, outcomes: &'a [Outcome]) -> Round<'a> {
-        let (object, surroundings) = (observed.subject.object(), &observed.surroundings);
-        Round { object, observed: surroundings, plan, outcomes, policy: &self.policy }
     }
 
-    fn status(&self, observed: &Observed, plan: &Plan<Action>, outcomes: &[Outcome]) -> HelmReleaseStatus {
-        let mut status = releases::status(&self.round(observed, plan, outcomes), self.clock.now());
-        // An operation that began in this round was stored before it did, with the time of then.
-        let written = observed.written.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (Some(operation), Some(written)) = (&mut status.operation, &*written)
-            && let Some(before) = &written.operation
+    fn weigh(answer: &Answer) -> usize {
+        serde_json::to_vec(answer).map_or(0, |text| text.len())
+    }
+
+    /// What ended is part of the stored status now; until then it was asked for again.
+    fn reported(&self, object: &HelmRelease, observed: &Observed) {
+        let stored = object.status.as_ref().and_then(|status| status.operation.as_ref());
+        if let Job::Finished(ended) = &observed.job
+            && stored.is_none_or(|stored| releases::Operation::from(stored).label() != ended.operation.label())
         {
-            operation.started_at = before.started_at;
+            self.runner.take(&release_key(object));
         }
-        status
     }
 
-    /// Stores the status if it differs from what is stored. True if it did.
-    async fn write_status(&self, key: &Key, observed: &Observed, after: &HelmReleaseStatus) -> Result<bool, Error> {
-        let before = {
-            let written = observed.written.lock().unwrap_or_else(PoisonError::into_inner);
-            written.clone().or_else(|| observed.subject.object().status.clone()).unwrap_or_default()
-        };
-        if before == *after {
-            return Ok(false);
-        }
-        observed.subject.patch_status(&self.releases, key, &before, after).await?;
-        *observed.written.lock().unwrap_or_else(PoisonError::into_inner) = Some(after.clone());
-        Ok(true)
-    }
-
-    fn tell(
-        &self,
-        key: &Key,
-        observed: &Observed,
-        before: Option<&HelmReleaseStatus>,
-        after: &HelmReleaseStatus,
-        plan: &Plan<Action>,
-        outcomes: &[Outcome],
-    ) {
-        let events = releases::events(before, after, &self.round(observed, plan, outcomes));
-        observed.subject.tell(&self.events, key, "", events);
+    fn forget(&self, key: &Key) {
+        self.changes.forget(key);
+        self.follow(key, &[]);
     }
 }

@@ -99,7 +99,7 @@ pub struct HelmReleaseSpec {
 }
 
 /// A chart and where it comes from.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ChartReference {
     /// Repository: http:// or https:// of a chart repository, oci:// of a registry path that holds the chart, or
@@ -157,7 +157,7 @@ impl ChartReference {
 }
 
 /// A Secret of the same namespace.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct SecretReference {
     /// Name of the Secret.
     #[schemars(with = "Name")]

@@ -5,11 +5,9 @@ use api::performer::{DEFAULT_GRPC_PORT, FINALIZER, Performer, PerformerStatus, P
 use jiff::Timestamp;
 
 use super::decide::{is_announced, is_other_release};
-use super::trouble::trouble;
 use super::event::{of_actions, of_change};
-use super::{
-    Action, Created, Desired, Identity, Invalid, Note, Observed, PodFacts, PodPhase, Policy, Slot, validate,
-};
+use super::trouble::trouble;
+use super::{Action, Created, Desired, Identity, Invalid, Note, Observed, PodFacts, PodPhase, Policy, Slot, validate};
 use crate::Why;
 use crate::round::{Plan, Progress, Refusal, Report};
 
@@ -26,13 +24,7 @@ pub type RoundOf<'a> = crate::round::Round<'a, Performer, Observed, Action, Crea
 /// The whole report of a round.
 pub fn report(round: &RoundOf<'_>, now: Timestamp, policy: &Policy) -> Report<PerformerStatus, Note> {
     let after = round.observed.after(round.plan, round.progress, now);
-    let round = Round {
-        performer: round.object,
-        observed: &after,
-        plan: round.plan,
-        progress: round.progress,
-        policy,
-    };
+    let round = Round { performer: round.object, observed: &after, plan: round.plan, progress: round.progress, policy };
     let status = status(&round, now, Capabilities { phase_unknown: true });
     let is_unknown = status.phase == Some(Phase::Unknown);
     let fallback = is_unknown.then(|| self::status(&round, now, Capabilities { phase_unknown: false }));

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use api::workspace::{OperationKind, ReleaseOperation, StoppedWorkload};
+use serde::{Deserialize, Serialize};
 
-use crate::Why;
+use super::Difference;
 
 /// A helm operation with all that was decided about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
     pub kind: OperationKind,
     /// Digest of what is tried.
@@ -66,12 +67,8 @@ pub enum Action {
     RefuseRollback {
         message: String,
     },
-    /// Compares live objects with the release.
-    LookForDrift,
-    /// Sets drifted objects back.
-    CorrectDrift,
-    /// Reads how many replicas the workloads have.
-    LookAtReplicas,
+    /// Sets these drifted objects back.
+    CorrectDrift(Vec<Difference>),
     /// Scales workloads.
     Scale(Vec<StoppedWorkload>),
     ReleaseFinalizer {
@@ -83,11 +80,9 @@ impl Action {
     /// Whether something else is done to the release than to look at it and to scale it.
     pub fn changes_release(&self) -> bool {
         match self {
-            Self::Start(_) | Self::Cancel | Self::Unlock { .. } | Self::CorrectDrift => true,
+            Self::Start(_) | Self::Cancel | Self::Unlock { .. } | Self::CorrectDrift(_) => true,
             Self::AddFinalizer { .. }
             | Self::RefuseRollback { .. }
-            | Self::LookForDrift
-            | Self::LookAtReplicas
             | Self::Scale(_)
             | Self::ReleaseFinalizer { .. } => false,
         }
@@ -96,7 +91,7 @@ impl Action {
     /// Whether it is done in the release's name rather than the operator's.
     pub fn needs_identity(&self) -> bool {
         match self {
-            Self::Start(_) | Self::LookForDrift | Self::CorrectDrift | Self::LookAtReplicas | Self::Scale(_) => true,
+            Self::Start(_) | Self::CorrectDrift(_) | Self::Scale(_) => true,
             Self::AddFinalizer { .. }
             | Self::Cancel
             | Self::Unlock { .. }
@@ -104,13 +99,4 @@ impl Action {
             | Self::ReleaseFinalizer { .. } => false,
         }
     }
-}
-
-/// What became of an action.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Done,
-    Failed,
-    /// Refused, and it helps nobody to try at once.
-    Rejected(Why),
 }

@@ -8,12 +8,18 @@ use api::workspace::{
 };
 use jiff::Timestamp;
 
+use super::ask::{IDENTITY_AGE, identity_ask, look_age};
 use super::{
-    Action, Chart, Desired, Drift, FailureClass, Identity, Job, Known, Memory, Observed, Operation, Policy, Replicas,
-    State, Stored, StoredStatus, Values, config_digest, last_good, memory::REMOVAL, removable, replicas, state,
-    validate,
+    Action, Ask, Chart, Desired, Drift, FailureClass, Identity, Job, Known, Memory, ObjectRef, Operation, Policy,
+    Replicas, State, Stored, StoredStatus, Surroundings, Values, config_digest, last_good, memory::REMOVAL, removable,
+    replicas, state, validate,
 };
-use crate::{Plan, Why};
+use crate::Why;
+use crate::fact::Want;
+use crate::round::{self, Draw, Step};
+
+/// What one operation takes of the runner's memory.
+pub const MEMORY: &str = "helm memory";
 
 /// A read that failed is tried again soon; what it waits for is usually an API server that comes back.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -27,7 +33,8 @@ const UNHEARD_LOOK: Duration = Duration::from_secs(20);
 /// Stands for the content of a revision that somebody else made, once it is rolled back to.
 const FOREIGN: &str = "foreign";
 
-pub fn plan(object: &HelmRelease, observed: &Observed, now: Timestamp, policy: &Policy) -> Plan<Action> {
+/// The next steps, from all that is known. What is missing for them is among the wants.
+pub fn decide(object: &HelmRelease, observed: &Surroundings, now: Timestamp, policy: &Policy) -> Plan {
     let round = Deciding { object, observed, now, policy, memory: Memory::recall(object, observed, now) };
     let mut plan = Plan::default();
     if object.metadata.deletion_timestamp.is_some() {
@@ -35,13 +42,15 @@ pub fn plan(object: &HelmRelease, observed: &Observed, now: Timestamp, policy: &
     } else {
         round.keep(&mut plan);
     }
-    round.hold_back(&mut plan);
+    round.require_identity(&mut plan);
     plan
 }
 
+type Plan = round::Plan<Action, Ask>;
+
 struct Deciding<'a> {
     object: &'a HelmRelease,
-    observed: &'a Observed,
+    observed: &'a Surroundings,
     now: Timestamp,
     policy: &'a Policy,
     memory: Memory,
@@ -56,7 +65,7 @@ impl Deciding<'_> {
         self.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
     }
 
-    fn keep(&self, plan: &mut Plan<Action>) {
+    fn keep(&self, plan: &mut Plan) {
         let desired = match validate(self.object, self.policy) {
             Ok(desired) => desired,
             Err(Why { reason, message }) => return plan.block(reason, message),
@@ -70,7 +79,7 @@ impl Deciding<'_> {
         }
         if self.is_busy(plan) {
             if self.is_overtaken(&desired) {
-                plan.actions.push(Action::Cancel);
+                plan.push(Action::Cancel);
             }
             return;
         }
@@ -79,7 +88,7 @@ impl Deciding<'_> {
         }
         if !self.is_held() {
             let finalizers = self.finalizers().iter().cloned().chain([FINALIZER.to_owned()]).collect();
-            plan.actions.push(Action::AddFinalizer { finalizers });
+            plan.push(Action::AddFinalizer { finalizers });
         }
         let stored = match &self.observed.storage {
             Known::Yes(stored) => stored,
@@ -87,20 +96,20 @@ impl Deciding<'_> {
         };
         self.pursue(&desired, stored, plan);
         // Whatever stands in the way of a change, what is there is stopped and started as the spec says.
-        let is_still = |plan: &Plan<Action>| !plan.actions.iter().any(Action::changes_release);
+        let is_still = |plan: &Plan| !plan.actions().any(Action::changes_release);
         let Some(newest) = stored.last() else { return };
         let is_ours = self.memory.newest().is_some_and(|newest| newest.digest.is_some());
         if is_still(plan) && is_ours && newest.status == StoredStatus::Deployed {
-            self.watch_drift(&desired, plan);
+            self.watch_drift(&desired, newest, plan);
         }
         let is_there = !newest.status.is_pending() && newest.status != StoredStatus::Uninstalled;
         if is_still(plan) && is_there {
-            self.scale(&desired, plan);
+            self.scale(&desired, newest, plan);
         }
     }
 
     /// Towards what the spec says, one step.
-    fn pursue(&self, desired: &Desired, stored: &[Stored], plan: &mut Plan<Action>) {
+    fn pursue(&self, desired: &Desired, stored: &[Stored], plan: &mut Plan) {
         let Some((version, values)) = self.sources(desired, plan) else { return };
         // What a range leads to may change by itself, and be better than what failed.
         if desired.chart.exact_version().is_none() {
@@ -138,7 +147,7 @@ impl Deciding<'_> {
     }
 
     /// While helm is at work there is nothing to decide; when it ended, the report comes first.
-    fn is_busy(&self, plan: &mut Plan<Action>) -> bool {
+    fn is_busy(&self, plan: &mut Plan) -> bool {
         match self.observed.job {
             Job::Idle => return false,
             Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => {}
@@ -166,7 +175,7 @@ impl Deciding<'_> {
     }
 
     /// Version and values digest, once both are known.
-    fn sources(&self, desired: &Desired, plan: &mut Plan<Action>) -> Option<(String, String)> {
+    fn sources(&self, desired: &Desired, plan: &mut Plan) -> Option<(String, String)> {
         let values = match &self.observed.values {
             Values::Read { digest, .. } => digest.clone(),
             Values::Missing(what) => {
@@ -200,7 +209,7 @@ impl Deciding<'_> {
     }
 
     /// Installs or upgrades, unless that was tried often enough.
-    fn attempt(&self, desired: &Desired, stored: &[Stored], digest: &str, version: &str, plan: &mut Plan<Action>) {
+    fn attempt(&self, desired: &Desired, stored: &[Stored], digest: &str, version: &str, plan: &mut Plan) {
         if self.is_hindered(plan) {
             return;
         }
@@ -238,17 +247,17 @@ impl Deciding<'_> {
     }
 
     /// With growing delays, so that what keeps interrupting is not kept busy by us.
-    fn start(&self, operation: Operation, plan: &mut Plan<Action>) {
+    fn start(&self, operation: Operation, plan: &mut Plan) {
         let interruptions = self.memory.interruptions(&operation.digest);
         let pause = Duration::from_secs(1 << interruptions.min(8));
         match self.left(self.memory.status.last_attempted_at, pause).filter(|_| interruptions > 0) {
             Some(left) => plan.look_within(left),
-            None => plan.actions.push(Action::Start(operation)),
+            None => self.begin(operation, plan),
         }
     }
 
     /// What must hold before anything is installed or changed.
-    fn is_hindered(&self, plan: &mut Plan<Action>) -> bool {
+    fn is_hindered(&self, plan: &mut Plan) -> bool {
         if let Some(cycle) = &self.observed.cycle {
             plan.block(Reason::DependencyCycle, format!("cycle: {}", cycle.join(" → ")));
         }
@@ -260,23 +269,66 @@ impl Deciding<'_> {
             let hint = if absent.is_empty() { String::new() } else { format!("; not there: {}", absent.join(", ")) };
             plan.block(Reason::DependencyNotReady, format!("waits for {names}{hint}"));
         }
-        plan.blocked.is_some()
+        !plan.blocked.is_empty()
     }
 
-    /// Nothing is done in a release's name unless somebody may act in it, whatever it is and however small.
-    fn hold_back(&self, plan: &mut Plan<Action>) {
-        if let Some((reason, message)) = self.missing_identity()
-            && plan.actions.iter().any(Action::needs_identity)
-        {
-            plan.actions.retain(|action| !action.needs_identity());
+    /// Nothing is done or looked at in a release's name unless its account may act, however small it is.
+    fn require_identity(&self, plan: &mut Plan) {
+        let needs_identity = |step: &Step<Action, Ask>| step.action.needs_identity();
+        let is_missing = |want: &Want<Ask>| match want.ask {
+            Ask::Drift { .. } => self.observed.drift == Drift::NotLooked,
+            _ => self.observed.workloads == Replicas::NotLooked,
+        };
+        if !plan.steps.iter().any(needs_identity) && !plan.wants.iter().any(is_missing) {
+            return;
+        }
+        plan.wants.push(Want { ask: identity_ask(self.object), max_age: IDENTITY_AGE });
+        if self.observed.identity == Identity::Usable {
+            return;
+        }
+        // Steps that need an account come last, so that none needs one of them.
+        plan.steps.retain(|step| !needs_identity(step));
+        if let Some((reason, message)) = self.missing_identity() {
             plan.block(reason, message);
             plan.look_within(IDENTITY_LOOK);
         }
     }
 
+    /// Hands an operation to the runner, which takes memory for it.
+    fn begin(&self, operation: Operation, plan: &mut Plan) {
+        let job = round::Job {
+            label: operation.label(),
+            draws: vec![Draw { budget: MEMORY.into(), amount: self.operation_memory() }],
+            timeout: operation.timeout,
+        };
+        let spoils = self.looks();
+        plan.push_after_all(Step::new(Action::Start(operation)).announced().job(job).spoils(spoils));
+    }
+
+    /// Bytes for one helm process; 0 stands for the default of the operator.
+    fn operation_memory(&self) -> u64 {
+        validate(self.object, self.policy).ok().and_then(|desired| desired.memory).unwrap_or_default()
+    }
+
+    /// The looks at live objects that are known or under way.
+    fn looks(&self) -> Vec<Ask> {
+        let Some(newest) = self.observed.newest() else { return Vec::new() };
+        vec![self.drift_ask(newest), self.replicas_ask(newest)]
+    }
+
+    fn drift_ask(&self, newest: &Stored) -> Ask {
+        let (object, changes) = (ObjectRef::of(self.object), self.observed.object_changes);
+        Ask::Drift { object, secret_uid: newest.uid.clone(), changes }
+    }
+
+    fn replicas_ask(&self, newest: &Stored) -> Ask {
+        let (object, changes) = (ObjectRef::of(self.object), self.observed.object_changes);
+        Ask::Replicas { object, secret_uid: newest.uid.clone(), changes }
+    }
+
     fn missing_identity(&self) -> Option<(Reason, String)> {
         match &self.observed.identity {
-            Identity::Usable => None,
+            Identity::Usable | Identity::NotChecked => None,
             Identity::AccountRequired => Some((
                 Reason::ServiceAccountRequired,
                 "helm may act only as a ServiceAccount; set spec.serviceAccountName, or bind the ClusterRole strata-helm to the operator".to_owned(),
@@ -297,7 +349,7 @@ impl Deciding<'_> {
         pause.checked_sub(passed).filter(|left| !left.is_zero())
     }
 
-    fn unlock(&self, stored: &Stored, is_ours: bool, plan: &mut Plan<Action>) {
+    fn unlock(&self, stored: &Stored, is_ours: bool, plan: &mut Plan) {
         let patience = if is_ours { Duration::ZERO } else { self.policy.lock_patience };
         match self.left(stored.modified_at, patience) {
             Some(left) => {
@@ -309,21 +361,15 @@ impl Deciding<'_> {
                 plan.block(Reason::Locked, message);
                 plan.look_within(left);
             }
-            None => plan.actions.push(Action::Unlock {
+            None => plan.push_after_all(Step::new(Action::Unlock {
                 revision: stored.revision,
                 uid: stored.uid.clone(),
                 resource_version: stored.resource_version.clone(),
-            }),
+            })),
         }
     }
 
-    fn rolls_back_by_request(
-        &self,
-        desired: &Desired,
-        stored: &[Stored],
-        digest: &str,
-        plan: &mut Plan<Action>,
-    ) -> bool {
+    fn rolls_back_by_request(&self, desired: &Desired, stored: &[Stored], digest: &str, plan: &mut Plan) -> bool {
         let Some(request) = &self.memory.rollback else { return false };
         let revision = request.split('@').next().unwrap_or_default().parse::<u32>().ok();
         let is_free = stored.last().is_some_and(|newest| !newest.status.is_pending());
@@ -335,7 +381,7 @@ impl Deciding<'_> {
             None => {
                 let kept: Vec<_> = stored.iter().map(|s| s.revision.to_string()).collect();
                 let message = format!("A rollback to {request} was asked for; Helm keeps {}", kept.join(", "));
-                plan.actions.push(Action::RefuseRollback { message });
+                plan.push(Action::RefuseRollback { message });
             }
         }
         true
@@ -369,18 +415,23 @@ impl Deciding<'_> {
     }
 
     /// Compares what is deployed with what is there.
-    fn watch_drift(&self, desired: &Desired, plan: &mut Plan<Action>) {
+    fn watch_drift(&self, desired: &Desired, newest: &Stored, plan: &mut Plan) {
         match (desired.drift, &self.observed.drift) {
             (DriftDetection::Disabled, _) => return,
-            (DriftDetection::Enabled, Drift::Found(_)) => return plan.actions.push(Action::CorrectDrift),
-            (_, Drift::NotLooked) => plan.actions.push(Action::LookForDrift),
+            (DriftDetection::Enabled, Drift::Found(found)) => {
+                let correction = Step::new(Action::CorrectDrift(found.clone()));
+                plan.push_after_all(correction.spoils([self.drift_ask(newest)]));
+                return;
+            }
             _ => {}
         }
+        let max_age = look_age(self.observed.is_drift_heard, desired.interval);
+        plan.wants.push(Want { ask: self.drift_ask(newest), max_age });
         let pause = if self.observed.is_drift_heard { desired.interval } else { UNHEARD_LOOK };
         plan.look_within(pause.min(desired.interval));
     }
 
-    fn scale(&self, desired: &Desired, plan: &mut Plan<Action>) {
+    fn scale(&self, desired: &Desired, newest: &Stored, plan: &mut Plan) {
         let former = &self.memory.status.stopped;
         if !desired.stopped && former.is_empty() {
             return;
@@ -388,25 +439,30 @@ impl Deciding<'_> {
         if !self.observed.is_drift_heard {
             plan.look_within(UNHEARD_LOOK);
         }
+        let max_age = look_age(self.observed.is_drift_heard, desired.interval);
+        plan.wants.push(Want { ask: self.replicas_ask(newest), max_age });
         match &self.observed.workloads {
-            Replicas::NotLooked => plan.actions.push(Action::LookAtReplicas),
+            Replicas::NotLooked => {}
             Replicas::Unknown(why) => unknown(plan, why),
             Replicas::Live(live) => {
                 let scaled = replicas::due(desired.stopped, former, live);
                 if !scaled.is_empty() {
-                    plan.actions.push(Action::Scale(scaled));
+                    // Former replicas are stored before anything is scaled, so that they are never lost.
+                    let scale = Step::new(Action::Scale(scaled)).announced();
+                    plan.push_after_all(scale.spoils([self.replicas_ask(newest)]));
                 }
             }
         }
     }
 
-    fn remove(&self, plan: &mut Plan<Action>) {
+    fn remove(&self, plan: &mut Plan) {
         if !self.is_held() {
             return;
         }
         match &self.observed.job {
             Job::Waiting(kind) | Job::Running(kind) if *kind != OperationKind::Uninstall => {
-                return plan.actions.push(Action::Cancel);
+                plan.push(Action::Cancel);
+                return;
             }
             _ if self.is_busy(plan) => return,
             _ => {}
@@ -416,7 +472,7 @@ impl Deciding<'_> {
         let is_suspended = self.object.spec.as_ref().and_then(|spec| spec.suspend).unwrap_or(false);
         // Another's release is not ours to remove, nor one that we never did anything to.
         if self.observed.rival.is_some() || is_suspended || !self.memory.has_acted() {
-            return plan.actions.push(release);
+            return plan.push_after_all(Step::new(release));
         }
         let Some(desired) = removable(self.object) else {
             let message = "spec cannot be read, so nobody knows what to uninstall; put it right, or uninstall by hand and remove the finalizer";
@@ -427,7 +483,7 @@ impl Deciding<'_> {
             Known::No(why) => return unknown(plan, why),
         };
         let Some(newest) = stored.last().filter(|newest| newest.status != StoredStatus::Uninstalled) else {
-            return plan.actions.push(release);
+            return plan.push_after_all(Step::new(release));
         };
         if self.is_protected() {
             let message = format!(
@@ -438,7 +494,7 @@ impl Deciding<'_> {
         if let Some((reason, message)) = self.missing_identity() {
             // What the namespace holds goes with it, and the identity will not come back.
             if self.observed.is_namespace_terminating {
-                return plan.actions.push(release);
+                return plan.push_after_all(Step::new(release));
             }
             plan.look_within(LOOK_AGAIN);
             return plan.block(reason, message);
@@ -452,7 +508,7 @@ impl Deciding<'_> {
         let status = &self.memory.status;
         if let Some(reason) = status.last_failure.filter(|_| self.memory.is_removing()) {
             if status.failures > 0 && self.observed.is_namespace_terminating {
-                return plan.actions.push(release);
+                return plan.push_after_all(Step::new(release));
             }
             let pause = Duration::from_secs(1 << (status.failures + status.interruptions).min(8));
             if let Some(left) = self.left(status.last_attempted_at, pause) {
@@ -461,7 +517,7 @@ impl Deciding<'_> {
             }
         }
         let version = self.memory.newest().and_then(|newest| newest.chart_version.clone()).unwrap_or_default();
-        plan.actions.push(Action::Start(operation(OperationKind::Uninstall, &desired, stored, REMOVAL, &version)));
+        self.begin(operation(OperationKind::Uninstall, &desired, stored, REMOVAL, &version), plan);
     }
 
     /// Whether data of a workspace's service stands in the way of its removal.
@@ -478,7 +534,7 @@ impl Deciding<'_> {
     }
 }
 
-fn unknown(plan: &mut Plan<Action>, why: &str) {
+fn unknown(plan: &mut Plan, why: &str) {
     plan.block(Reason::StateUnknown, why);
     plan.look_within(LOOK_AGAIN);
 }

@@ -35,14 +35,10 @@ fn of_action(action: &Action, round: &Round<'_>) -> Option<Event> {
             let note = "Let go; the Helm release was never touched by this object and stays as it is".to_owned();
             Some(normal(Reason::NotNeeded, "ReleaseFinalizer", note))
         }
-        Action::CorrectDrift => match &round.observed.drift {
-            super::Drift::Found(found) => {
-                let note =
-                    format!("Set back {}", found.iter().map(|d| d.object.as_str()).collect::<Vec<_>>().join(", "));
-                Some(normal(Reason::DriftCorrected, "CorrectDrift", note))
-            }
-            _ => None,
-        },
+        Action::CorrectDrift(found) => {
+            let note = format!("Set back {}", found.iter().map(|d| d.object.as_str()).collect::<Vec<_>>().join(", "));
+            Some(normal(Reason::DriftCorrected, "CorrectDrift", note))
+        }
         Action::Scale(scaled) => {
             let names: Vec<_> = scaled.iter().map(|w| format!("{} {} to {}", w.kind, w.name, w.replicas)).collect();
             let is_start = scaled.iter().any(|workload| workload.replicas > 0);

@@ -6,7 +6,7 @@ use api::workspace::{
 };
 use jiff::Timestamp;
 
-use super::{Ended, Failure, FailureClass, Job, Observed, Operation, Stored, StoredStatus};
+use super::{Ended, Failure, FailureClass, Job, Operation, Stored, StoredStatus, Surroundings};
 
 /// Long histories are Helm's business; status shows the newest.
 const SHOWN_REVISIONS: usize = 20;
@@ -27,7 +27,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    pub fn recall(object: &HelmRelease, observed: &Observed, now: Timestamp) -> Self {
+    pub fn recall(object: &HelmRelease, observed: &Surroundings, now: Timestamp) -> Self {
         let mut status = object.status.clone().unwrap_or_default();
         let former = status.history.clone();
         // How the records end is told, not how they come about.
@@ -105,7 +105,13 @@ fn is_of(known: &ReleaseRevision, stored: &Stored) -> bool {
 }
 
 /// Takes an operation's end into account.
-fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Observed, former: &[ReleaseRevision], now: Timestamp) {
+fn end(
+    status: &mut HelmReleaseStatus,
+    ended: &Ended,
+    observed: &Surroundings,
+    former: &[ReleaseRevision],
+    now: Timestamp,
+) {
     if matches!(&ended.result, Err(failure) if failure.class == FailureClass::NotBegun) {
         status.operation = None;
         return reopen(status, observed);
@@ -223,7 +229,7 @@ fn reason_of(kind: OperationKind, class: FailureClass) -> Reason {
 
 /// An operation that status tells of and nobody carries out: its operator is gone. What it did is in Helm's storage;
 /// what it did not do is tried again and counts as nobody's failure. A lock that it left stays known as ours.
-fn settle_interrupted(status: &mut HelmReleaseStatus, observed: &Observed, former: &[ReleaseRevision]) {
+fn settle_interrupted(status: &mut HelmReleaseStatus, observed: &Surroundings, former: &[ReleaseRevision]) {
     let (Some(begun), Some(_)) = (status.operation.clone(), observed.stored()) else { return };
     let newest = observed.newest();
     if !newest.is_some_and(|newest| newest.status.is_pending()) {
@@ -238,7 +244,7 @@ fn settle_interrupted(status: &mut HelmReleaseStatus, observed: &Observed, forme
 fn take_over(
     status: &mut HelmReleaseStatus,
     operation: &Operation,
-    observed: &Observed,
+    observed: &Surroundings,
     former: &[ReleaseRevision],
 ) -> bool {
     let newest = observed.newest();
@@ -262,7 +268,7 @@ fn take_over(
 }
 
 /// A remedy that was cut off is due as before, unless its traces alone say how to go on.
-fn reopen(status: &mut HelmReleaseStatus, observed: &Observed) {
+fn reopen(status: &mut HelmReleaseStatus, observed: &Surroundings) {
     let is_uninstalling = observed.newest().is_some_and(|newest| newest.status == StoredStatus::Uninstalling);
     if let Some(remedy) = status.remedy.take_if(|remedy| !remedy.succeeded && !is_uninstalling)
         && remedy.requested

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use api::workspace::{OperationKind, ReadValues, StoppedWorkload};
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use super::Operation;
 
@@ -14,8 +15,32 @@ pub enum Known<T> {
     No(String),
 }
 
-#[derive(Clone, Debug, PartialEq)]
+/// What the caches tell of a release.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
+    /// Where the Helm release is, and its name.
+    pub namespace: String,
+    pub release: String,
+    /// Helm's records of the release, oldest first.
+    pub revisions: Vec<Stored>,
+    /// The versions of the objects that `spec.valuesFrom` names, in its order; `None` for those that are not there.
+    pub sources: Vec<Option<String>>,
+    pub job: Job,
+    pub dependencies: Vec<Dependency>,
+    /// The way from this release back to itself, if there is one.
+    pub cycle: Option<Vec<String>>,
+    /// Whether watches follow all kinds of the release's objects.
+    pub is_watched: bool,
+    /// How often a live object changed, as watches saw it.
+    pub object_changes: u64,
+    /// Another HelmRelease that was first to claim this release.
+    pub rival: Option<String>,
+}
+
+/// All that is known about a release: what was observed, and the facts that were asked for.
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Surroundings {
     /// Helm's records of the release, oldest first.
     pub storage: Known<Vec<Stored>>,
     pub values: Values,
@@ -29,6 +54,7 @@ pub struct Observed {
     /// Whether changes of all the release's objects are told by watches.
     pub is_drift_heard: bool,
     pub workloads: Replicas,
+    pub object_changes: u64,
     /// Whether the newest revision holds PersistentVolumeClaims, where somebody looked and could tell.
     pub holds_data: Option<bool>,
     pub is_namespace_terminating: bool,
@@ -37,7 +63,7 @@ pub struct Observed {
 }
 
 /// One revision as its Secret's labels tell of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stored {
     pub revision: u32,
     pub status: StoredStatus,
@@ -50,7 +76,7 @@ pub struct Stored {
     pub modified_at: Option<Timestamp>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StoredStatus {
     Deployed,
     Superseded,
@@ -90,7 +116,7 @@ impl StoredStatus {
 }
 
 /// The values, as far as they could be put together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Values {
     Read {
         digest: String,
@@ -120,7 +146,7 @@ pub enum Chart {
 }
 
 /// What the runner does for this release.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Job {
     Idle,
     Waiting(OperationKind),
@@ -131,7 +157,7 @@ pub enum Job {
 }
 
 /// How an operation ended.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ended {
     pub operation: Operation,
     pub result: Result<(), Failure>,
@@ -144,14 +170,14 @@ impl Ended {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub class: FailureClass,
     /// Helm's last lines, bounded and without secrets.
     pub message: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FailureClass {
     Timeout,
     OutOfMemory,
@@ -176,7 +202,7 @@ impl FailureClass {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dependency {
     pub name: String,
     pub is_there: bool,
@@ -184,8 +210,9 @@ pub struct Dependency {
 }
 
 /// Who Helm would act as.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Identity {
+    NotChecked,
     Usable,
     /// Only a ServiceAccount may be used, and none is named.
     AccountRequired,
@@ -206,7 +233,7 @@ pub enum Drift {
 }
 
 /// One object that differs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     /// `Deployment web`.
     pub object: String,
@@ -222,7 +249,7 @@ pub enum Replicas {
     Unknown(String),
 }
 
-impl Observed {
+impl Surroundings {
     pub(super) fn stored(&self) -> Option<&[Stored]> {
         match &self.storage {
             Known::Yes(stored) => Some(stored),

@@ -8,37 +8,92 @@ use api::workspace::{
 use jiff::Timestamp;
 
 use super::{
-    Action, Chart, Desired, Drift, Job, Memory, Observed, Operation, Outcome, Policy, State, StoredStatus, Values,
-    config_digest, memory::REMOVAL, reference_digest, replicas, state, validate,
+    Action, Answer, Ask, Chart, Desired, Drift, Job, Memory, Note, Observed, Operation, Policy, State, StoredStatus,
+    Surroundings, Values, ask::assess, config_digest, event::events, memory::REMOVAL, reference_digest, replicas,
+    state, validate,
 };
-use crate::{Plan, Why};
+use crate::Why;
+use crate::round::{Plan, Progress, Refusal, Report};
 
-/// One round after its actions: everything the status is computed from.
+/// A round as the controller sees it.
+pub type RoundOf<'a> = crate::round::Round<'a, HelmRelease, Observed, Action, (), Note, Ask, Answer>;
+
+/// The whole report of a round.
+pub fn report(round: &RoundOf<'_>, now: Timestamp, policy: &Policy) -> Report<HelmReleaseStatus, Note> {
+    let mut assessed = assess(round.object, round.observed, round.inputs, now, policy);
+    let former = round.object.status.as_ref();
+    let announced = announced(round);
+    if let Some(operation) = announced {
+        assessed.surroundings.job = Job::Waiting(operation.kind);
+    }
+    let inner = Round {
+        object: round.object,
+        observed: &assessed.surroundings,
+        plan: round.plan,
+        progress: round.progress,
+        announced,
+        policy,
+    };
+    let is_mute = !assessed.is_complete || inner.is_released();
+    let status = if is_mute { former.cloned().unwrap_or_default() } else { status(&inner, now) };
+    let ready = status.condition(ConditionType::Ready);
+    Report {
+        fallback: None,
+        done: Vec::new(),
+        transitions: if assessed.is_complete { events(former, &status, &inner) } else { Vec::new() },
+        discriminator: String::new(),
+        phase: ready.map_or("", |condition| condition.reason.as_str()).to_owned(),
+        note: assessed.note,
+        status,
+    }
+}
+
+/// One round after its steps: everything the status is computed from.
 #[derive(Clone, Copy, Debug)]
 pub struct Round<'a> {
     pub object: &'a HelmRelease,
-    pub observed: &'a Observed,
-    pub plan: &'a Plan<Action>,
-    pub outcomes: &'a [Outcome],
+    pub observed: &'a Surroundings,
+    pub plan: &'a Plan<Action, Ask>,
+    pub progress: &'a [Progress],
+    /// The operation that this round stored as begun, and began.
+    pub announced: Option<&'a ReleaseOperation>,
     pub policy: &'a Policy,
+}
+
+fn announced<'a>(round: &RoundOf<'a>) -> Option<&'a ReleaseOperation> {
+    let stored = round.object.status.as_ref()?.operation.as_ref()?;
+    let is_it = |action: &Action| match action {
+        Action::Start(operation) => operation.label() == Operation::from(stored).label(),
+        _ => false,
+    };
+    round.done().any(|(action, ())| is_it(action)).then_some(stored)
 }
 
 impl Round<'_> {
     /// Actions that were carried out.
     pub(super) fn done(&self) -> impl Iterator<Item = &Action> {
-        self.plan.actions.iter().zip(self.outcomes).filter(|(_, o)| **o == Outcome::Done).map(|(a, _)| a)
+        let attempts = self.plan.actions().zip(self.progress);
+        attempts.filter(|(_, progress)| matches!(progress, Progress::Done(()) | Progress::Begun)).map(|(a, _)| a)
+    }
+
+    /// Whether the object may go: there is nothing more to report.
+    fn is_released(&self) -> bool {
+        self.done().any(|action| matches!(action, Action::ReleaseFinalizer { .. }))
     }
 
     /// Nobody fetches for what is blocked before, nor for what goes.
     fn is_fetching(&self) -> bool {
         let is_going = self.object.metadata.deletion_timestamp.is_some();
-        self.observed.chart == Chart::Fetching && self.plan.blocked.is_none() && !is_going
+        self.observed.chart == Chart::Fetching && self.plan.blocked.is_empty() && !is_going
     }
 
     fn rejection(&self) -> Option<Why> {
-        self.outcomes.iter().find_map(|outcome| match outcome {
-            Outcome::Rejected(why) => Some(why.clone()),
-            Outcome::Done | Outcome::Failed => None,
+        self.plan.actions().zip(self.progress).find_map(|(action, progress)| match progress {
+            Progress::Refused(Refusal::Because(why)) => Some(why.clone()),
+            Progress::Refused(Refusal::Rejected(message)) if action.needs_identity() => {
+                Some(Why { reason: Reason::ObjectRejected, message: message.clone() })
+            }
+            _ => None,
         })
     }
 }
@@ -59,7 +114,7 @@ pub fn status(round: &Round<'_>, now: Timestamp) -> HelmReleaseStatus {
     }
     let facts = Facts::new(round, &memory, &status, desired.as_ref());
     let (conditions, is_open) = (facts.conditions(round.object, now), facts.is_open());
-    if round.plan.blocked.is_some() || !is_open {
+    if !round.plan.blocked.is_empty() || !is_open {
         status.observed_generation = round.object.metadata.generation;
     }
     HelmReleaseStatus { conditions, ..status }
@@ -81,7 +136,7 @@ fn remember_sources(status: &mut HelmReleaseStatus, round: &Round<'_>, desired: 
         Chart::Failed(_) => true,
     };
     if is_looked
-        && round.plan.actions.is_empty()
+        && round.plan.steps.is_empty()
         && let Some(value) = annotations.and_then(|all| all.get(RECONCILE_ANNOTATION))
     {
         status.last_handled_reconcile = Some(value.clone());
@@ -95,9 +150,7 @@ fn take_in(status: &mut HelmReleaseStatus, action: &Action, round: &Round<'_>, m
         Action::RefuseRollback { .. } => status.last_handled_rollback.clone_from(&memory.rollback),
         Action::AddFinalizer { .. }
         | Action::Cancel
-        | Action::LookForDrift
-        | Action::CorrectDrift
-        | Action::LookAtReplicas
+        | Action::CorrectDrift(_)
         | Action::Scale(_)
         | Action::ReleaseFinalizer { .. } => {}
     }
@@ -111,7 +164,7 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
         revision: operation.revision,
         to_revision: operation.to_revision,
         to_digest: operation.to_digest.clone(),
-        started_at: Some(now),
+        started_at: round.announced.and_then(|stored| stored.started_at).or(Some(now)),
     });
     match operation.kind {
         OperationKind::Install | OperationKind::Upgrade => {
@@ -169,7 +222,7 @@ impl<'a> Facts<'a> {
             Job::Idle | Job::Finished(_) => None,
         };
         let is_released = desired.is_some_and(|desired| is_released(desired, round.observed, memory));
-        let blocked = round.rejection().or_else(|| round.plan.blocked.clone());
+        let blocked = round.rejection().or_else(|| round.plan.blocked.first().cloned());
         Self { round, status, desired, busy: started.or(at_work), is_released, blocked }
     }
 
@@ -352,7 +405,7 @@ impl<'a> Facts<'a> {
             let message = "not looked for: the newest revision has failed".to_owned();
             return (ConditionStatus::Unknown, Reason::StateUnknown, message);
         }
-        let is_corrected = self.round.done().any(|action| matches!(action, Action::CorrectDrift));
+        let is_corrected = self.round.done().any(|action| matches!(action, Action::CorrectDrift(_)));
         match &self.round.observed.drift {
             Drift::Found(found) if is_corrected => {
                 (ConditionStatus::False, Reason::DriftCorrected, format!("{} set back", listed(found)))
@@ -403,7 +456,7 @@ fn doing(kind: OperationKind) -> Reason {
 }
 
 /// Whether the newest revision is the wanted one and deployed.
-fn is_released(desired: &Desired, observed: &Observed, memory: &Memory) -> bool {
+fn is_released(desired: &Desired, observed: &Surroundings, memory: &Memory) -> bool {
     let (Some(stored), Values::Read { digest: values, .. }, Chart::Resolved { version, .. }) =
         (observed.stored(), &observed.values, &observed.chart)
     else {

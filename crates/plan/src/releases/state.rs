@@ -2,7 +2,7 @@
 
 use api::workspace::DriftDetection;
 
-use super::{Desired, Drift, Memory, Observed, Stored, StoredStatus};
+use super::{Desired, Drift, Memory, Stored, StoredStatus, Surroundings};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum State<'a> {
@@ -35,7 +35,7 @@ pub enum OutOfSync {
 /// `stored` is what Helm keeps, oldest first; `digest` stands for what is wanted.
 pub fn state<'a>(
     desired: &Desired,
-    observed: &Observed,
+    observed: &Surroundings,
     stored: &'a [Stored],
     memory: &Memory,
     digest: &str,
@@ -64,7 +64,7 @@ pub fn state<'a>(
 }
 
 /// A deployed revision that is the wanted one.
-fn settled(desired: &Desired, observed: &Observed, memory: &Memory) -> State<'static> {
+fn settled(desired: &Desired, observed: &Surroundings, memory: &Memory) -> State<'static> {
     if desired.test && memory.newest().is_some_and(|newest| newest.test.is_none()) {
         return State::Untested;
     }

@@ -8,14 +8,14 @@ use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::workspace::{
     FINALIZER, FORCE_ANNOTATION, OperationKind, RECONCILE_ANNOTATION, ROLLBACK_ANNOTATION, ReleaseOperation, TestResult,
 };
-use plan::Plan;
 use plan::releases::{
-    Action, Chart, Dependency, Difference, Drift, Failure, FailureClass, Identity, Job, Known, Observed, Outcome,
-    Policy, Replicas, Round, StoredStatus, Values, cycle, status,
+    Action, Ask, Chart, Dependency, Difference, Drift, Failure, FailureClass, Identity, Job, Known, Policy, Replicas,
+    Round, StoredStatus, Surroundings, Values, cycle, status,
 };
+use plan::round::Progress;
 use serde_json::{Value, json};
 
-use world::{Cut, World, former, stored, workload};
+use world::{Cut, Plan, World, former, stored, workload};
 
 use OperationKind::{Install, Rollback, Test, Uninstall, Upgrade};
 
@@ -29,7 +29,7 @@ fn an_install_settles_and_planning_again_does_nothing() {
     assert_eq!((status.observed_generation, status.operation, status.failures), (Some(1), None, 0));
     assert_eq!(status.history[0].chart_version.as_deref(), Some("1.0.0"));
     let again = world.plan();
-    assert_eq!((again.actions, again.next_look), (vec![], None));
+    assert_eq!((again.steps, again.next_look), (vec![], None));
     let before = world.object.status.clone();
     let _ = world.round();
     assert_eq!(world.object.status, before);
@@ -89,7 +89,7 @@ fn w30_a_failure_is_not_retried_blindly_and_a_change_tries_again() {
     world.failures = vec![FailureClass::Other];
     let plan = world.rest();
     assert_eq!(world.kinds(), [Install]);
-    assert_eq!(plan.blocked.unwrap().reason, Reason::InstallFailed);
+    assert_eq!(plan.blocked[0].reason, Reason::InstallFailed);
     assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::InstallFailed));
     assert_eq!(world.object.status.as_ref().unwrap().last_output.as_deref(), Some("it broke"));
     world.settle();
@@ -121,7 +121,7 @@ fn w31_retries_then_rollback_to_the_last_good_revision() {
     let plan = world.rest();
     assert_eq!(world.kinds(), [Install, Upgrade, Upgrade, Upgrade, Rollback]);
     assert_eq!(world.operations[4].to_revision, Some(1));
-    assert_eq!(plan.blocked.unwrap().reason, Reason::TimedOut);
+    assert_eq!(plan.blocked[0].reason, Reason::TimedOut);
     assert_eq!(world.condition(ConditionType::Remediated), (ConditionStatus::True, Reason::RollbackSucceeded));
     assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, Reason::TimedOut));
     world.change("good");
@@ -162,7 +162,9 @@ fn w27_whatever_an_operator_left_behind_ends_deployed() {
         let mut world = World::new(json!({}));
         // As the dead operator wrote it before it started helm.
         let mut first = World::new(json!({}));
-        let Some(Action::Start(operation)) = first.round().actions.pop() else { panic!("nothing was started") };
+        let Some(Action::Start(operation)) = first.round().steps.pop().map(|step| step.action) else {
+            panic!("nothing was started")
+        };
         world.object.status.clone_from(&first.object.status);
         let at = world.now;
         world.storage().extend(left.map(|status| stored(1, status, at)));
@@ -264,7 +266,7 @@ fn somebody_elses_lock_is_left_alone_for_half_a_minute() {
     let at = world.now;
     world.storage().push(stored(1, StoredStatus::PendingInstall, at));
     let plan = world.rest();
-    assert_eq!(plan.blocked.unwrap().reason, Reason::Locked);
+    assert_eq!(plan.blocked[0].reason, Reason::Locked);
     assert_eq!(plan.next_look, Some(Duration::from_secs(30)));
     world.now += Duration::from_secs(30);
     world.settle();
@@ -278,7 +280,7 @@ fn an_uninstall_by_hand_is_left_to_end_and_the_release_comes_back() {
     world.settle();
     let at = world.now;
     *world.storage() = vec![stored(1, StoredStatus::Uninstalling, at)];
-    assert_eq!(world.rest().blocked.unwrap().reason, Reason::Locked);
+    assert_eq!(world.rest().blocked[0].reason, Reason::Locked);
     world.storage().clear();
     world.settle();
     assert_eq!(world.kinds(), [Install, Install]);
@@ -341,7 +343,7 @@ fn w29_a_failed_uninstall_is_tried_again_and_keeps_the_finalizer() {
         let mut world = fails_to_uninstall(class);
         let plan = world.rest();
         assert!(!world.is_gone);
-        assert_eq!(plan.blocked.unwrap().reason, reason);
+        assert_eq!(plan.blocked[0].reason, reason);
         world.now += plan.next_look.unwrap();
         world.settle();
         assert!(world.is_gone);
@@ -412,7 +414,7 @@ fn w39_in_a_dying_namespace_the_finalizer_goes_when_nobody_can_act() {
     world.settle();
     world.delete();
     world.observed.identity = Identity::AccountMissing("deployer".into());
-    assert_eq!(world.rest().blocked.unwrap().reason, Reason::ServiceAccountMissing);
+    assert_eq!(world.rest().blocked[0].reason, Reason::ServiceAccountMissing);
     world.observed.is_namespace_terminating = true;
     world.settle();
     assert!(world.is_gone);
@@ -424,30 +426,30 @@ fn deleting_during_an_install_cancels_it_first() {
     world.object.metadata.finalizers = Some(vec![FINALIZER.into()]);
     world.observed.job = Job::Running(Install);
     world.delete();
-    assert_eq!(world.plan().actions, [Action::Cancel]);
+    assert_eq!(world.plan().actions().collect::<Vec<_>>(), [&Action::Cancel]);
     world.observed.job = Job::Ending(Install);
-    assert!(world.plan().actions.is_empty(), "once is enough");
+    assert!(world.plan().steps.is_empty(), "once is enough");
 }
 
 #[test]
 fn nothing_is_decided_while_helm_is_at_work_or_on_an_unknown_storage() {
     let mut world = World::new(json!({}));
     world.observed.job = Job::Running(Install);
-    assert!(world.plan().actions.is_empty());
+    assert!(world.plan().steps.is_empty());
     world.observed.job = Job::Idle;
     world.observed.storage = Known::No("the API server is away".into());
     let plan = world.plan();
-    assert!(matches!(plan.actions[..], [Action::AddFinalizer { .. }]));
-    assert_eq!(plan.blocked.unwrap().reason, Reason::StateUnknown);
+    assert!(matches!(plan.actions().collect::<Vec<_>>()[..], [Action::AddFinalizer { .. }]));
+    assert_eq!(plan.blocked[0].reason, Reason::StateUnknown);
 
     let mut world = World::new(json!({}));
     world.settle();
     world.observed.storage = Known::No("the API server is away".into());
     world.delete();
-    assert!(world.plan().actions.is_empty());
+    assert!(world.plan().steps.is_empty());
 }
 
-type Hinder = fn(&mut Observed);
+type Hinder = fn(&mut Surroundings);
 
 #[test]
 fn what_hinders_is_named() {
@@ -467,7 +469,7 @@ fn what_hinders_is_named() {
         let mut world = World::new(json!({}));
         hinder(&mut world.observed);
         let plan = world.rest();
-        assert_eq!(plan.blocked.unwrap().reason, reason);
+        assert_eq!(plan.blocked[0].reason, reason);
         assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, reason));
         assert!(world.operations.is_empty());
         let before = world.object.status.clone();
@@ -517,7 +519,7 @@ fn w32_drift_is_reported_or_corrected() {
         assert_eq!(world.condition(ConditionType::Drifted), (ConditionStatus::False, Reason::NoDrift));
         world.observed.drift = found();
         let plan = world.round();
-        assert_eq!(plan.actions.contains(&Action::CorrectDrift), corrected);
+        assert_eq!(plan.actions().any(|action| matches!(action, Action::CorrectDrift(_))), corrected);
         let reason = if corrected { Reason::DriftCorrected } else { Reason::DriftDetected };
         assert_eq!(world.condition(ConditionType::Drifted).1, reason);
         assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
@@ -633,7 +635,7 @@ fn w32_drift_is_set_back_although_an_upgrade_is_hindered() {
     world.observed.values = Values::Missing("Secret s is not there".into());
     world.observed.drift = Drift::Found(vec![]);
     let plan = world.rest();
-    assert_eq!(plan.blocked.map(|why| why.reason), Some(Reason::ValuesMissing));
+    assert_eq!(plan.blocked.first().map(|why| why.reason), Some(Reason::ValuesMissing));
     assert_eq!(world.observed.drift, Drift::None);
 }
 
@@ -710,7 +712,7 @@ fn a_rollback_that_was_asked_for_stays_until_something_changes() {
     world.settle();
     assert_eq!(world.kinds().last(), Some(&Upgrade));
     world.annotate(ROLLBACK_ANNOTATION, "9@now");
-    let refused = world.round().actions;
+    let refused: Vec<_> = world.round().actions().cloned().collect();
     assert!(matches!(&refused[..], [Action::RefuseRollback { message }] if message.contains("Helm keeps 1, 2, 3, 4")));
     world.settle();
     assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True, "an impossible wish blocks nothing");
@@ -723,7 +725,7 @@ fn a_suspended_release_is_not_touched_and_its_deletion_leaves_it() {
     world.object.spec.as_mut().unwrap().suspend = Some(true);
     world.change("v2");
     let plan = world.rest();
-    assert_eq!(plan.blocked.unwrap().reason, Reason::Suspended);
+    assert_eq!(plan.blocked[0].reason, Reason::Suspended);
     world.delete();
     world.settle();
     assert!(world.is_gone);
@@ -752,7 +754,7 @@ fn w21_what_cannot_run_is_refused_and_says_what_to_do() {
     for (spec, reason, remedy) in cases {
         let mut world = World::new(spec);
         world.observed.chart = Chart::Fetching;
-        let blocked = world.rest().blocked.unwrap();
+        let blocked = world.rest().blocked.remove(0);
         assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::False, reason));
         assert_eq!(blocked.reason, reason);
         assert!(blocked.message.contains(remedy), "{}", blocked.message);
@@ -807,17 +809,18 @@ fn nothing_is_done_in_a_name_that_nobody_may_act_in() {
             let mut world = World::new(spec.clone());
             world.settle();
             change(&mut world.observed);
-            assert!(world.plan().actions.iter().any(Action::needs_identity), "{spec}");
+            let is_checked = world.plan().wants.iter().any(|want| matches!(want.ask, Ask::Identity { .. }));
+            assert!(is_checked, "{spec}");
             world.observed.identity = identity;
             let plan = world.plan();
-            assert!(plan.actions.is_empty() && plan.blocked.is_some(), "{spec}: {plan:?}");
+            assert!(plan.steps.is_empty() && !plan.blocked.is_empty(), "{spec}: {plan:?}");
         }
     }
     let mut world = World::new(json!({}));
     world.settle();
     world.observed.identity = Identity::AccountRequired;
     world.annotate(ROLLBACK_ANNOTATION, "1@now");
-    assert!(world.plan().actions.is_empty());
+    assert!(world.plan().steps.is_empty());
 }
 
 #[test]
@@ -843,7 +846,7 @@ fn w29_a_spec_that_became_invalid_is_uninstalled_all_the_same() {
         let mut world = World::new(json!({}));
         world.settle();
         change(&mut world);
-        assert!(world.rest().blocked.is_some());
+        assert!(!world.rest().blocked.is_empty());
         world.delete();
         world.settle();
         assert!(world.is_gone);
@@ -861,7 +864,7 @@ fn an_end_is_not_taken_note_of_while_storage_is_unknown() {
     world.observed.storage = Known::No("the API server is away".into());
     assert!(!world.observed.has_ended());
     let plan = world.plan();
-    assert!(plan.actions.is_empty() && plan.next_look > Some(Duration::ZERO));
+    assert!(plan.steps.is_empty() && plan.next_look > Some(Duration::ZERO));
     world.observed.storage = known;
     world.settle();
     assert_eq!(world.kinds(), [Install]);
@@ -882,9 +885,9 @@ fn what_waits_is_overtaken_by_a_change_and_by_suspension() {
         }
         world.storage().clear();
         world.observed.job = Job::Waiting(Install);
-        assert!(world.plan().actions.is_empty());
+        assert!(world.plan().steps.is_empty());
         change(&mut world);
-        assert_eq!(world.plan().actions, [Action::Cancel]);
+        assert_eq!(world.plan().actions().collect::<Vec<_>>(), [&Action::Cancel]);
     }
 }
 
@@ -901,7 +904,8 @@ fn w08_replicas_are_remembered_before_anything_is_scaled() {
         object: &world.object,
         observed: &world.observed,
         plan: &plan,
-        outcomes: &[Outcome::Failed],
+        progress: &[Progress::Skipped],
+        announced: None,
         policy: &policy,
     };
     let after = status(&round, world.now);

@@ -19,9 +19,7 @@ use plan::{
     fact::{Class, Failure},
     round::{Blocked, Inputs, Peer, Plan, Progress, Report, Step},
 };
-use runtime::{
-    Controller, Error, Fence, InputsOf, Json, Key, Kind, Operator, RoundOf, Turn, heard_by,
-};
+use runtime::{Controller, Error, Fence, InputsOf, Json, Key, Kind, Operator, RoundOf, Turn, heard_by};
 use serde_json::json;
 use testbed::ControlPlane;
 

@@ -22,7 +22,7 @@ use std::{
 };
 
 use runtime::Key;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 pub use self::reference::{ChartRef, Credentials};
 use self::{
@@ -106,6 +106,8 @@ struct Inner {
     indexes: Indexes,
     store: Store,
     table: Mutex<Table>,
+    /// An answer was stored.
+    settled: Notify,
 }
 
 #[derive(Default)]
@@ -162,7 +164,7 @@ impl Charts {
             table.tick += 1;
             table.entries.insert(id, Entry { record: Some(record), used: table.tick, ..Entry::default() });
         }
-        Ok(Self(Arc::new(Inner { runner, config, indexes, store, table: Mutex::new(table) })))
+        Ok(Self(Arc::new(Inner { runner, config, indexes, store, table: Mutex::new(table), settled: Notify::new() })))
     }
 
     /// What is known of this chart now. An older answer stands while a newer one is worked on, and when there is none
@@ -174,6 +176,22 @@ impl Charts {
     /// The same, but the source is asked again, however young the last answer is.
     pub fn find_anew(&self, asker: &Key, wanted: &ChartRef) -> Found {
         self.look(asker, wanted, Freshness::Now)
+    }
+
+    /// Waits for the answer; `is_new`: the source is asked again, however young the last one is. When a newer answer
+    /// cannot be found, an older one stands.
+    pub async fn get(&self, asker: &Key, wanted: &ChartRef, is_new: bool) -> Result<Arc<Chart>, Failure> {
+        let mut freshness = if is_new { Freshness::Now } else { Freshness::Recent };
+        loop {
+            let settled = self.0.settled.notified();
+            match self.look(asker, wanted, freshness) {
+                Found::Ready(chart) => return Ok(chart),
+                Found::Failed(failure) => return Err(failure),
+                Found::Aging(_) | Found::Working => settled.await,
+            }
+            // Asked for once is enough.
+            freshness = Freshness::Recent;
+        }
     }
 
     fn look(&self, asker: &Key, wanted: &ChartRef, freshness: Freshness) -> Found {
@@ -243,6 +261,7 @@ impl Inner {
             }
             question.freshness = Freshness::Now;
         };
+        self.settled.notify_waiters();
         for asker in &askers {
             (self.runner.config().on_change)(asker);
         }

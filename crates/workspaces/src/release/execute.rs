@@ -1,9 +1,7 @@
 //! The effects of a HelmRelease's plan.
 
-use std::time::Duration;
-
 use api::condition::Reason;
-use api::workspace::{CrdPolicy, DriftIgnore, HelmReleaseSpec, OperationKind};
+use api::workspace::{CrdPolicy, HelmRelease, HelmReleaseSpec, OperationKind};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
@@ -11,17 +9,18 @@ use kube::{
     core::Status,
 };
 use plan::{
-    Plan, Why,
-    releases::{Action, Desired, Drift, Known, Operation, Outcome, Values, last_good, removable, validate},
+    Why,
+    releases::{Action, Answer, Desired, Operation, Values, config_digest, removable, validate},
 };
-use runtime::{Error, Executed, Key};
+use runtime::{Class, Error, Fence, Key, Turn};
 use serde_json::{Value, json};
 
 use super::{
-    Looked, Observed, ReleaseLayer,
+    ReleaseController,
+    fetch::{Of, ignored},
     identity::Credentials,
-    live::{self, Acting, Target},
-    storage, values,
+    live::{Acting, Target},
+    release_key, storage, values,
 };
 use crate::{
     LOSS_MARGIN, MANAGER,
@@ -31,124 +30,100 @@ use crate::{
 /// All CRDs of a chart together; what a cluster stores of one is at most a megabyte.
 const MAX_CRDS: u64 = 16 << 20;
 
-/// Why an action was not carried out.
-pub enum Trouble {
-    /// By a request of the runtime.
-    Runtime(Error),
-    /// In the release's own name.
-    Client(kube::Error),
-    /// What was planned on is not so any more; the next round sees.
-    Outdated,
-    /// It helps nobody to try at once.
-    Refused(Why),
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        Self::Runtime(error)
-    }
-}
-
-impl From<kube::Error> for Trouble {
-    fn from(error: kube::Error) -> Self {
-        Self::Client(error)
-    }
-}
-
-impl ReleaseLayer {
-    pub(super) async fn carry_out(&self, key: &Key, observed: &Observed, action: &Action) -> Executed<Outcome> {
+impl ReleaseController {
+    pub(super) async fn carry_out(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<(), Error> {
+        let (object, release) = (turn.subject.object(), release_key(turn.subject.object()));
         let result = match action {
-            Action::AddFinalizer { finalizers } | Action::ReleaseFinalizer { finalizers } => {
+            Action::AddFinalizer { finalizers } => {
                 let patch = json!({ "metadata": { "finalizers": finalizers } });
-                match observed.subject.patch(&self.releases, key, None, patch).await {
-                    // The object itself is gone; so there is nothing left to hold, and nothing more to be begun.
-                    Err(error) if error.is_not_found() && matches!(action, Action::ReleaseFinalizer { .. }) => Ok(()),
-                    result => result.map_err(Trouble::from),
-                }
+                turn.subject.patch(&self.releases, turn.key, None, patch).await
             }
-            Action::Start(operation) => self.start(key, observed, operation).await,
+            Action::ReleaseFinalizer { finalizers } => {
+                turn.subject.release_finalizer(&self.releases, turn.key, finalizers).await
+            }
+            Action::Start(operation) => self.start(turn, operation).await,
             Action::Cancel => {
-                self.runner.cancel(&observed.release);
+                self.runner.cancel(&release);
                 Ok(())
             }
             Action::Unlock { revision, uid, resource_version } => {
-                self.unlock(&observed.release, *revision, uid, resource_version).await
+                self.unlock(&release, *revision, uid, resource_version, turn.fence).await
             }
             // What it says is in status and an event.
             Action::RefuseRollback { .. } => Ok(()),
-            Action::LookForDrift => self.look_for_drift(key, observed).await,
-            Action::CorrectDrift => self.correct_drift(key, observed).await,
-            Action::LookAtReplicas => self.look_at_replicas(key, observed).await,
-            Action::Scale(workloads) => self.scale(key, observed, workloads).await,
+            Action::CorrectDrift(drifted) => {
+                let (targets, acting) = self.targets(turn.key, object, None, Of::Newest, turn.fence).await?;
+                self.discovered.correct(&acting, &targets, drifted, &ignored(object)).await
+            }
+            Action::Scale(workloads) => {
+                let (targets, acting) = self.targets(turn.key, object, None, Of::AllThere, turn.fence).await?;
+                self.discovered.scale(&acting, &targets, workloads, MANAGER).await
+            }
         };
         match result {
-            Err(Trouble::Client(kube::Error::Api(mut status))) => {
-                status.message = self.redacted(key, observed, &status).await;
-                executed(Err(kube::Error::Api(status).into()))
-            }
-            other => executed(other),
+            Err(error) if action.needs_identity() => Err(self.explained(object, error).await),
+            result => result,
         }
     }
 
-    /// The API server quotes what it refuses, and that may be made of values.
-    async fn redacted(&self, key: &Key, observed: &Observed, status: &Status) -> String {
-        match self.secrets(key, observed).await {
+    /// A refusal in the words of the status. The API server quotes what it refuses, and that may be made of values.
+    async fn explained(&self, object: &HelmRelease, error: Error) -> Error {
+        let Some(status) = error.status() else { return error };
+        let reason = match status.code {
+            403 => Reason::Forbidden,
+            400 | 422 => Reason::ObjectRejected,
+            _ => return error,
+        };
+        Error::Refused(Why { reason, message: self.redacted(object, status).await })
+    }
+
+    /// What the server said, without what came from Secrets.
+    pub(super) async fn redacted(&self, object: &HelmRelease, status: &Status) -> String {
+        match self.secrets(object).await {
             Ok(documents) => helm::redact(&status.message, &helm::secrets_in(&documents).collect::<Vec<_>>()),
             Err(_) => status.reason.clone(),
         }
     }
 
-    /// Everything that can fail comes first; then the operation is stored as begun, and then it begins.
-    async fn start(&self, key: &Key, observed: &Observed, operation: &Operation) -> Result<(), Trouble> {
+    /// Hands the operation to the runner. That it begins is stored already.
+    async fn start(&self, turn: &Turn<'_, Self>, operation: &Operation) -> Result<(), Error> {
+        let object = turn.subject.object();
         let desired = match operation.kind {
-            OperationKind::Uninstall => removable(observed.subject.object()),
-            _ => validate(observed.subject.object(), &self.policy).ok(),
+            OperationKind::Uninstall => removable(object),
+            _ => validate(object, &self.policy).ok(),
         };
-        let desired = desired.ok_or(Trouble::Outdated)?;
-        let request = self.request(key, observed, &desired, operation).await?;
-        let plan = Plan { actions: vec![Action::Start(operation.clone())], ..Plan::default() };
-        let begun = self.status(observed, &plan, &[Outcome::Done]);
-        self.write_status(key, observed, &begun).await?;
-        tracing::debug!(operation = operation.kind.as_str(), release = %observed.release, "helm operation begins");
-        {
-            let mut notes = self.notes.lock();
-            let notes = notes.entry(key.clone()).or_default();
-            (notes.drift, notes.replicas) = (None, None);
-        }
+        let desired = desired.ok_or(Error::Outdated)?;
+        let request = self.request(turn, &desired, operation).await?;
+        tracing::debug!(operation = operation.kind.as_str(), release = %request.key, "helm operation begins");
         // Children of a leader that is about to be none are ended, so none is begun any more.
-        if self.writer.leadership.time_left().is_none_or(|left| left <= 2 * LOSS_MARGIN) {
-            return Err(Trouble::Outdated);
+        if turn.fence.check()? <= 2 * LOSS_MARGIN {
+            return Err(Error::LeadLost);
         }
         // Budgets were checked before, so what is refused now is refused because the process ends.
-        self.runner.submit(request).map_err(|_| Trouble::Outdated)
+        self.runner.submit(request).map_err(|_| Error::Outdated)
     }
 
-    async fn request(
-        &self,
-        key: &Key,
-        observed: &Observed,
-        desired: &Desired,
-        operation: &Operation,
-    ) -> Result<Request, Trouble> {
+    async fn request(&self, turn: &Turn<'_, Self>, desired: &Desired, operation: &Operation) -> Result<Request, Error> {
+        let (object, namespace) = (turn.subject.object(), &turn.key.namespace);
         let account = desired.account.as_deref();
-        let credentials = self.identities.credentials(&key.namespace, account, operation.timeout).await?;
+        let credentials = self.identities.credentials(namespace, account, operation.timeout).await?;
         if operation.kind == OperationKind::Uninstall && account.is_some() {
-            self.check_removal(observed, &credentials).await?;
+            self.check_removal(object, &credentials, turn.fence).await?;
         }
         let is_deployment = matches!(operation.kind, OperationKind::Install | OperationKind::Upgrade);
         let (helm, (values, secret_values)) = if is_deployment {
-            let values = self.checked_values(key, observed).await?;
-            let deploy = self.deploy(key, desired, operation, &credentials, observed).await?;
+            let values = self.checked_values(object, desired, operation).await?;
+            let deploy = self.deploy(object, desired, operation, &credentials, turn.fence).await?;
             let helm = match operation.kind {
                 OperationKind::Install => helm::Operation::Install(deploy),
                 _ => helm::Operation::Upgrade(deploy),
             };
             (helm, values)
         } else {
-            (other_operation(desired, operation), (Vec::new(), self.secrets(key, observed).await?))
+            (other_operation(desired, operation), (Vec::new(), self.secrets(object).await?))
         };
         Ok(Request {
-            key: observed.release.clone(),
+            key: release_key(object),
             operation: helm,
             label: operation.label().into(),
             values,
@@ -165,28 +140,27 @@ impl ReleaseLayer {
     /// The values' files, if they still are what was planned on, and what of them must be said nowhere.
     async fn checked_values(
         &self,
-        key: &Key,
-        observed: &Observed,
-    ) -> Result<(Vec<helm::Private>, Vec<helm::Private>), Trouble> {
-        let spec = observed.subject.object().spec.as_ref().ok_or(Trouble::Outdated)?;
-        let documents = self.documents(spec, &key.namespace).await?;
+        object: &HelmRelease,
+        desired: &Desired,
+        operation: &Operation,
+    ) -> Result<(Vec<helm::Private>, Vec<helm::Private>), Error> {
+        let spec = object.spec.as_ref().ok_or(Error::Outdated)?;
+        let documents = self.documents(spec, namespace_of(object)).await?;
         let sources = documents.iter().map(|document| document.source.clone()).collect();
-        let digest = |values: &Values| match values {
-            Values::Read { digest, .. } => Some(digest.clone()),
-            _ => None,
-        };
-        if digest(&values::values(spec, sources)) != digest(&observed.surroundings.values) {
-            return Err(Trouble::Outdated);
+        let Values::Read { digest, .. } = values::values(spec, sources) else { return Err(Error::Outdated) };
+        let version = operation.chart_version.as_deref().unwrap_or_default();
+        if config_digest(&desired.chart, version, &digest) != operation.digest {
+            return Err(Error::Outdated);
         }
         let secrets = values::of_secrets(&documents);
         Ok((values::files(spec, documents), secrets))
     }
 
     /// What helm must not repeat of values that it was given before. A source that is gone tells nothing any more.
-    async fn secrets(&self, key: &Key, observed: &Observed) -> Result<Vec<helm::Private>, Trouble> {
+    async fn secrets(&self, object: &HelmRelease) -> Result<Vec<helm::Private>, Error> {
         let mut documents = Documents::default();
-        for source in observed.subject.object().spec.iter().flat_map(|spec| &spec.values_from) {
-            if let Ok(document) = self.document(source, &key.namespace).await? {
+        for source in object.spec.iter().flat_map(|spec| &spec.values_from) {
+            if let Ok(document) = self.document(source, namespace_of(object)).await? {
                 documents.add(document)?;
             }
         }
@@ -194,36 +168,36 @@ impl ReleaseLayer {
     }
 
     /// All sources of the values.
-    async fn documents(&self, spec: &HelmReleaseSpec, namespace: &str) -> Result<Vec<values::Document>, Trouble> {
+    async fn documents(&self, spec: &HelmReleaseSpec, namespace: &str) -> Result<Vec<values::Document>, Error> {
         let mut documents = Documents::default();
         for source in &spec.values_from {
             let document = self.document(source, namespace).await?;
-            documents.add(document.map_err(|_| Trouble::Outdated)?)?;
+            documents.add(document.map_err(|_| Error::Outdated)?)?;
         }
         Ok(documents.all)
     }
 
     async fn deploy(
         &self,
-        key: &Key,
+        object: &HelmRelease,
         desired: &Desired,
         operation: &Operation,
         credentials: &Credentials,
-        observed: &Observed,
-    ) -> Result<Deploy, Trouble> {
-        let wanted = self.chart_reference(desired, &key.namespace).await?.map_err(no_chart)?;
-        let chart = match self.charts.find(&observed.release, &wanted) {
+        fence: &Fence,
+    ) -> Result<Deploy, Error> {
+        let wanted = self.chart_reference(&desired.chart, namespace_of(object)).await?.map_err(no_chart)?;
+        let chart = match self.charts.find(&release_key(object), &wanted) {
             Found::Ready(chart) | Found::Aging(chart) if Some(&chart.version) == operation.chart_version.as_ref() => {
                 chart
             }
-            Found::Ready(_) | Found::Aging(_) | Found::Working => return Err(Trouble::Outdated),
+            Found::Ready(_) | Found::Aging(_) | Found::Working => return Err(Error::Outdated),
             Found::Failed(failure) => return Err(no_chart(failure.message)),
         };
         if desired.crds == CrdPolicy::CreateReplace {
             let path = chart.path.clone();
             let read = tokio::task::spawn_blocking(move || archive::crds(&path, MAX_CRDS)).await;
-            let crds = read.map_err(|_| Trouble::Outdated)?.map_err(|error| no_chart(error.to_string()))?;
-            apply_crds(&self.acting(credentials), &crds).await?;
+            let crds = read.map_err(|_| Error::Outdated)?.map_err(|error| no_chart(error.to_string()))?;
+            apply_crds(&self.acting(credentials, fence), &crds).await?;
         }
         Ok(Deploy {
             chart,
@@ -235,146 +209,54 @@ impl ReleaseLayer {
     }
 
     /// Marks a revision that nobody works on as failed. Gone or changed meanwhile is for the next round to see.
-    async fn unlock(&self, release: &Key, revision: u32, uid: &str, version: &str) -> Result<(), Trouble> {
+    async fn unlock(&self, release: &Key, revision: u32, uid: &str, version: &str, fence: &Fence) -> Result<(), Error> {
         let record = self.record(release, revision).await?;
         let secrets: Api<Secret> = Api::namespaced(self.writer.client.clone(), &release.namespace);
         let patch = storage::failed(record, uid, version);
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
         let name = storage::secret_name(&release.name, revision);
         // In the operator's own name.
-        let acting = Acting { client: self.writer.client.clone(), writer: &self.writer };
+        let acting = Acting { client: self.writer.client.clone(), fence, timeout: self.writer.timeout };
         match acting.ask(secrets.patch_metadata(&name, &params, &Patch::Merge(patch))).await {
-            Err(Trouble::Client(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
-                Err(Trouble::Outdated)
-            }
-            Err(trouble) => Err(trouble),
-            Ok(_) => Ok(()),
+            Err(error) if error.class() == Class::Conflict => Err(Error::Outdated),
+            result => result.map(drop),
         }
     }
 
     /// Helm's whole record of a revision.
-    async fn record(&self, release: &Key, revision: u32) -> Result<storage::Record, Trouble> {
-        let secret = self.stored_in(release, revision).await?.ok_or(Trouble::Outdated)?;
+    pub(super) async fn record(&self, release: &Key, revision: u32) -> Result<storage::Record, Error> {
+        let secret = self.stored_in(release, revision).await?.ok_or(Error::Outdated)?;
         storage::decode(&secret).ok_or_else(|| {
             let name = storage::secret_name(&release.name, revision);
             let message = format!(
                 "Helm's record of revision {revision} cannot be read; restore the Secret {name}, or delete it if the release may be made anew"
             );
-            Trouble::Refused(Why { reason: Reason::StateUnknown, message })
+            Error::Refused(Why { reason: Reason::StateUnknown, message })
         })
     }
 
-    fn acting(&self, credentials: &Credentials) -> Acting<'_> {
-        Acting { client: credentials.client.clone(), writer: &self.writer }
+    pub(super) fn acting<'a>(&self, credentials: &Credentials, fence: &'a Fence) -> Acting<'a> {
+        Acting { client: credentials.client.clone(), fence, timeout: self.writer.timeout }
     }
 
     /// Helm leaves behind what it may not look at, and forgets the release all the same.
-    async fn check_removal(&self, observed: &Observed, credentials: &Credentials) -> Result<(), Trouble> {
-        let Known::Yes(stored) = &observed.surroundings.storage else { return Err(Trouble::Outdated) };
+    async fn check_removal(&self, object: &HelmRelease, credentials: &Credentials, fence: &Fence) -> Result<(), Error> {
+        let release = release_key(object);
         // With its namespace everything goes, whoever may do what.
-        let Some(newest) = stored.last().filter(|_| !observed.surroundings.is_namespace_terminating) else {
+        let Answer::NamespaceTerminating(false) = self.is_terminating(&release.namespace).await? else {
             return Ok(());
         };
-        let targets = self.objects_of(&observed.release, newest.revision).await?;
-        let Some(what) = self.discovered.undeletable(&self.acting(credentials), &targets).await? else { return Ok(()) };
+        let Some(newest) = self.cached_revisions(&release).last().map(|newest| newest.revision) else { return Ok(()) };
+        let targets = self.objects_of(&release, newest).await?;
+        let acting = self.acting(credentials, fence);
+        let Some(what) = self.discovered.undeletable(&acting, &targets).await? else { return Ok(()) };
         let message = format!(
             "the ServiceAccount that helm acts as may not {what}, so that the uninstall would leave it behind; grant it"
         );
-        Err(Trouble::Refused(Why { reason: Reason::Forbidden, message }))
+        Err(Error::Refused(Why { reason: Reason::Forbidden, message }))
     }
 
-    async fn objects_of(&self, release: &Key, revision: u32) -> Result<Vec<Target>, Trouble> {
-        let record = self.record(release, revision).await?;
-        Ok(live::targets(storage::manifest(&record), release))
-    }
-
-    /// The live objects of a release, and who may touch them.
-    async fn targets(
-        &self,
-        key: &Key,
-        observed: &Observed,
-        of: Of,
-    ) -> Result<(Vec<Target>, Acting<'_>, String), Trouble> {
-        let Known::Yes(stored) = &observed.surroundings.storage else { return Err(Trouble::Outdated) };
-        let newest = stored.last().ok_or(Trouble::Outdated)?;
-        let desired = validate(observed.subject.object(), &self.policy).map_err(|_| Trouble::Outdated)?;
-        let mut targets = self.objects_of(&observed.release, newest.revision).await?;
-        // What failed may have left in place what was there before.
-        let before = last_good(stored).filter(|good| of == Of::AllThere && good.revision != newest.revision);
-        if let Some(good) = before {
-            let former = self.objects_of(&observed.release, good.revision).await?;
-            let is_new = |former: &Target| !targets.iter().any(|t| (&t.kind, &t.key) == (&former.kind, &former.key));
-            let former: Vec<_> = former.into_iter().filter(is_new).collect();
-            targets.extend(former);
-        }
-        let account = desired.account.as_deref();
-        let credentials = self.identities.credentials(&key.namespace, account, Duration::ZERO).await?;
-        let acting = self.acting(&credentials);
-        let targets = self.discovered.located(&acting, targets).await?;
-        Ok((targets, acting, newest.uid.clone()))
-    }
-
-    async fn look_for_drift(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
-        let (targets, acting, secret_uid) = self.targets(key, observed, Of::Newest).await?;
-        // Before the look, so that what changes during it is heard of.
-        self.follow(key, &targets);
-        let changes = self.notes.changes(key);
-        let found = self.discovered.drift(&acting, &targets, &ignored(observed)).await;
-        let found = self.told(key, observed, found).await?;
-        let looked = Looked { secret_uid, at: self.clock.instant(), found };
-        self.notes.note(key, changes, |notes| notes.drift = Some(looked));
-        Ok(())
-    }
-
-    async fn correct_drift(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
-        let Drift::Found(drifted) = &observed.surroundings.drift else { return Ok(()) };
-        let (targets, acting, _) = self.targets(key, observed, Of::Newest).await?;
-        self.discovered.correct(&acting, &targets, drifted, &ignored(observed)).await?;
-        self.notes.objects_changed(key);
-        Ok(())
-    }
-
-    async fn look_at_replicas(&self, key: &Key, observed: &Observed) -> Result<(), Trouble> {
-        let (targets, acting, secret_uid) = self.targets(key, observed, Of::AllThere).await?;
-        self.follow(key, &targets);
-        let changes = self.notes.changes(key);
-        let found = self.discovered.replicas(&acting, &targets).await;
-        let found = self.told(key, observed, found).await?;
-        let looked = Looked { secret_uid, at: self.clock.instant(), found };
-        self.notes.note(key, changes, |notes| notes.replicas = Some(looked));
-        Ok(())
-    }
-
-    /// Former replicas are stored before anything is scaled, so that they are never lost.
-    async fn scale(
-        &self,
-        key: &Key,
-        observed: &Observed,
-        workloads: &[api::workspace::StoppedWorkload],
-    ) -> Result<(), Trouble> {
-        let plan = Plan { actions: vec![Action::Scale(workloads.to_vec())], ..Plan::default() };
-        self.write_status(key, observed, &self.status(observed, &plan, &[Outcome::Failed])).await?;
-        let (targets, acting, _) = self.targets(key, observed, Of::AllThere).await?;
-        self.discovered.scale(&acting, &targets, workloads, MANAGER).await?;
-        self.notes.lock().entry(key.clone()).or_default().replicas = None;
-        Ok(())
-    }
-
-    /// What the server said against a look is worth remembering; that nobody answered is not.
-    async fn told<T>(
-        &self,
-        key: &Key,
-        observed: &Observed,
-        result: Result<T, Trouble>,
-    ) -> Result<Result<T, String>, Trouble> {
-        match result {
-            Ok(found) => Ok(Ok(found)),
-            Err(Trouble::Client(kube::Error::Api(status))) => Ok(Err(self.redacted(key, observed, &status).await)),
-            Err(trouble) => Err(trouble),
-        }
-    }
-
-    /// Watches the kinds of these objects, and no longer those that nobody needs.
+    /// Watches the kinds of these objects, and no longer those that no release needs.
     pub(super) fn follow(&self, key: &Key, targets: &[Target]) {
         let kinds: Vec<GroupVersionKind> = targets.iter().map(|target| target.kind.clone()).collect();
         let former = self.indexes.kinds.things(key);
@@ -389,13 +271,8 @@ impl ReleaseLayer {
     }
 }
 
-/// Which objects of a release.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
-    /// Those that its newest revision names.
-    Newest,
-    /// And those of the last good one, where the newest is not.
-    AllThere,
+fn namespace_of(object: &HelmRelease) -> &str {
+    object.metadata.namespace.as_deref().unwrap_or_default()
 }
 
 /// Documents of values, read one after another.
@@ -409,24 +286,16 @@ impl Documents {
     /// They wait in memory for as long as their operation does.
     const MAX_BYTES: usize = 2 << 20;
 
-    fn add(&mut self, document: values::Document) -> Result<(), Trouble> {
+    fn add(&mut self, document: values::Document) -> Result<(), Error> {
         self.bytes += document.content.as_ref().map_or(0, |content| content.expose().len());
         if self.bytes > Self::MAX_BYTES {
             let message =
                 "the sources of spec.valuesFrom hold more than 2 MiB together; values are configuration, not data";
-            return Err(Trouble::Refused(Why { reason: Reason::ValuesInvalid, message: message.to_owned() }));
+            return Err(Error::Refused(Why { reason: Reason::ValuesInvalid, message: message.to_owned() }));
         }
         self.all.push(document);
         Ok(())
     }
-}
-
-/// Replicas of a stopped release are ours, not the chart's.
-fn ignored(observed: &Observed) -> Vec<DriftIgnore> {
-    let Some(spec) = &observed.subject.object().spec else { return Vec::new() };
-    let stopped = spec.stopped.unwrap_or(false);
-    let replicas = stopped.then(|| DriftIgnore { paths: vec!["/spec/replicas".to_owned()], target: None });
-    spec.drift_ignore.iter().cloned().chain(replicas).collect()
 }
 
 fn other_operation(desired: &Desired, operation: &Operation) -> helm::Operation {
@@ -444,7 +313,7 @@ fn other_operation(desired: &Desired, operation: &Operation) -> helm::Operation 
     }
 }
 
-async fn apply_crds(acting: &Acting<'_>, files: &[String]) -> Result<(), Trouble> {
+async fn apply_crds(acting: &Acting<'_>, files: &[String]) -> Result<(), Error> {
     let crds: Api<DynamicObject> = Api::all_with(
         acting.client.clone(),
         &kube::api::ApiResource::from_gvk(&GroupVersionKind::gvk(
@@ -465,30 +334,6 @@ async fn apply_crds(acting: &Acting<'_>, files: &[String]) -> Result<(), Trouble
     Ok(())
 }
 
-fn no_chart(message: String) -> Trouble {
-    Trouble::Refused(Why { reason: Reason::ChartUnavailable, message })
-}
-
-/// Sorts a result into what the report must know and what ends the round.
-fn executed(result: Result<(), Trouble>) -> Executed<Outcome> {
-    let failed = |error| Executed { outcome: Outcome::Failed, error: Some(error) };
-    match result {
-        Ok(()) => Executed { outcome: Outcome::Done, error: None },
-        Err(Trouble::Runtime(error)) => failed(error),
-        Err(Trouble::Client(error)) => client_error(error),
-        Err(Trouble::Outdated) => failed(Error::Outdated),
-        Err(Trouble::Refused(why)) => Executed { outcome: Outcome::Rejected(why), error: Some(Error::Outdated) },
-    }
-}
-
-fn client_error(error: kube::Error) -> Executed<Outcome> {
-    let rejected = |reason, message: &str| Outcome::Rejected(Why { reason, message: message.to_owned() });
-    let outcome = match &error {
-        kube::Error::Api(status) if status.code == 403 => rejected(Reason::Forbidden, &status.message),
-        kube::Error::Api(status) if matches!(status.code, 400 | 422) => {
-            rejected(Reason::ObjectRejected, &status.message)
-        }
-        _ => Outcome::Failed,
-    };
-    Executed { outcome, error: Some(Error::of_client("act on", "release", error)) }
+fn no_chart(message: String) -> Error {
+    Error::Refused(Why { reason: Reason::ChartUnavailable, message })
 }

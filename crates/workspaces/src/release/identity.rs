@@ -14,7 +14,7 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, Config as ClientConfig, api::PostParams, core::Status};
 use plan::releases::Identity;
-use runtime::{Clock, Key};
+use runtime::{Clock, Error, Key};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -130,6 +130,17 @@ impl Identities {
     /// Client and kubeconfig of an identity that was checked, for something that takes as long as `needed`. Never the
     /// operator's own unless it may do anything anyway.
     pub async fn credentials(
+        &self,
+        namespace: &str,
+        account: Option<&str>,
+        needed: Duration,
+    ) -> Result<Credentials, Error> {
+        self.issue(namespace, account, needed)
+            .await
+            .map_err(|error| Error::of_client("act as", "serviceaccounts", error))
+    }
+
+    async fn issue(
         &self,
         namespace: &str,
         account: Option<&str>,

@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 use api::workspace::{DriftIgnore, StoppedWorkload};
@@ -13,10 +14,10 @@ use kube::{
     discovery::{self, Scope},
 };
 use plan::{object::differs, releases::Difference};
-use runtime::{Error, Key, Writer};
+use runtime::{Error, Fence, Key};
 use serde_json::{Value, json};
 
-use super::{execute::Trouble, identity::is_allowed, storage::Manifest};
+use super::{identity::is_allowed, storage::Manifest};
 
 /// Helm's own field manager, so that what is set back is Helm's as before.
 const HELM: &str = "helm";
@@ -26,18 +27,31 @@ const NOTED_BY_SERVER: [&str; 4] = ["managedFields", "resourceVersion", "generat
 /// Requests in a release's own name: each bounded in time, and none without the lead.
 pub struct Acting<'a> {
     pub client: Client,
-    pub writer: &'a Writer,
+    pub fence: &'a Fence,
+    /// For one request.
+    pub timeout: Duration,
 }
 
 impl Acting<'_> {
-    pub async fn ask<T>(&self, request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Trouble> {
-        let left = self.writer.leadership.time_left().ok_or(Trouble::Outdated)?;
-        let limit = left.min(self.writer.timeout);
+    pub async fn ask<T>(&self, request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Error> {
+        let (verb, resource) = ("act on", "release");
+        let limit = self.fence.check()?.min(self.timeout);
         match tokio::time::timeout(limit, request).await {
-            Ok(answer) => Ok(answer?),
-            Err(_) => Err(Error::TimedOut { verb: "act on", resource: "release", limit }.into()),
+            Ok(answer) => answer.map_err(|error| Error::of_client(verb, resource, error)),
+            Err(_) => Err(Error::TimedOut { verb, resource, limit }),
         }
     }
+}
+
+/// Whether the server does not know the kind.
+fn is_undefined(error: &Error) -> bool {
+    let is_undiscovered = |error: &kube::Error| matches!(error, kube::Error::Discovery(_));
+    error.is_not_found() || matches!(error, Error::Client { source, .. } if is_undiscovered(source))
+}
+
+/// Whether it is about the object that was asked for, and not about the server or us.
+fn is_answer(error: &Error) -> bool {
+    matches!(error, Error::Api { .. } | Error::Client { .. })
 }
 
 /// An object of a manifest, ready to be asked for.
@@ -83,7 +97,7 @@ fn target(mut desired: Value, release: &Key) -> Option<Target> {
 pub struct Discovered(Mutex<HashMap<GroupVersionKind, (ApiResource, Scope)>>);
 
 impl Discovered {
-    async fn api(&self, acting: &Acting<'_>, target: &Target) -> Result<Api<DynamicObject>, Trouble> {
+    async fn api(&self, acting: &Acting<'_>, target: &Target) -> Result<Api<DynamicObject>, Error> {
         let (resource, scope) = self.place(acting, target).await?;
         let client = acting.client.clone();
         Ok(match scope {
@@ -93,7 +107,7 @@ impl Discovered {
     }
 
     /// Targets of kinds without namespaces are told of without one.
-    pub async fn located(&self, acting: &Acting<'_>, mut targets: Vec<Target>) -> Result<Vec<Target>, Trouble> {
+    pub async fn located(&self, acting: &Acting<'_>, mut targets: Vec<Target>) -> Result<Vec<Target>, Error> {
         for target in &mut targets {
             if matches!(self.place(acting, target).await?.1, Scope::Cluster) {
                 target.key = Key::new("", target.key.name.clone());
@@ -102,7 +116,7 @@ impl Discovered {
         Ok(targets)
     }
 
-    async fn place(&self, acting: &Acting<'_>, target: &Target) -> Result<(ApiResource, Scope), Trouble> {
+    async fn place(&self, acting: &Acting<'_>, target: &Target) -> Result<(ApiResource, Scope), Error> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&target.kind).cloned();
         if let Some(known) = known {
             return Ok(known);
@@ -114,15 +128,14 @@ impl Discovered {
     }
 
     /// The first thing that a removal of the targets needs and whoever acts may not do.
-    pub async fn undeletable(&self, acting: &Acting<'_>, targets: &[Target]) -> Result<Option<String>, Trouble> {
+    pub async fn undeletable(&self, acting: &Acting<'_>, targets: &[Target]) -> Result<Option<String>, Error> {
         let mut asked = HashSet::new();
         for target in targets {
             let (resource, scope) = match self.place(acting, target).await {
                 Ok(place) => place,
                 // With its definition all of a kind is gone.
-                Err(Trouble::Client(kube::Error::Discovery(_))) => continue,
-                Err(Trouble::Client(kube::Error::Api(status))) if status.code == 404 => continue,
-                Err(trouble) => return Err(trouble),
+                Err(error) if is_undefined(&error) => continue,
+                Err(error) => return Err(error),
             };
             let namespace = matches!(scope, Scope::Namespaced).then(|| target.key.namespace.to_string());
             for verb in ["get", "delete"] {
@@ -151,18 +164,18 @@ impl Discovered {
         acting: &Acting<'_>,
         targets: &[Target],
         ignore: &[DriftIgnore],
-    ) -> Result<Vec<Difference>, Trouble> {
+    ) -> Result<Vec<Difference>, Error> {
         let (mut found, mut trouble) = (Vec::new(), None);
         for target in targets {
             match self.drift_of(acting, target, ignore).await {
                 Ok(what) => found.extend(what.map(|what| Difference { object: target.title(), what })),
                 // One that cannot be looked at hides none of the others.
-                Err(Trouble::Client(error)) => trouble = Some(error),
+                Err(error) if is_answer(&error) => trouble = Some(error),
                 Err(other) => return Err(other),
             }
         }
         match trouble {
-            Some(error) if found.is_empty() => Err(Trouble::Client(error)),
+            Some(error) if found.is_empty() => Err(error),
             _ => Ok(found),
         }
     }
@@ -172,7 +185,7 @@ impl Discovered {
         acting: &Acting<'_>,
         target: &Target,
         ignore: &[DriftIgnore],
-    ) -> Result<Option<String>, Trouble> {
+    ) -> Result<Option<String>, Error> {
         let api = self.api(acting, target).await?;
         let Some(live) = acting.ask(api.get_opt(&target.key.name)).await? else {
             return Ok(Some("is gone".to_owned()));
@@ -188,7 +201,7 @@ impl Discovered {
         targets: &[Target],
         drifted: &[Difference],
         ignore: &[DriftIgnore],
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), Error> {
         for target in targets.iter().filter(|target| drifted.iter().any(|d| d.object == target.title())) {
             let api = self.api(acting, target).await?;
             let mut desired = target.desired.clone();
@@ -202,13 +215,13 @@ impl Discovered {
     }
 
     /// Replicas of the Deployments and StatefulSets; those that are gone are left out.
-    pub async fn replicas(&self, acting: &Acting<'_>, targets: &[Target]) -> Result<Vec<StoppedWorkload>, Trouble> {
+    pub async fn replicas(&self, acting: &Acting<'_>, targets: &[Target]) -> Result<Vec<StoppedWorkload>, Error> {
         let mut found = Vec::new();
         for target in targets.iter().filter(|target| is_workload(target)) {
             let api = self.api(acting, target).await?;
             let scale = match acting.ask(api.get_scale(&target.key.name)).await {
                 Ok(scale) => scale,
-                Err(Trouble::Client(kube::Error::Api(status))) if status.code == 404 => continue,
+                Err(error) if error.is_not_found() => continue,
                 Err(trouble) => return Err(trouble),
             };
             let replicas = scale.spec.and_then(|spec| spec.replicas).unwrap_or(0);
@@ -224,7 +237,7 @@ impl Discovered {
         targets: &[Target],
         workloads: &[StoppedWorkload],
         manager: &str,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), Error> {
         for workload in workloads {
             let is_it = |t: &&Target| is_workload(t) && t.kind.kind == workload.kind && *t.key.name == *workload.name;
             let Some(target) = targets.iter().find(is_it) else { continue };
@@ -244,10 +257,10 @@ async fn apply(
     name: &str,
     desired: &Value,
     dry_run: bool,
-) -> Result<DynamicObject, Trouble> {
+) -> Result<DynamicObject, Error> {
     let params = PatchParams { dry_run, ..PatchParams::apply(HELM).force() };
     match acting.ask(api.patch(name, &params, &Patch::Apply(desired))).await {
-        Err(Trouble::Client(kube::Error::Api(status))) if status.code == 422 => {
+        Err(error) if error.status().is_some_and(|status| status.code == 422) => {
             let params = PatchParams { dry_run, field_manager: Some(HELM.to_owned()), ..PatchParams::default() };
             acting.ask(api.patch(name, &params, &Patch::Merge(desired))).await
         }

@@ -4,13 +4,15 @@ use std::{collections::BTreeMap, fmt::Write};
 
 use api::workspace::{HelmReleaseSpec, ReadValues, ValuesKind, ValuesSource};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use plan::{object::digest, releases::Values};
-use serde_json::{Map, Value, json};
+pub use plan::releases::values;
+use plan::{
+    object::digest,
+    releases::{Values, check_numbers},
+};
+use serde_json::{Value, json};
 
 use crate::helm::Private;
 
-/// Helm reads every number as a 64 bit float: whole numbers beyond this are not kept exactly.
-const EXACT: u64 = 1 << 53;
 /// A document of values is small; one of a megabyte is a mistake, and a Secret cannot hold more.
 const MAX_DOCUMENT: usize = 1 << 20;
 
@@ -20,16 +22,6 @@ pub struct Document {
     pub source: ReadValues,
     /// `None`: optional and not there.
     pub content: Option<Private>,
-}
-
-/// What all sources together give: the inline values win, so they come last.
-pub fn values(spec: &HelmReleaseSpec, sources: Vec<ReadValues>) -> Values {
-    let inline = spec.values.clone().unwrap_or_default();
-    if let Err(why) = check(&Value::Object(inline.clone()), "spec.values") {
-        return Values::Invalid(why);
-    }
-    let digests: Vec<_> = sources.iter().map(|source| source.digest.as_str()).collect();
-    Values::Read { digest: digest(&json!([digests, inline])), sources }
 }
 
 /// The files for helm, in order.
@@ -118,7 +110,7 @@ fn check_document(content: &[u8], place: &str) -> Result<(), String> {
     let value: Value =
         serde_saphyr::from_str(text).map_err(|error| format!("{place}{}", fault(error.without_snippet())))?;
     match value {
-        Value::Object(_) => check(&value, place),
+        Value::Object(_) => check_numbers(&value, place),
         Value::Null => Ok(()),
         _ => Err(format!("{place}: values must be a map of names to values")),
     }
@@ -135,40 +127,6 @@ fn fault(error: &serde_saphyr::Error) -> String {
         _ => "not a YAML document",
     };
     format!("{line}: {what}")
-}
-
-/// Finds numbers that Helm would not keep as they are written.
-fn check(value: &Value, place: &str) -> Result<(), String> {
-    match value {
-        Value::Object(fields) => check_fields(fields, place),
-        Value::Array(elements) => {
-            elements.iter().enumerate().try_for_each(|(index, element)| check(element, &format!("{place}[{index}]")))
-        }
-        Value::Number(number) => {
-            let is_exact = number.as_i64().is_some_and(|whole| whole.unsigned_abs() <= EXACT)
-                || number.as_u64().is_some_and(|whole| whole <= EXACT)
-                || number.as_f64().is_some_and(|float| number.is_f64() && !is_large_whole(float));
-            if is_exact {
-                Ok(())
-            } else {
-                Err(format!("{place}: a whole number beyond ±2^53, which Helm would change; quote it: \"…\""))
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
-    }
-}
-
-/// A number so large that it became a float on the way here.
-#[allow(clippy::cast_precision_loss, reason = "2^53 is exact")]
-fn is_large_whole(float: f64) -> bool {
-    float.fract() == 0.0 && float.abs() > EXACT as f64
-}
-
-fn check_fields(fields: &Map<String, Value>, place: &str) -> Result<(), String> {
-    fields.iter().try_for_each(|(name, value)| {
-        let name = if name.contains('.') { format!("[{name:?}]") } else { format!(".{name}") };
-        check(value, &format!("{place}{name}"))
-    })
 }
 
 #[cfg(test)]

@@ -6,16 +6,18 @@ use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::workspace::{HelmRelease, OperationKind, StoppedWorkload};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use plan::Plan;
 use plan::releases::{
-    Action, Chart, Drift, Ended, Failure, FailureClass, Identity, Job, Known, Observed, Operation, Outcome, Policy,
-    Replicas, Round, Stored, StoredStatus, Values, plan, status,
+    Action, Ask, Chart, Drift, Ended, Failure, FailureClass, Identity, Job, Known, Operation, Policy, Replicas, Round,
+    Stored, StoredStatus, Surroundings, Values, decide, status,
 };
+use plan::round::Progress;
 use serde_json::{Value, json};
+
+pub type Plan = plan::round::Plan<Action, Ask>;
 
 pub struct World {
     pub object: HelmRelease,
-    pub observed: Observed,
+    pub observed: Surroundings,
     pub now: Timestamp,
     /// How the next operations end; success when there is none.
     pub failures: Vec<FailureClass>,
@@ -56,7 +58,7 @@ impl World {
         }));
         Self {
             object: object.unwrap(),
-            observed: Observed {
+            observed: Surroundings {
                 storage: Known::Yes(vec![]),
                 values: values("v1"),
                 chart: Chart::Resolved { version: "1.0.0".into(), digest: None, is_checked: true },
@@ -67,6 +69,7 @@ impl World {
                 drift: Drift::NotLooked,
                 is_drift_heard: true,
                 workloads: Replicas::NotLooked,
+                object_changes: 0,
                 holds_data: None,
                 is_namespace_terminating: false,
                 rival: None,
@@ -84,21 +87,28 @@ impl World {
         stored
     }
 
-    pub fn plan(&self) -> Plan<Action> {
-        plan(&self.object, &self.observed, self.now, &Policy::default())
+    pub fn plan(&self) -> Plan {
+        decide(&self.object, &self.observed, self.now, &Policy::default())
     }
 
     /// One round as the runtime runs it.
-    pub fn round(&mut self) -> Plan<Action> {
+    pub fn round(&mut self) -> Plan {
         let plan = self.plan();
         let before = self.observed.clone();
-        for action in &plan.actions {
+        for action in plan.actions() {
             self.execute(action);
         }
-        let outcomes = vec![Outcome::Done; plan.actions.len()];
+        self.look(&plan);
+        let progress = vec![Progress::Done(()); plan.steps.len()];
         let policy = Policy::default();
-        let round =
-            Round { object: &self.object, observed: &before, plan: &plan, outcomes: &outcomes, policy: &policy };
+        let round = Round {
+            object: &self.object,
+            observed: &before,
+            plan: &plan,
+            progress: &progress,
+            announced: None,
+            policy: &policy,
+        };
         let after = status(&round, self.now);
         self.object.status = Some(after);
         if matches!(self.observed.job, Job::Finished(_)) && matches!(before.job, Job::Finished(_)) {
@@ -117,11 +127,23 @@ impl World {
                 assert_eq!(newest.revision, *revision);
                 newest.status = StoredStatus::Failed;
             }
-            Action::LookForDrift | Action::CorrectDrift => self.observed.drift = Drift::None,
-            Action::LookAtReplicas => self.observed.workloads = Replicas::Live(vec![workload(3)]),
+            Action::CorrectDrift(_) => self.observed.drift = Drift::None,
             Action::Scale(scaled) => self.observed.workloads = Replicas::Live(scaled.clone()),
             Action::Cancel => self.observed.job = Job::Idle,
             Action::RefuseRollback { .. } => {}
+        }
+    }
+
+    /// The looks at live objects that a plan asks for.
+    fn look(&mut self, plan: &Plan) {
+        for want in &plan.wants {
+            match want.ask {
+                Ask::Drift { .. } if self.observed.drift == Drift::NotLooked => self.observed.drift = Drift::None,
+                Ask::Replicas { .. } if self.observed.workloads == Replicas::NotLooked => {
+                    self.observed.workloads = Replicas::Live(vec![workload(3)]);
+                }
+                _ => {}
+            }
         }
     }
 
@@ -161,10 +183,11 @@ impl World {
     }
 
     /// Rounds until nothing is left to do now; the last plan.
-    pub fn rest(&mut self) -> Plan<Action> {
+    pub fn rest(&mut self) -> Plan {
         for _ in 0..30 {
+            let before = self.observed.clone();
             let plan = self.round();
-            let is_idle = plan.actions.is_empty() && plan.next_look != Some(Duration::ZERO);
+            let is_idle = plan.steps.is_empty() && plan.next_look != Some(Duration::ZERO) && before == self.observed;
             if is_idle || self.is_gone {
                 return plan;
             }

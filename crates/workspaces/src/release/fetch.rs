@@ -1,0 +1,240 @@
+//! Facts about a HelmRelease that cost a request.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use api::workspace::{ChartReference, DriftIgnore, HelmRelease, ValuesKind, ValuesSource};
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::{
+    Api,
+    api::{ListParams, PartialObjectMeta},
+};
+use plan::{
+    fact::{Class, Failure},
+    releases::{self, Answer, Ask, FailureClass, ObjectRef, Resolved, Stored, Values, last_good, validate},
+};
+use runtime::{Error, Fence, Key, Metadata};
+
+use super::{
+    ReleaseController,
+    gather::{failure, sorted},
+    live::{self, Acting, Target},
+    release_key,
+    storage::{self, secret_name},
+    values::{self, Document},
+    view,
+};
+use crate::helm::ChartRef;
+
+impl ReleaseController {
+    pub(super) async fn answer(&self, ask: &Ask, fence: &Fence) -> Result<Answer, Failure> {
+        match ask {
+            Ask::Revisions { namespace, release, .. } => {
+                let stored = self.list_revisions(&Key::new(namespace.as_str(), release.as_str())).await;
+                stored.map(Answer::Revisions).map_err(|error| unknown(&Error::of_client("list", "secrets", error)))
+            }
+            Ask::Source { namespace, kind, name, key, optional, version } => {
+                let source =
+                    ValuesSource { kind: *kind, name: name.clone(), key: Some(key.clone()), optional: Some(*optional) };
+                let read = self.document(&source, namespace).await.map_err(|error| unknown(&error))?;
+                let read = read.map(|document| document.source);
+                // Asked for in one version and found in another: the cache will show it, and ask again.
+                let is_other = read.as_ref().is_ok_and(|read| read.version != *version);
+                if is_other { Err(moved()) } else { Ok(Answer::Source(read)) }
+            }
+            Ask::Chart { namespace, release, chart, request } => {
+                let asker = Key::new(namespace.as_str(), release.as_str());
+                self.find_chart(&asker, chart, request.is_some()).await.map(Answer::Chart)
+            }
+            Ask::Identity { namespace, account } => {
+                Ok(Answer::Identity(self.identities.check(namespace, account.as_deref()).await))
+            }
+            Ask::Drift { object, secret_uid, .. } => self.find_drift(object, secret_uid, fence).await,
+            Ask::Replicas { object, secret_uid, .. } => self.find_replicas(object, secret_uid, fence).await,
+            Ask::HoldsData { namespace, release, revision, secret_uid } => {
+                let release = Key::new(namespace.as_str(), release.as_str());
+                let secret = self.stored_in(&release, *revision).await.map_err(|error| unknown(&error))?;
+                let secret =
+                    secret.filter(|secret| secret.metadata.uid.as_ref() == Some(secret_uid)).ok_or_else(moved)?;
+                let record = storage::decode(&secret);
+                Ok(Answer::HoldsData(record.map(|record| storage::holds_data(&storage::manifest(&record)))))
+            }
+            Ask::NamespaceTerminating { namespace } => {
+                self.is_terminating(namespace).await.map_err(|error| unknown(&error))
+            }
+        }
+    }
+
+    pub(super) async fn is_terminating(&self, namespace: &str) -> Result<Answer, Error> {
+        let found = self.writer.read::<Metadata<Namespace>>("namespaces", &Key::new("", namespace)).await?;
+        let is_going = found.is_none_or(|found| found.metadata.deletion_timestamp.is_some());
+        Ok(Answer::NamespaceTerminating(is_going))
+    }
+
+    async fn list_revisions(&self, release: &Key) -> Result<Vec<Stored>, kube::Error> {
+        let secrets: Api<Secret> = Api::namespaced(self.writer.client.clone(), &release.namespace);
+        let params = ListParams::default().labels(&format!("owner=helm,name={}", release.name));
+        let list = secrets.list_metadata(&params).await?;
+        let revision = |secret: PartialObjectMeta<Secret>| view::revision(&secret.metadata).map(|(_, stored)| stored);
+        Ok(sorted(list.items.into_iter().filter_map(revision).collect()))
+    }
+
+    /// The document of one source, or why there is none.
+    pub(super) async fn document(
+        &self,
+        source: &ValuesSource,
+        namespace: &str,
+    ) -> Result<Result<Document, Values>, Error> {
+        let key = Key::new(namespace, source.name.as_str());
+        let object = match source.kind {
+            ValuesKind::Secret => self.writer.read("secrets", &key).await?.map(values::of_secret),
+            ValuesKind::ConfigMap => self.writer.read("configmaps", &key).await?.map(values::of_config_map),
+        };
+        Ok(values::read(source, object))
+    }
+
+    /// The Secret with Helm's whole record of a revision.
+    pub(super) async fn stored_in(&self, release: &Key, revision: u32) -> Result<Option<Secret>, Error> {
+        let key = Key::new(release.namespace.clone(), secret_name(&release.name, revision));
+        self.writer.read::<Secret>("secrets", &key).await
+    }
+
+    async fn find_chart(
+        &self,
+        asker: &Key,
+        chart: &ChartReference,
+        is_new: bool,
+    ) -> Result<Result<Resolved, releases::Failure>, Failure> {
+        let wanted = self.chart_reference(chart, &asker.namespace).await.map_err(|error| unknown(&error))?;
+        let wanted = match wanted {
+            Ok(wanted) => wanted,
+            Err(message) => return Ok(Err(releases::Failure { class: FailureClass::Unauthorised, message })),
+        };
+        let found = self.charts.get(asker, &wanted, is_new).await;
+        Ok(found
+            .map(|chart| Resolved { version: chart.version.clone(), digest: chart.digest.clone() })
+            .map_err(failure))
+    }
+
+    /// Where the chart is, with credentials from its Secret. The error says what is missing.
+    pub(super) async fn chart_reference(
+        &self,
+        chart: &ChartReference,
+        namespace: &str,
+    ) -> Result<Result<ChartRef, String>, Error> {
+        let mut data = BTreeMap::new();
+        if let Some(reference) = &chart.secret_ref {
+            let key = Key::new(namespace, reference.name.as_str());
+            let Some(secret) = self.writer.read::<Secret>("secrets", &key).await? else {
+                return Ok(Err(format!("Secret {} of spec.chart.secretRef is not there; create it", reference.name)));
+            };
+            data = secret.data.unwrap_or_default();
+        }
+        Ok(ChartRef::new(chart, data))
+    }
+
+    async fn find_drift(&self, object: &ObjectRef, secret_uid: &str, fence: &Fence) -> Result<Answer, Failure> {
+        let (key, found) = self.asked_about(object)?;
+        let looked = async {
+            let (targets, acting) = self.targets(&key, &found, Some(secret_uid), Of::Newest, fence).await?;
+            // Before the look, so that a watch shows what changes during it.
+            self.follow(&key, &targets);
+            self.discovered.drift(&acting, &targets, &ignored(&found)).await
+        };
+        let result = looked.await;
+        self.spoken(&found, result).await.map(Answer::Drift)
+    }
+
+    async fn find_replicas(&self, object: &ObjectRef, secret_uid: &str, fence: &Fence) -> Result<Answer, Failure> {
+        let (key, found) = self.asked_about(object)?;
+        let looked = async {
+            let (targets, acting) = self.targets(&key, &found, Some(secret_uid), Of::AllThere, fence).await?;
+            self.follow(&key, &targets);
+            self.discovered.replicas(&acting, &targets).await
+        };
+        let result = looked.await;
+        self.spoken(&found, result).await.map(Answer::Replicas)
+    }
+
+    /// The object in the generation that was asked about.
+    fn asked_about(&self, object: &ObjectRef) -> Result<(Key, HelmRelease), Failure> {
+        let key = Key::new(object.namespace.as_str(), object.name.as_str());
+        let found = self.releases.get(&key).map(|found| found.value.clone());
+        let found = found.filter(|found| found.metadata.generation.unwrap_or_default() == object.generation);
+        found.map(|found| (key, found)).ok_or_else(moved)
+    }
+
+    /// What the server said against a look is an answer; silence is none.
+    async fn spoken<T>(&self, object: &HelmRelease, result: Result<T, Error>) -> Result<Result<T, String>, Failure> {
+        match result {
+            Ok(found) => Ok(Ok(found)),
+            Err(error) => match error.status() {
+                Some(status) => Ok(Err(self.redacted(object, status).await)),
+                None => Err(unknown(&error)),
+            },
+        }
+    }
+
+    /// The live objects of a release, and who may touch them.
+    pub(super) async fn targets<'a>(
+        &self,
+        key: &Key,
+        object: &HelmRelease,
+        secret_uid: Option<&str>,
+        of: Of,
+        fence: &'a Fence,
+    ) -> Result<(Vec<Target>, Acting<'a>), Error> {
+        let release = release_key(object);
+        let stored = self.list_revisions(&release).await;
+        let stored = stored.map_err(|error| Error::of_client("list", "secrets", error))?;
+        let newest = stored.last().ok_or(Error::Outdated)?;
+        if secret_uid.is_some_and(|uid| uid != newest.uid) {
+            return Err(Error::Outdated);
+        }
+        let desired = validate(object, &self.policy).map_err(Error::Refused)?;
+        let mut targets = self.objects_of(&release, newest.revision).await?;
+        // What failed may have left in place what was there before.
+        let before = last_good(&stored).filter(|good| of == Of::AllThere && good.revision != newest.revision);
+        if let Some(good) = before {
+            let former = self.objects_of(&release, good.revision).await?;
+            let is_new = |former: &Target| !targets.iter().any(|t| (&t.kind, &t.key) == (&former.kind, &former.key));
+            let former: Vec<_> = former.into_iter().filter(is_new).collect();
+            targets.extend(former);
+        }
+        let credentials =
+            self.identities.credentials(&key.namespace, desired.account.as_deref(), Duration::ZERO).await?;
+        let acting = self.acting(&credentials, fence);
+        let targets = self.discovered.located(&acting, targets).await?;
+        Ok((targets, acting))
+    }
+
+    pub(super) async fn objects_of(&self, release: &Key, revision: u32) -> Result<Vec<Target>, Error> {
+        let record = self.record(release, revision).await?;
+        Ok(live::targets(storage::manifest(&record), release))
+    }
+}
+
+/// Which objects of a release.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Of {
+    /// Those that its newest revision names.
+    Newest,
+    /// And those of the last good one, where the newest is not.
+    AllThere,
+}
+
+/// Replicas of a stopped release are ours, not the chart's.
+pub(super) fn ignored(object: &HelmRelease) -> Vec<DriftIgnore> {
+    let Some(spec) = &object.spec else { return Vec::new() };
+    let stopped = spec.stopped.unwrap_or(false);
+    let replicas = stopped.then(|| DriftIgnore { paths: vec!["/spec/replicas".to_owned()], target: None });
+    spec.drift_ignore.iter().cloned().chain(replicas).collect()
+}
+
+fn unknown(error: &Error) -> Failure {
+    Failure { class: error.class(), message: error.to_string() }
+}
+
+/// What was asked about has changed: the cache will show it, and there will be another question.
+fn moved() -> Failure {
+    Failure { class: Class::Conflict, message: "it changed while it was read".to_owned() }
+}
