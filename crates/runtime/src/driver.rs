@@ -129,6 +129,7 @@ impl Driver {
         concurrency: usize,
     ) -> Self {
         metrics.concurrency(L::CONTROLLER, concurrency);
+        queue.slots(concurrency);
         metrics.queue(L::CONTROLLER, queue.clone());
         Self { rounds: Arc::new(layer), queue, clock, leadership, metrics, concurrency }
     }
