@@ -54,10 +54,51 @@ struct Entry {
     running_since: Option<Instant>,
     /// A change arrived during the run.
     run_again: bool,
-    failures: u32,
+    failing: Option<Failing>,
     timer: Option<Timer>,
     /// When all acting so far would be paid for at one round per [`COOL_DOWN`].
     paid_at: Option<Instant>,
+}
+
+/// A key whose last round failed.
+///
+/// A change may be what it waits for, so it brings the retry forward: the first one lets the key run at once, and each
+/// further one in a row waits twice as long after its failure, until the retry's own delay is reached. So an edit is
+/// tried without delay, and a stream of changes does not defeat the growing delay. A retry that came by itself makes
+/// good for one that was brought forward.
+#[derive(Clone, Copy, Debug)]
+struct Failing {
+    at: Instant,
+    /// In a row.
+    times: u32,
+    /// Retries brought forward, less those that came by themselves.
+    hurried: u32,
+    is_hurried: bool,
+    /// What the server asked for; no change shortens it.
+    not_before: Option<Instant>,
+}
+
+impl Failing {
+    fn new(at: Instant, before: Option<Self>) -> Self {
+        let times = before.map_or(0, |before| before.times).saturating_add(1);
+        let hurried = match before {
+            Some(before) if before.is_hurried => before.hurried.saturating_add(1),
+            Some(before) => before.hurried.saturating_sub(1),
+            None => 0,
+        };
+        Self { at, times, hurried, is_hurried: false, not_before: None }
+    }
+
+    /// The earliest time at which a change may bring the next attempt.
+    fn earliest(&self) -> Instant {
+        let patience = if self.hurried == 0 { Duration::ZERO } else { doubled(FIRST_RETRY, self.hurried - 1) };
+        (self.at + patience).max(self.not_before.unwrap_or(self.at))
+    }
+}
+
+/// `first`, doubled `times` times; the limit keeps the factor a number, far above any cap.
+fn doubled(first: Duration, times: u32) -> Duration {
+    first.saturating_mul(1 << times.min(20))
 }
 
 /// When a key is queued by itself, and how urgent it is then. The number tells timers of the same moment apart.
@@ -133,7 +174,7 @@ impl Queue {
 
     /// Something about this key changed.
     pub fn changed(&self, key: &Key) {
-        self.lock().enqueue(key, Urgency::Changed, self.clock.instant());
+        self.lock().changed(key, self.clock.instant());
         self.wake.notify_one();
     }
 
@@ -178,8 +219,8 @@ impl Queue {
         if has_acted {
             entry.acted(now);
         }
-        entry.failures = if matches!(next, Next::Failed(..)) { entry.failures.saturating_add(1) } else { 0 };
-        let (failures, run_again) = (entry.failures, std::mem::take(&mut entry.run_again));
+        let run_again = std::mem::take(&mut entry.run_again);
+        let before = entry.failing.take();
         let (delay, urgency) = match next {
             _ if is_paused => return inner.remove(key),
             Next::Forget if !run_again => return inner.remove(key),
@@ -191,17 +232,22 @@ impl Queue {
                 _ => (after, Urgency::Changed),
             },
             Next::Failed(class, asked) => {
+                // What the server asks is granted, but not for ever.
+                let asked = asked.map(|asked| asked.min(self.resync));
+                let failing = Failing { not_before: asked.map(|asked| now + asked), ..Failing::new(now, before) };
+                entry.failing = Some(failing);
                 inner.retries += 1;
-                // What the server asks is granted, but not for ever; a change makes other retries come soon.
-                let delay = match asked {
-                    Some(asked) => self.retry_delay(key, class, failures).max(asked).min(self.resync),
-                    None if run_again => FIRST_RETRY,
-                    None => self.retry_delay(key, class, failures),
-                };
-                (delay, if failures >= KEEPS_FAILING { Urgency::Retry } else { Urgency::Changed })
+                let delay = self.retry_delay(key, class, failing.times);
+                let delay = asked.map_or(delay, |asked| delay.max(asked).min(self.resync));
+                let urgency = if failing.times >= KEEPS_FAILING { Urgency::Retry } else { Urgency::Changed };
+                inner.set_timer(key, now + delay, urgency);
+                if run_again {
+                    inner.bring_forward(key, (now + FIRST_RETRY).max(failing.earliest()));
+                }
+                return false;
             }
         };
-        if (run_again && failures == 0) || delay.is_zero() {
+        if run_again || delay.is_zero() {
             inner.enqueue(key, Urgency::Changed, now);
         } else {
             inner.set_timer(key, now + delay, urgency);
@@ -263,8 +309,7 @@ impl Queue {
         if class == Class::Terminal {
             return self.resync_delay(key, failures.into());
         }
-        let doubled = FIRST_RETRY.saturating_mul(1 << (failures - 1).min(20));
-        jittered(doubled.min(self.resync), seed(key, failures.into()))
+        jittered(doubled(FIRST_RETRY, failures - 1).min(self.resync), seed(key, failures.into()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -289,6 +334,28 @@ impl Inner {
             self.namespaces.remove(&key.namespace);
         }
         is_last
+    }
+
+    /// Queues a changed key, or brings the retry of a failing one forward.
+    fn changed(&mut self, key: &Key, now: Instant) {
+        match self.entries.get(key) {
+            Some(Entry { timer: Some(_), failing: Some(failing), .. }) => {
+                let earliest = failing.earliest().max(now);
+                self.bring_forward(key, earliest);
+            }
+            _ => self.enqueue(key, Urgency::Changed, now),
+        }
+    }
+
+    /// Lets a failing key's retry come at `at`, unless it comes earlier anyway. Either way the retry is a change now.
+    fn bring_forward(&mut self, key: &Key, at: Instant) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        let (Some(timer), Some(failing)) = (&mut entry.timer, &mut entry.failing) else { return };
+        timer.urgency = Urgency::Changed;
+        if at < timer.at.0 {
+            failing.is_hurried = true;
+            self.set_timer(key, at, Urgency::Changed);
+        }
     }
 
     fn enqueue(&mut self, key: &Key, urgency: Urgency, now: Instant) {
@@ -596,6 +663,68 @@ mod tests {
         assert_eq!(ready(&queue).await, [""; 0]);
         queue.changed(&a);
         assert_eq!(ready(&queue).await, ["n/a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_change_shortens_what_the_server_asked_for() {
+        let queue = queue();
+        let a = key("n", "a");
+        queue.changed(&a);
+        queue.next().await;
+        let asked = Duration::from_secs(30);
+        queue.done(&a, Next::Failed(Class::Transient, Some(asked)), false);
+        let before = Instant::now();
+        for _ in 0..3 {
+            tokio::time::advance(Duration::from_secs(5)).await;
+            queue.changed(&a);
+            assert_eq!(ready(&queue).await, [""; 0]);
+        }
+        queue.next().await;
+        assert_eq!(before.elapsed(), asked);
+    }
+
+    /// How long each of thirty rounds waits after its failure while a change comes every `period`.
+    async fn delays_with_changes_every(queue: &Queue, key: &Key, period: Duration) -> Vec<Duration> {
+        queue.changed(key);
+        let mut delays = Vec::new();
+        for _ in 0..30 {
+            let before = Instant::now();
+            while tokio::time::timeout(period, queue.next()).await.is_err() {
+                queue.changed(key);
+            }
+            delays.push(before.elapsed());
+            queue.done(key, Next::Failed(Class::Transient, None), false);
+        }
+        delays.split_off(1)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_of_changes_does_not_defeat_the_growing_delay() {
+        let queue = queue();
+        let a = key("n", "a");
+        let delays = delays_with_changes_every(&queue, &a, Duration::from_millis(50)).await;
+        assert!(delays[..11].windows(2).all(|pair| pair[1] > pair[0]), "{delays:?}");
+        assert!(delays[12..].iter().all(|delay| *delay >= RESYNC * 4 / 5), "{delays:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_edit_of_a_key_that_has_failed_for_long_is_tried_at_once() {
+        let queue = queue();
+        let a = key("n", "a");
+        queue.changed(&a);
+        for _ in 0..20 {
+            // A retry by itself, and an edit that does not help either.
+            for is_edit in [false, true] {
+                queue.next().await;
+                queue.done(&a, Next::Failed(Class::Transient, None), false);
+                if is_edit {
+                    tokio::time::advance(Duration::from_millis(1)).await;
+                    queue.changed(&a);
+                    assert_eq!(ready(&queue).await, ["n/a"]);
+                    queue.done(&a, Next::Failed(Class::Transient, None), false);
+                }
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]
