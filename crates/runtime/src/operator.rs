@@ -20,6 +20,7 @@ use crate::{
     metrics::Metrics,
     part::{Part, Parts},
     queue::Queue,
+    slow::SlowRounds,
     view::View,
     watch::{ListMode, Reconnect, SLOWEST_RECONNECT, Selection, watch},
     writer::Writer,
@@ -67,6 +68,7 @@ pub struct Operator {
     publisher: Publisher,
     watches: Vec<(String, Job)>,
     drivers: Vec<Driver>,
+    slow_rounds: SlowRounds,
     parts: Vec<Part>,
     synced: Vec<Box<dyn Fn() -> bool + Send + Sync>>,
     stop: CancellationToken,
@@ -96,6 +98,7 @@ impl Operator {
             settings.instance.clone(),
             metrics.clone(),
         );
+        let slow_rounds = SlowRounds::new(settings.request_timeout);
         Self {
             health: Health::new(clock.clone()),
             client,
@@ -108,6 +111,7 @@ impl Operator {
             publisher,
             watches: Vec::new(),
             drivers: Vec::new(),
+            slow_rounds,
             parts: Vec::new(),
             synced: Vec::new(),
             stop,
@@ -188,6 +192,7 @@ impl Operator {
     }
 
     pub fn drive<L: Layer>(&mut self, layer: L, queue: Arc<Queue>, concurrency: usize) {
+        self.slow_rounds.of(L::CONTROLLER, &queue, &self.health);
         self.drivers.push(Driver::new(
             layer,
             queue,
@@ -214,6 +219,7 @@ impl Operator {
             publisher,
             watches,
             drivers,
+            slow_rounds,
             parts,
             synced,
             stop,
@@ -239,6 +245,7 @@ impl Operator {
             let pulse = health.pulse(name.as_str());
             tasks.spawn(name, job(mode, pulse));
         }
+        tasks.spawn("slow rounds", slow_rounds.watch());
         tasks.spawn("readiness", announce(synced, may_lead, leadership, metrics));
         let mut parts = Parts::start(parts, &health);
         let mut draining = JoinSet::new();

@@ -8,6 +8,7 @@
 mod waiting;
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashMap, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -52,6 +53,8 @@ pub enum Next {
 struct Entry {
     queued: Option<(Urgency, Instant)>,
     running_since: Option<Instant>,
+    /// This run was named as slow already.
+    is_named_slow: bool,
     /// A change arrived during the run.
     run_again: bool,
     failing: Option<Failing>,
@@ -289,8 +292,7 @@ impl Queue {
     pub fn depth(&self) -> Depth {
         let now = self.clock.instant();
         let inner = self.lock();
-        let running = inner.entries.values().filter_map(|entry| entry.running_since);
-        let running: Vec<Duration> = running.map(|since| now.saturating_duration_since(since)).collect();
+        let running: Vec<Duration> = inner.running_for(now).into_iter().map(|(_, running)| running).collect();
         Depth {
             queued: inner.waiting.len(),
             known: inner.entries.len(),
@@ -299,6 +301,24 @@ impl Queue {
             unfinished: running.iter().sum(),
             longest: running.into_iter().max().unwrap_or_default(),
         }
+    }
+
+    /// Rounds that run for longer than `limit`, the longest first.
+    pub(crate) fn slow(&self, limit: Duration) -> Vec<(Key, Duration)> {
+        let mut slow = self.lock().running_for(self.clock.instant());
+        slow.retain(|(_, running)| *running > limit);
+        slow.sort_by_key(|(_, running)| Reverse(*running));
+        slow
+    }
+
+    /// As [`Queue::slow`], but each round once.
+    pub(crate) fn newly_slow(&self, limit: Duration) -> Vec<(Key, Duration)> {
+        let mut slow = self.slow(limit);
+        let mut inner = self.lock();
+        slow.retain(|(key, _)| {
+            inner.entries.get_mut(key).is_some_and(|entry| !std::mem::replace(&mut entry.is_named_slow, true))
+        });
+        slow
     }
 
     fn resync_delay(&self, key: &Key, sequence: u64) -> Duration {
@@ -324,6 +344,11 @@ fn seed(key: &Key, salt: u64) -> u64 {
 }
 
 impl Inner {
+    fn running_for(&self, now: Instant) -> Vec<(Key, Duration)> {
+        let running = self.entries.iter().filter_map(|(key, entry)| Some((key, entry.running_since?)));
+        running.map(|(key, since)| (key.clone(), now.saturating_duration_since(since))).collect()
+    }
+
     /// Forgets a key; true if it was the last of its namespace.
     fn remove(&mut self, key: &Key) -> bool {
         self.entries.remove(key);
@@ -422,6 +447,7 @@ impl Inner {
         let entry = self.entries.get_mut(&key)?;
         let since = entry.queued.take().map_or(now, |(_, since)| since);
         entry.running_since = Some(now);
+        entry.is_named_slow = false;
         self.slots.take(&key);
         Some(Turn { key, waited: now.saturating_duration_since(since) })
     }

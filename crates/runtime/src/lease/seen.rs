@@ -234,7 +234,7 @@ mod tests {
     async fn an_answer_with_a_lower_version_is_believed_because_the_store_was_restored() {
         let (now, config) = (Instant::now(), config());
         let mut seen = held_by_another(now);
-        let later = now + Duration::from_secs(60);
+        let later = now + Duration::from_mins(1);
         assert_eq!(seen.answer(Some(9), Some(lease("gone", 4)), later, &config), Verdict::WentBack);
         assert_eq!(seen.version(), Some(4));
         assert_eq!(seen.expiry(&config), Some(later + Duration::from_secs(6)), "its holder may be alive");

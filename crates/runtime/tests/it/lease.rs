@@ -239,7 +239,7 @@ async fn a_stop_during_a_renewal_releases_the_lease_all_the_same() -> Result<()>
     // The server has renewed the lease, and nobody hears of it.
     let renewal = Calls::of(Verb::Update, "leases.coordination.k8s.io").in_namespace(&world.namespace).at_most(1);
     let renewal = proxy.inject(renewal, Fault::HoldAfterCommit);
-    proxy.hold_events("leases.coordination.k8s.io");
+    let _unheard = proxy.hold_events("leases.coordination.k8s.io");
     renewal.reached().await?;
     replica.stop().await?;
     let lease = Api::<Lease>::namespaced(world.client, &world.namespace).get("lease").await?;
