@@ -328,11 +328,7 @@ impl Tasks {
         routes: axum::Router,
     ) -> Result<SocketAddr, Fatal> {
         let (listener, bound) = admin::bind(address).await.map_err(|source| Fatal::Listen { address, source })?;
-        self.spawn(name, async move {
-            if let Err(error) = axum::serve(listener, routes).await {
-                tracing::error!(%error, name, "server ended");
-            }
-        });
+        self.spawn(name, admin::serve(listener, routes));
         Ok(bound)
     }
 
