@@ -71,6 +71,12 @@ impl Leadership {
         Self { term: watch::channel(Term::Always { epoch }).1, clock }
     }
 
+    /// A lead that is not renewed.
+    #[cfg(test)]
+    pub(crate) fn until(until: Instant, clock: Clock) -> Self {
+        Self { term: watch::channel(Term::Leading { until, epoch: 1 }).1, clock }
+    }
+
     /// How long we may still write; `None` when we may not.
     pub fn time_left(&self) -> Option<Duration> {
         match *self.term.borrow() {
