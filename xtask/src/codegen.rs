@@ -77,7 +77,7 @@ fn from_code() -> Result<Vec<Generated>> {
         Generated::new("charts/strata/generated/performers-rules.yaml", rules(performers::rights::CLUSTER)?),
         Generated::new("charts/strata/generated/workspaces-rules.yaml", rules(workspaces::rights::CLUSTER)?),
         Generated::new("charts/strata/generated/helm-rules.yaml", yaml(&workspaces::rights::helm_role().rules)?),
-        Generated::new("charts/strata/generated/role-rules.yaml", rules(own_namespace)?),
+        Generated::new("charts/strata/generated/role-rules.yaml", yaml(&own_rules(own_namespace))?),
         Generated::new("docs/reference/rights.md", reference::rights(&cluster, own_namespace)),
     ];
     for crd in api::crds() {
@@ -91,6 +91,12 @@ fn from_code() -> Result<Vec<Generated>> {
 
 fn rules(rights: &[Right]) -> Result<String> {
     yaml(&rights.iter().map(Right::rule).collect::<Vec<PolicyRule>>())
+}
+
+/// With the lease's name from the chart's values.
+fn own_rules(rights: &[Right]) -> Vec<PolicyRule> {
+    let lease = "{{ .Values.leaderElection.leaseName }}";
+    rights.iter().map(|right| runtime::rights::own_rule(right, lease)).collect()
 }
 
 fn yaml(value: &impl Serialize) -> Result<String> {

@@ -39,7 +39,7 @@ pub fn install(operator: &mut Operator, config: Config) {
     operator.watch(&performers, heard_by(&queue, |key| Some(key.clone())));
     operator.watch(&pods, heard_by(&queue, view::performer_of));
     operator.watch(&services, heard_by(&queue, view::performer_of));
-    operator.metrics.collect(Box::new(metrics::PerformerMetrics(performers.clone())));
+    operator.metrics.collect(Box::new(metrics::PerformerMetrics::new(performers.clone())));
     let controller = controller::PerformerController { performers, pods, services, policy: config.policy };
     operator.control(controller, queue, config.concurrency);
 }

@@ -1,6 +1,10 @@
-//! Performers by phase and what they ask for, counted when somebody asks.
+//! Performers by phase and what they ask for, counted when they are scraped.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use api::performer::{Performer, Phase};
 use prometheus_client::{
@@ -8,11 +12,20 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{MetricType, gauge::ConstGauge},
 };
-use runtime::Kind;
+use runtime::{Key, Kind, Versioned};
 
 use crate::view::PerformerView;
 
-pub(crate) struct PerformerMetrics(pub Arc<Kind<PerformerView, Performer>>);
+pub(crate) struct PerformerMetrics {
+    performers: Arc<Kind<PerformerView, Performer>>,
+    shares: Mutex<Shares>,
+}
+
+impl PerformerMetrics {
+    pub(crate) fn new(performers: Arc<Kind<PerformerView, Performer>>) -> Self {
+        Self { performers, shares: Mutex::default() }
+    }
+}
 
 impl fmt::Debug for PerformerMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -20,31 +33,64 @@ impl fmt::Debug for PerformerMetrics {
     }
 }
 
-#[derive(Default)]
-struct Counts {
-    by_phase: BTreeMap<(String, &'static str), i64>,
-    requested: BTreeMap<(String, String), f64>,
+/// What one version of a Performer adds to the counts.
+struct Share {
+    version: u64,
+    phase: &'static str,
+    requests: Vec<(String, f64)>,
 }
 
-impl Counts {
-    fn add(&mut self, namespace: &str, performer: &Performer) {
-        // A Performer nobody has reported on yet is about to be pending.
-        let phase = performer.status.as_ref().and_then(|status| status.phase).unwrap_or(Phase::Pending);
-        *self.by_phase.entry((namespace.to_owned(), phase.as_str())).or_default() += 1;
-        let Ok(desired) = plan::performers::validate(performer) else { return };
-        let requests = desired.resources.and_then(|resources| resources.requests).unwrap_or_default();
-        for (resource, quantity) in requests {
-            if let Some(amount) = amount(&quantity.0) {
-                *self.requested.entry((namespace.to_owned(), resource)).or_default() += amount;
+impl Share {
+    fn of(performer: &Versioned<Performer>) -> Self {
+        // A Performer without a status is about to be pending.
+        let phase = performer.value.status.as_ref().and_then(|status| status.phase).unwrap_or(Phase::Pending);
+        let desired = plan::performers::validate(&performer.value).ok();
+        let requests = desired.and_then(|desired| desired.resources?.requests).unwrap_or_default();
+        let requests = requests.into_iter().filter_map(|(resource, quantity)| Some((resource, amount(&quantity.0)?)));
+        Self { version: performer.version, phase: phase.as_str(), requests: requests.collect() }
+    }
+}
+
+/// The shares of all Performers as of the last scrape: the next one looks only at those that changed since.
+#[derive(Default)]
+struct Shares(HashMap<Key, Share>);
+
+impl Shares {
+    fn refresh(&mut self, keys: Vec<Key>, get: impl Fn(&Key) -> Option<Arc<Versioned<Performer>>>) {
+        let mut before = std::mem::take(&mut self.0);
+        let shares = keys.into_iter().filter_map(|key| {
+            let performer = get(&key)?;
+            let known = before.remove(&key).filter(|share| share.version == performer.version);
+            Some((key, known.unwrap_or_else(|| Share::of(&performer))))
+        });
+        self.0 = shares.collect();
+    }
+
+    fn counts(&self) -> Counts<'_> {
+        let mut counts = Counts::default();
+        for (key, share) in &self.0 {
+            *counts.by_phase.entry((&key.namespace, share.phase)).or_default() += 1;
+            for (resource, amount) in &share.requests {
+                *counts.requested.entry((&key.namespace, resource)).or_default() += amount;
             }
         }
+        counts
     }
+}
+
+/// By namespace, and by phase or resource.
+#[derive(Default)]
+struct Counts<'a> {
+    by_phase: BTreeMap<(&'a str, &'static str), i64>,
+    requested: BTreeMap<(&'a str, &'a str), f64>,
 }
 
 impl Collector for PerformerMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        let mut counts = Counts::default();
-        self.0.store().for_each(|key, performer| counts.add(&key.namespace, performer));
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        // The store is locked for each object alone, and never while one is validated.
+        shares.refresh(self.performers.store().keys(), |key| self.performers.get(key));
+        let counts = shares.counts();
         let mut performers = encoder.encode_descriptor(
             "strata_performers",
             "Performers by namespace and phase",
@@ -52,13 +98,13 @@ impl Collector for PerformerMetrics {
             MetricType::Gauge,
         )?;
         for ((namespace, phase), count) in &counts.by_phase {
-            let labels = [("namespace", namespace.as_str()), ("phase", phase)];
+            let labels = [("namespace", *namespace), ("phase", *phase)];
             ConstGauge::new(*count).encode(performers.encode_family(&labels)?)?;
         }
         let help = "Sum of the resources that performers request, in the base unit (cores, bytes, devices)";
         let mut requested = encoder.encode_descriptor("strata_performer_requests", help, None, MetricType::Gauge)?;
         for ((namespace, resource), amount) in &counts.requested {
-            let labels = [("namespace", namespace.as_str()), ("resource", resource.as_str())];
+            let labels = [("namespace", *namespace), ("resource", *resource)];
             ConstGauge::new(*amount).encode(requested.encode_family(&labels)?)?;
         }
         Ok(())
@@ -94,6 +140,8 @@ fn amount(quantity: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -101,5 +149,29 @@ mod tests {
         let amounts = ["2", "500m", "8Gi", "1e3", "1.5G", "x"].map(amount);
         let expected = [Some(2.0), Some(0.5), Some(8_589_934_592.0), Some(1000.0), Some(1.5e9), None];
         assert_eq!(amounts, expected);
+    }
+
+    fn performer(version: u64, memory: &str) -> Arc<Versioned<Performer>> {
+        let spec = json!({
+            "avsAddress": "0x1234567890abcdef1234567890abcdef12345678",
+            "image": "registry.test/performer:v1",
+            "resources": { "requests": { "memory": memory } },
+        });
+        let value = json!({ "metadata": { "name": "a", "namespace": "n" }, "spec": spec });
+        Arc::new(Versioned { version, value: serde_json::from_value(value).unwrap() })
+    }
+
+    #[test]
+    fn a_version_is_looked_at_once_and_what_is_gone_is_not_counted() {
+        let (mut shares, key) = (Shares::default(), Key::new("n", "a"));
+        let mut memory = |performer: Option<Arc<Versioned<Performer>>>| {
+            shares.refresh(vec![key.clone()], |_| performer.clone());
+            let counts = shares.counts();
+            (counts.requested.get(&("n", "memory")).copied(), counts.by_phase.get(&("n", "Pending")).copied())
+        };
+        assert_eq!(memory(Some(performer(1, "1Ki"))), (Some(1024.0), Some(1)));
+        assert_eq!(memory(Some(performer(1, "2Ki"))), (Some(1024.0), Some(1)), "the version is the same");
+        assert_eq!(memory(Some(performer(2, "2Ki"))), (Some(2048.0), Some(1)));
+        assert_eq!(memory(None), (None, None));
     }
 }

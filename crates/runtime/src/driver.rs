@@ -149,6 +149,7 @@ impl Driver {
         concurrency: usize,
     ) -> Self {
         metrics.concurrency(L::CONTROLLER, concurrency);
+        queue.slots(concurrency);
         metrics.queue(L::CONTROLLER, queue.clone());
         Self { rounds: Arc::new(layer), queue, clock, leadership, metrics, concurrency }
     }
@@ -163,6 +164,7 @@ impl Driver {
         concurrency: usize,
     ) -> Self {
         metrics.concurrency(C::NAME, concurrency);
+        queue.slots(concurrency);
         metrics.queue(C::NAME, queue.clone());
         let shared =
             Shared::new(controller, queue.clone(), clock.clone(), leadership.clone(), recorder, metrics.clone());

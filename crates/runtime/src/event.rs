@@ -84,18 +84,22 @@ impl Publisher {
                 () = pulse.tick() => continue,
             };
             let Some(occurrence) = occurrence else { return };
-            if !self.leadership.is_leading() || !self.publish(occurrence).await {
+            let is_stored = match self.leadership.time_left() {
+                Some(left) => self.publish(occurrence, left.min(PUBLISH_TIMEOUT)).await,
+                None => false,
+            };
+            if !is_stored {
                 self.metrics.event_dropped();
             }
         }
     }
 
-    /// Whether it is stored.
-    async fn publish(&self, occurrence: Occurrence) -> bool {
+    /// Whether it is stored. A write must not outlive the lead, so `limit` is what is left of it at most.
+    async fn publish(&self, occurrence: Occurrence, limit: Duration) -> bool {
         let api: Api<Event> =
             Api::namespaced(self.client.clone(), occurrence.regarding.namespace.as_deref().unwrap_or("default"));
         let event = event(occurrence, &self.instance, self.clock.now());
-        match tokio::time::timeout(PUBLISH_TIMEOUT, api.create(&PostParams::default(), &event)).await {
+        match tokio::time::timeout(limit, api.create(&PostParams::default(), &event)).await {
             Ok(Ok(_)) => return true,
             Ok(Err(kube::Error::Api(status))) if status.is_already_exists() => return true,
             Ok(Err(error)) => tracing::debug!(error = %Brief(&error), reason = event.reason, "event not stored"),
@@ -162,6 +166,28 @@ mod tests {
         assert_eq!(name(occurrence("x"), "one"), name(occurrence("x"), "two"));
         let other = Occurrence { discriminator: "pod-2".into(), ..occurrence("x") };
         assert_ne!(name(occurrence("x"), "one"), name(other, "one"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_is_given_up_when_the_lead_ends() {
+        // The kernel accepts the connection, and nothing ever answers.
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", silent.local_addr().unwrap()).parse().unwrap();
+        let client = crate::connect(kube::Config::new(server)).unwrap();
+        let (clock, metrics) = (Clock::default(), Arc::<Metrics>::default());
+        for (left, waited) in [(1, Some(1)), (60, Some(5)), (0, None)] {
+            let until = clock.instant() + Duration::from_secs(left);
+            let leadership = Leadership::until(until, clock.clone());
+            let (recorder, publisher) =
+                Recorder::new(client.clone(), clock.clone(), leadership, "i".into(), metrics.clone());
+            recorder.record(occurrence("x"));
+            drop(recorder);
+            let started = clock.instant();
+            publisher.run(crate::health::Health::default().pulse("events")).await;
+            let waited = waited.map_or(Duration::ZERO, Duration::from_secs);
+            assert_eq!(clock.instant() - started, waited, "with {left} s of the lead left");
+        }
+        assert!(metrics.encode().unwrap().contains("strata_events_dropped_total 3"));
     }
 
     #[test]

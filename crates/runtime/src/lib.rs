@@ -23,6 +23,7 @@ mod operator;
 mod part;
 mod queue;
 pub mod rights;
+mod slow;
 mod store;
 mod subject;
 mod telemetry;

@@ -10,6 +10,7 @@ use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text},
     metrics::{
+        MetricType,
         counter::{ConstCounter, Counter},
         family::Family,
         gauge::{ConstGauge, Gauge},
@@ -19,7 +20,11 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{error::Class, key::Key, queue::Queue};
+use crate::{
+    error::Class,
+    key::Key,
+    queue::{Depth, Queue},
+};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Controller {
@@ -98,6 +103,7 @@ pub struct Metrics {
     fetch_loops: Family<Controller, Counter>,
     events_dropped: Counter,
     pub(crate) leading: Gauge,
+    queues: Queues,
 }
 
 impl Debug for Metrics {
@@ -125,6 +131,7 @@ impl Default for Metrics {
             fetch_loops: Family::default(),
             events_dropped: Counter::default(),
             leading: Gauge::default(),
+            queues: Queues::default(),
         };
         metrics.register();
         metrics
@@ -167,6 +174,7 @@ impl Metrics {
         r.register("strata_events_dropped", "Events given up because too many waited", self.events_dropped.clone());
         r.register("strata_leader", "1 while this replica leads", self.leading.clone());
         r.register("strata_build", "What is running", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        r.register_collector(Box::new(self.queues.clone()));
     }
 
     /// Adds metrics that are computed when they are asked for.
@@ -175,7 +183,7 @@ impl Metrics {
     }
 
     pub(crate) fn queue(&self, controller: &'static str, queue: Arc<Queue>) {
-        self.collect(Box::new(QueueMetrics { name: Named { name: controller, controller }, queue }));
+        self.queues.lock().push((Named { name: controller, controller }, queue));
     }
 
     pub(crate) fn concurrency(&self, controller: &'static str, limit: usize) {
@@ -252,39 +260,52 @@ impl Metrics {
     }
 }
 
-#[derive(Debug)]
-struct QueueMetrics {
-    name: Named,
-    queue: Arc<Queue>,
+/// The queues of all controllers. One collector for all: a metric has one HELP and one TYPE, whatever its labels.
+#[derive(Clone, Debug, Default)]
+struct Queues(Arc<Mutex<Vec<(Named, Arc<Queue>)>>>);
+
+impl Queues {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Named, Arc<Queue>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-impl Collector for QueueMetrics {
-    #[allow(clippy::cast_precision_loss, reason = "a metric of seconds needs no 53rd bit")]
+/// One value of a queue.
+type Read<T> = fn(&Depth) -> T;
+
+#[allow(clippy::cast_precision_loss, reason = "a metric of seconds needs no 53rd bit")]
+const QUEUE_GAUGES: [(&str, &str, Read<f64>); 4] = [
+    ("workqueue_depth", "Keys waiting for a round", |depth| depth.queued as f64),
+    ("workqueue_unfinished_work_seconds", "Sum of the lengths of rounds running now", |depth| {
+        depth.unfinished.as_secs_f64()
+    }),
+    ("workqueue_longest_running_processor_seconds", "Longest round running now", |depth| depth.longest.as_secs_f64()),
+    ("strata_queue_keys", "Keys the controller knows", |depth| depth.known as f64),
+];
+
+const QUEUE_COUNTERS: [(&str, &str, Read<u64>); 2] = [
+    ("workqueue_adds", "Keys added to the queue", |depth| depth.adds),
+    ("workqueue_retries", "Rounds queued again after a failure", |depth| depth.retries),
+];
+
+impl Collector for Queues {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        let depth = self.queue.depth();
-        let gauges = [
-            ("workqueue_depth", "Keys waiting for a round", depth.queued as f64),
-            (
-                "workqueue_unfinished_work_seconds",
-                "Sum of the lengths of rounds running now",
-                depth.unfinished.as_secs_f64(),
-            ),
-            ("workqueue_longest_running_processor_seconds", "Longest round running now", depth.longest.as_secs_f64()),
-            ("strata_queue_keys", "Keys the controller knows", depth.known as f64),
-        ];
-        for (name, help, value) in gauges {
-            let gauge = ConstGauge::new(value);
-            let mut metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
-            gauge.encode(metric.encode_family(&self.name)?)?;
+        let depths: Vec<(Named, Depth)> =
+            self.lock().iter().map(|(name, queue)| (name.clone(), queue.depth())).collect();
+        if depths.is_empty() {
+            return Ok(());
         }
-        let counters = [
-            ("workqueue_adds", "Keys added to the queue", depth.adds),
-            ("workqueue_retries", "Rounds queued again after a failure", depth.retries),
-        ];
-        for (name, help, value) in counters {
-            let counter = ConstCounter::new(value);
-            let mut metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
-            counter.encode(metric.encode_family(&self.name)?)?;
+        for (name, help, read) in QUEUE_GAUGES {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (labels, depth) in &depths {
+                ConstGauge::new(read(depth)).encode(metric.encode_family(labels)?)?;
+            }
+        }
+        for (name, help, read) in QUEUE_COUNTERS {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (labels, depth) in &depths {
+                ConstCounter::new(read(depth)).encode(metric.encode_family(labels)?)?;
+            }
         }
         Ok(())
     }
@@ -320,5 +341,21 @@ mod tests {
         }
         metrics.forget_namespace("performer", "n");
         assert!(!metrics.encode().unwrap().contains("namespace=\"n\""));
+    }
+
+    #[test]
+    fn each_metric_is_described_once_however_many_queues_there_are() {
+        let metrics = Metrics::default();
+        for controller in ["performer", "workspace", "user"] {
+            metrics.concurrency(controller, 10);
+            metrics.queue(controller, Arc::new(Queue::new(Clock::default(), Duration::from_secs(1))));
+        }
+        let text = metrics.encode().unwrap();
+        let mut described: Vec<&str> = text.lines().filter(|line| line.starts_with('#')).collect();
+        let all = described.len();
+        described.sort_unstable();
+        described.dedup();
+        assert_eq!(described.len(), all, "{text}");
+        assert_eq!(text.matches("\nworkqueue_depth{").count(), 3, "{text}");
     }
 }

@@ -21,6 +21,7 @@ use crate::{
     metrics::Metrics,
     part::{Part, Parts},
     queue::Queue,
+    slow::SlowRounds,
     view::View,
     watch::{ListMode, Reconnect, SLOWEST_RECONNECT, Selection, watch},
     writer::Writer,
@@ -68,6 +69,7 @@ pub struct Operator {
     publisher: Publisher,
     watches: Vec<(String, Job)>,
     drivers: Vec<Driver>,
+    slow_rounds: SlowRounds,
     parts: Vec<Part>,
     synced: Vec<Box<dyn Fn() -> bool + Send + Sync>>,
     stop: CancellationToken,
@@ -97,6 +99,7 @@ impl Operator {
             settings.instance.clone(),
             metrics.clone(),
         );
+        let slow_rounds = SlowRounds::new(settings.request_timeout);
         Self {
             health: Health::new(clock.clone()),
             client,
@@ -109,6 +112,7 @@ impl Operator {
             publisher,
             watches: Vec::new(),
             drivers: Vec::new(),
+            slow_rounds,
             parts: Vec::new(),
             synced: Vec::new(),
             stop,
@@ -189,6 +193,7 @@ impl Operator {
     }
 
     pub fn drive<L: Layer>(&mut self, layer: L, queue: Arc<Queue>, concurrency: usize) {
+        self.slow_rounds.of(L::CONTROLLER, &queue, &self.health);
         self.drivers.push(Driver::new(
             layer,
             queue,
@@ -200,6 +205,7 @@ impl Operator {
     }
 
     pub fn control<C: Controller>(&mut self, controller: C, queue: Arc<Queue>, concurrency: usize) {
+        self.slow_rounds.of(C::NAME, &queue, &self.health);
         self.drivers.push(Driver::of(
             controller,
             queue,
@@ -227,6 +233,7 @@ impl Operator {
             publisher,
             watches,
             drivers,
+            slow_rounds,
             parts,
             synced,
             stop,
@@ -252,6 +259,7 @@ impl Operator {
             let pulse = health.pulse(name.as_str());
             tasks.spawn(name, job(mode, pulse));
         }
+        tasks.spawn("slow rounds", slow_rounds.watch());
         tasks.spawn("readiness", announce(synced, may_lead, leadership, metrics));
         let mut parts = Parts::start(parts, &health);
         let mut draining = JoinSet::new();
@@ -334,11 +342,7 @@ impl Tasks {
         routes: axum::Router,
     ) -> Result<SocketAddr, Fatal> {
         let (listener, bound) = admin::bind(address).await.map_err(|source| Fatal::Listen { address, source })?;
-        self.spawn(name, async move {
-            if let Err(error) = axum::serve(listener, routes).await {
-                tracing::error!(%error, name, "server ended");
-            }
-        });
+        self.spawn(name, admin::serve(listener, routes));
         Ok(bound)
     }
 

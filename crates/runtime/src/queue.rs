@@ -1,11 +1,15 @@
 //! The queue of one controller: which key runs next.
 //!
 //! A key is queued at most once and never runs twice at a time; a change that arrives while it runs makes it run once
-//! more. Changed keys go before resyncs, and within each of these two the namespaces take turns, so a namespace with
-//! a thousand keys waiting delays another by one round, not by a thousand. Memory is bounded by the number of keys.
+//! more. Changes, and looks that are due, go before keys that keep failing, and these before resyncs; within each of
+//! the three the namespaces take turns, so a namespace with a thousand keys waiting delays another by one round, not
+//! by a thousand. Nor can it occupy every slot (see [`waiting::Slots`]). Memory is bounded by the number of keys.
+
+mod waiting;
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque, hash_map::DefaultHasher},
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -13,6 +17,7 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
+use self::waiting::{Slots, Urgency, Waiting};
 use crate::{
     clock::{Clock, jittered},
     error::Class,
@@ -21,6 +26,8 @@ use crate::{
 
 /// The first retry comes this soon: shorter would be a hot loop, longer would be felt by a user who waits.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
+/// From this failure in a row on, a key stands behind all changes: conflicts and short outages are over by then.
+const KEEPS_FAILING: u32 = 3;
 
 /// A key may act this often in a row at full speed; any ordinary life (create, upgrade, repair, delete) fits well in.
 const BURST: u32 = 20;
@@ -42,22 +49,66 @@ pub enum Next {
     Forget,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Urgency {
-    Resync,
-    Changed,
-}
-
 #[derive(Debug, Default)]
 struct Entry {
     queued: Option<(Urgency, Instant)>,
     running_since: Option<Instant>,
+    /// This run was named as slow already.
+    is_named_slow: bool,
     /// A change arrived during the run.
     run_again: bool,
-    failures: u32,
-    timer: Option<(Instant, u64)>,
+    failing: Option<Failing>,
+    timer: Option<Timer>,
     /// When all acting so far would be paid for at one round per [`COOL_DOWN`].
     paid_at: Option<Instant>,
+}
+
+/// A key whose last round failed.
+///
+/// A change may be what it waits for, so it brings the retry forward: the first one lets the key run at once, and each
+/// further one in a row waits twice as long after its failure, until the retry's own delay is reached. So an edit is
+/// tried without delay, and a stream of changes does not defeat the growing delay. A retry that came by itself makes
+/// good for one that was brought forward.
+#[derive(Clone, Copy, Debug)]
+struct Failing {
+    at: Instant,
+    /// In a row.
+    times: u32,
+    /// Retries brought forward, less those that came by themselves.
+    hurried: u32,
+    is_hurried: bool,
+    /// What the server asked for; no change shortens it.
+    not_before: Option<Instant>,
+}
+
+impl Failing {
+    fn new(at: Instant, before: Option<Self>) -> Self {
+        let times = before.map_or(0, |before| before.times).saturating_add(1);
+        let hurried = match before {
+            Some(before) if before.is_hurried => before.hurried.saturating_add(1),
+            Some(before) => before.hurried.saturating_sub(1),
+            None => 0,
+        };
+        Self { at, times, hurried, is_hurried: false, not_before: None }
+    }
+
+    /// The earliest time at which a change may bring the next attempt.
+    fn earliest(&self) -> Instant {
+        let patience = if self.hurried == 0 { Duration::ZERO } else { doubled(FIRST_RETRY, self.hurried - 1) };
+        (self.at + patience).max(self.not_before.unwrap_or(self.at))
+    }
+}
+
+/// `first`, doubled `times` times; the limit keeps the factor a number, far above any cap.
+fn doubled(first: Duration, times: u32) -> Duration {
+    first.saturating_mul(1 << times.min(20))
+}
+
+/// When a key is queued by itself, and how urgent it is then. The number tells timers of the same moment apart.
+#[derive(Clone, Copy, Debug)]
+struct Timer {
+    at: (Instant, u64),
+    urgency: Urgency,
 }
 
 impl Entry {
@@ -72,57 +123,16 @@ impl Entry {
 }
 
 #[derive(Debug, Default)]
-struct Turns {
-    order: VecDeque<Arc<str>>,
-    waiting: HashMap<Arc<str>, VecDeque<Key>>,
-}
-
-impl Turns {
-    fn push(&mut self, key: Key) {
-        let namespace = key.namespace.clone();
-        let waiting = self.waiting.entry(namespace.clone()).or_default();
-        if waiting.is_empty() {
-            self.order.push_back(namespace);
-        }
-        waiting.push_back(key);
-    }
-
-    fn pop(&mut self) -> Option<Key> {
-        let namespace = self.order.pop_front()?;
-        let waiting = self.waiting.get_mut(&namespace)?;
-        let key = waiting.pop_front();
-        if waiting.is_empty() {
-            self.waiting.remove(&namespace);
-        } else {
-            self.order.push_back(namespace);
-        }
-        key
-    }
-
-    /// Rare (a resync that turns urgent), so a scan of one namespace is fine.
-    fn remove(&mut self, key: &Key) {
-        if let Some(waiting) = self.waiting.get_mut(&key.namespace) {
-            waiting.retain(|other| other != key);
-            if waiting.is_empty() {
-                self.waiting.remove(&key.namespace);
-                self.order.retain(|namespace| *namespace != key.namespace);
-            }
-        }
-    }
-}
-
-#[derive(Debug, Default)]
 struct Inner {
     entries: HashMap<Key, Entry>,
     /// How many of them each namespace has.
     namespaces: HashMap<Arc<str>, usize>,
     /// A standby remembers nothing: it looks at everything when it takes the lead.
     is_paused: bool,
-    changed: Turns,
-    resync: Turns,
+    waiting: Waiting,
+    slots: Slots,
     timers: BTreeMap<(Instant, u64), Key>,
     sequence: u64,
-    queued: usize,
     adds: u64,
     retries: u64,
 }
@@ -160,9 +170,14 @@ impl Queue {
         Self { inner: Mutex::default(), wake: Notify::new(), clock, resync }
     }
 
+    /// How many rounds run at once. Without it there is no limit, and no slot is reserved.
+    pub fn slots(&self, total: usize) {
+        self.lock().slots.set_total(total);
+    }
+
     /// Something about this key changed.
     pub fn changed(&self, key: &Key) {
-        self.lock().enqueue(key, Urgency::Changed, self.clock.instant());
+        self.lock().changed(key, self.clock.instant());
         self.wake.notify_one();
     }
 
@@ -192,51 +207,54 @@ impl Queue {
     /// Ends a run. `has_acted`: it wrote something, which counts against the key's burst. True if the key was forgotten
     /// and was the last of its namespace.
     pub fn done(&self, key: &Key, next: Next, has_acted: bool) -> bool {
-        let now = self.clock.instant();
+        let is_last = self.end_run(key, next, has_acted, self.clock.instant());
+        // The loop in `next` may have to hand out this key, use its slot for another, or wait for an earlier timer.
+        self.wake.notify_one();
+        is_last
+    }
+
+    fn end_run(&self, key: &Key, next: Next, has_acted: bool, now: Instant) -> bool {
         let mut inner = self.lock();
-        let is_paused = inner.is_paused;
+        let (is_paused, sequence) = (inner.is_paused, inner.sequence);
+        inner.slots.free(key);
         let Some(entry) = inner.entries.get_mut(key) else { return false };
         entry.running_since = None;
         if has_acted {
             entry.acted(now);
         }
         let run_again = std::mem::take(&mut entry.run_again);
-        let delay = match next {
+        let before = entry.failing.take();
+        let (delay, urgency) = match next {
             _ if is_paused => return inner.remove(key),
             Next::Forget if !run_again => return inner.remove(key),
-            Next::Again | Next::Forget => {
-                entry.failures = 0;
-                Duration::ZERO
-            }
-            Next::Settled => {
-                entry.failures = 0;
-                self.resync_delay(key, inner.sequence)
-            }
-            Next::Look(after) => {
-                entry.failures = 0;
-                after.min(self.resync_delay(key, inner.sequence))
-            }
+            Next::Again | Next::Forget => (Duration::ZERO, Urgency::Changed),
+            Next::Settled => (self.resync_delay(key, sequence), Urgency::Resync),
+            Next::Look(after) => match self.resync_delay(key, sequence) {
+                resync if resync < after => (resync, Urgency::Resync),
+                // What a look is for is as urgent as a change: time has made one.
+                _ => (after, Urgency::Changed),
+            },
             Next::Failed(class, asked) => {
-                entry.failures = entry.failures.saturating_add(1);
-                let failures = entry.failures;
+                // What the server asks is granted, but not for ever.
+                let asked = asked.map(|asked| asked.min(self.resync));
+                let failing = Failing { not_before: asked.map(|asked| now + asked), ..Failing::new(now, before) };
+                entry.failing = Some(failing);
                 inner.retries += 1;
-                // What the server asks is granted, but not for ever; a change makes other retries come soon.
-                match asked {
-                    Some(asked) => self.retry_delay(key, class, failures).max(asked).min(self.resync),
-                    None if run_again => FIRST_RETRY,
-                    None => self.retry_delay(key, class, failures),
+                let delay = self.retry_delay(key, class, failing.times);
+                let delay = asked.map_or(delay, |asked| delay.max(asked).min(self.resync));
+                let urgency = if failing.times >= KEEPS_FAILING { Urgency::Retry } else { Urgency::Changed };
+                inner.set_timer(key, now + delay, urgency);
+                if run_again {
+                    inner.bring_forward(key, (now + FIRST_RETRY).max(failing.earliest()));
                 }
+                return false;
             }
         };
-        let is_failed = matches!(next, Next::Failed(..));
-        if (run_again && !is_failed) || delay.is_zero() {
+        if run_again || delay.is_zero() {
             inner.enqueue(key, Urgency::Changed, now);
         } else {
-            inner.set_timer(key, now + delay);
+            inner.set_timer(key, now + delay, urgency);
         }
-        drop(inner);
-        // The loop in `next` may have to hand out this key or to wait for an earlier timer.
-        self.wake.notify_one();
         false
     }
 
@@ -245,8 +263,8 @@ impl Queue {
         let mut inner = self.lock();
         if !std::mem::replace(&mut inner.is_paused, true) {
             let running = inner.entries.extract_if(|_, entry| entry.running_since.is_some()).collect();
-            let (adds, retries) = (inner.adds, inner.retries);
-            *inner = Inner { is_paused: true, adds, retries, ..Inner::default() };
+            let (adds, retries, slots) = (inner.adds, inner.retries, std::mem::take(&mut inner.slots));
+            *inner = Inner { is_paused: true, adds, retries, slots, ..Inner::default() };
             inner.entries = running;
             for key in inner.entries.keys().cloned().collect::<Vec<_>>() {
                 *inner.namespaces.entry(key.namespace).or_default() += 1;
@@ -274,16 +292,33 @@ impl Queue {
     pub fn depth(&self) -> Depth {
         let now = self.clock.instant();
         let inner = self.lock();
-        let running = inner.entries.values().filter_map(|entry| entry.running_since);
-        let running: Vec<Duration> = running.map(|since| now.saturating_duration_since(since)).collect();
+        let running: Vec<Duration> = inner.running_for(now).into_iter().map(|(_, running)| running).collect();
         Depth {
-            queued: inner.queued,
+            queued: inner.waiting.len(),
             known: inner.entries.len(),
             adds: inner.adds,
             retries: inner.retries,
             unfinished: running.iter().sum(),
             longest: running.into_iter().max().unwrap_or_default(),
         }
+    }
+
+    /// Rounds that run for longer than `limit`, the longest first.
+    pub(crate) fn slow(&self, limit: Duration) -> Vec<(Key, Duration)> {
+        let mut slow = self.lock().running_for(self.clock.instant());
+        slow.retain(|(_, running)| *running > limit);
+        slow.sort_by_key(|(_, running)| Reverse(*running));
+        slow
+    }
+
+    /// As [`Queue::slow`], but each round once.
+    pub(crate) fn newly_slow(&self, limit: Duration) -> Vec<(Key, Duration)> {
+        let mut slow = self.slow(limit);
+        let mut inner = self.lock();
+        slow.retain(|(key, _)| {
+            inner.entries.get_mut(key).is_some_and(|entry| !std::mem::replace(&mut entry.is_named_slow, true))
+        });
+        slow
     }
 
     fn resync_delay(&self, key: &Key, sequence: u64) -> Duration {
@@ -294,8 +329,7 @@ impl Queue {
         if class == Class::Terminal {
             return self.resync_delay(key, failures.into());
         }
-        let doubled = FIRST_RETRY.saturating_mul(1 << (failures - 1).min(20));
-        jittered(doubled.min(self.resync), seed(key, failures.into()))
+        jittered(doubled(FIRST_RETRY, failures - 1).min(self.resync), seed(key, failures.into()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -310,6 +344,11 @@ fn seed(key: &Key, salt: u64) -> u64 {
 }
 
 impl Inner {
+    fn running_for(&self, now: Instant) -> Vec<(Key, Duration)> {
+        let running = self.entries.iter().filter_map(|(key, entry)| Some((key, entry.running_since?)));
+        running.map(|(key, since)| (key.clone(), now.saturating_duration_since(since))).collect()
+    }
+
     /// Forgets a key; true if it was the last of its namespace.
     fn remove(&mut self, key: &Key) -> bool {
         self.entries.remove(key);
@@ -320,6 +359,28 @@ impl Inner {
             self.namespaces.remove(&key.namespace);
         }
         is_last
+    }
+
+    /// Queues a changed key, or brings the retry of a failing one forward.
+    fn changed(&mut self, key: &Key, now: Instant) {
+        match self.entries.get(key) {
+            Some(Entry { timer: Some(_), failing: Some(failing), .. }) => {
+                let earliest = failing.earliest().max(now);
+                self.bring_forward(key, earliest);
+            }
+            _ => self.enqueue(key, Urgency::Changed, now),
+        }
+    }
+
+    /// Lets a failing key's retry come at `at`, unless it comes earlier anyway. Either way the retry is a change now.
+    fn bring_forward(&mut self, key: &Key, at: Instant) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        let (Some(timer), Some(failing)) = (&mut entry.timer, &mut entry.failing) else { return };
+        timer.urgency = Urgency::Changed;
+        if at < timer.at.0 {
+            failing.is_hurried = true;
+            self.set_timer(key, at, Urgency::Changed);
+        }
     }
 
     fn enqueue(&mut self, key: &Key, urgency: Urgency, now: Instant) {
@@ -335,39 +396,37 @@ impl Inner {
             entry.run_again = true;
             return;
         }
-        if let (None, Some(at)) = (entry.queued, entry.cools_until(now)) {
-            self.set_timer(key, at);
-            return;
-        }
         match entry.queued {
-            Some((Urgency::Resync, since)) if urgency == Urgency::Changed => {
+            Some((before, since)) if before < urgency => {
                 entry.queued = Some((urgency, since));
-                self.resync.remove(key);
-                self.changed.push(key.clone());
+                self.waiting.raise(key, before, urgency);
             }
             Some(_) => {}
-            None => {
-                entry.queued = Some((urgency, now));
-                self.queued += 1;
-                match urgency {
-                    Urgency::Changed => self.changed.push(key.clone()),
-                    Urgency::Resync => self.resync.push(key.clone()),
-                }
-            }
-        }
-        if let Some(timer) = self.entries.get_mut(key).and_then(|entry| entry.timer.take()) {
-            self.timers.remove(&timer);
+            None => match entry.cools_until(now) {
+                Some(at) => self.set_timer(key, at, urgency),
+                None => self.push(key, urgency, now),
+            },
         }
     }
 
-    fn set_timer(&mut self, key: &Key, at: Instant) {
+    /// Lets a key wait for a round.
+    fn push(&mut self, key: &Key, urgency: Urgency, now: Instant) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        entry.queued = Some((urgency, now));
+        if let Some(timer) = entry.timer.take() {
+            self.timers.remove(&timer.at);
+        }
+        self.waiting.push(key.clone(), urgency);
+    }
+
+    fn set_timer(&mut self, key: &Key, at: Instant, urgency: Urgency) {
         self.sequence += 1;
-        let timer = (at, self.sequence);
+        let timer = Timer { at: (at, self.sequence), urgency };
         if let Some(entry) = self.entries.get_mut(key) {
             if let Some(old) = entry.timer.replace(timer) {
-                self.timers.remove(&old);
+                self.timers.remove(&old.at);
             }
-            self.timers.insert(timer, key.clone());
+            self.timers.insert(timer.at, key.clone());
         }
     }
 
@@ -377,21 +436,19 @@ impl Inner {
                 return;
             }
             let key = first.remove();
-            if let Some(entry) = self.entries.get_mut(&key) {
-                entry.timer = None;
-                // A retry is as urgent as the change it stems from.
-                let urgency = if entry.failures > 0 { Urgency::Changed } else { Urgency::Resync };
-                self.enqueue(&key, urgency, now);
+            if let Some(timer) = self.entries.get_mut(&key).and_then(|entry| entry.timer.take()) {
+                self.enqueue(&key, timer.urgency, now);
             }
         }
     }
 
     fn take(&mut self, now: Instant) -> Option<Turn> {
-        let key = self.changed.pop().or_else(|| self.resync.pop())?;
+        let key = self.waiting.pop(&self.slots)?;
         let entry = self.entries.get_mut(&key)?;
         let since = entry.queued.take().map_or(now, |(_, since)| since);
         entry.running_since = Some(now);
-        self.queued -= 1;
+        entry.is_named_slow = false;
+        self.slots.take(&key);
         Some(Turn { key, waited: now.saturating_duration_since(since) })
     }
 }
@@ -461,6 +518,119 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_due_look_has_the_urgency_of_a_change_and_a_resync_has_not() {
+        let queue = queue();
+        let (look, resync, change) = (key("looks", "a"), key("resyncs", "a"), key("changes", "a"));
+        for key in [&look, &resync] {
+            queue.changed(key);
+            queue.next().await;
+        }
+        queue.done(&resync, Next::Settled, false);
+        queue.done(&look, Next::Look(RESYNC), false);
+        tokio::time::advance(RESYNC * 2).await;
+        queue.lock().fire_timers(Instant::now());
+        queue.changed(&change);
+        // Later than both changes, though it was due as early as the look.
+        assert_eq!(ready(&queue).await.last().unwrap(), "resyncs/a");
+        queue.done(&look, Next::Look(RESYNC * 2), false);
+        tokio::time::advance(RESYNC * 2).await;
+        queue.lock().fire_timers(Instant::now());
+        queue.changed(&key("changes", "b"));
+        assert_eq!(ready(&queue).await, ["changes/b", "looks/a"], "the resync came before the look was due");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_namespace_whose_rounds_hang_leaves_a_slot_for_the_looks_of_another() {
+        let queue = queue();
+        queue.slots(10);
+        let other = key("other", "ended");
+        queue.changed(&other);
+        queue.next().await;
+        queue.done(&other, Next::Look(Duration::from_secs(10)), false);
+        for number in 0..150 {
+            queue.changed(&key("hanging", &number.to_string()));
+        }
+        let hang = async || {
+            let keys = ready(&queue).await;
+            assert!(keys.len() == 8 && keys.iter().all(|key| key.starts_with("hanging/")), "{keys:?}");
+            keys
+        };
+        // Each round takes the whole request timeout and fails; the look is due while the second lot hangs.
+        let first = hang().await;
+        tokio::time::advance(Duration::from_millis(9_950)).await;
+        for key in first {
+            let name = key.split_once('/').unwrap().1;
+            queue.done(&self::key("hanging", name), Next::Failed(Class::Transient, None), false);
+        }
+        hang().await;
+        tokio::time::advance(Duration::from_millis(100)).await;
+        assert_eq!(ready(&queue).await, ["other/ended"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_reserve_is_one_slot_per_idle_namespace_and_never_for_keys_that_keep_failing() {
+        let queue = queue();
+        queue.slots(8);
+        let failing = key("failing", "a");
+        queue.changed(&failing);
+        for _ in 0..KEEPS_FAILING {
+            queue.next().await;
+            queue.done(&failing, Next::Failed(Class::Transient, None), false);
+        }
+        for namespace in ["a", "b", "c"] {
+            for number in 0..9 {
+                queue.changed(&key(namespace, &number.to_string()));
+            }
+        }
+        queue.changed(&key("d", "0"));
+        queue.changed(&key("e", "0"));
+        // Six slots by turns, then the reserve of two: for the namespaces that run nothing.
+        let keys = ["a/0", "b/0", "c/0", "d/0", "e/0", "a/1"];
+        assert_eq!(ready(&queue).await, keys);
+        queue.changed(&key("f", "0"));
+        tokio::time::advance(RESYNC).await;
+        assert_eq!(ready(&queue).await, ["f/0"], "one slot is left, and not for the key that keeps failing");
+        for key in ["a/0", "a/1"] {
+            let (namespace, name) = key.split_once('/').unwrap();
+            queue.done(&self::key(namespace, name), Next::Settled, false);
+        }
+        // One beyond the reserve, by turns, and one of the reserve for the namespace that runs nothing now.
+        assert_eq!(ready(&queue).await, ["b/1", "a/2"], "changes go before the key that keeps failing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_namespace_uses_all_slots_but_a_quarter() {
+        for (slots, taken) in [(1, 1), (2, 1), (3, 2), (4, 3), (10, 8)] {
+            let queue = queue();
+            queue.slots(slots);
+            for number in 0..20 {
+                queue.changed(&key("n", &number.to_string()));
+            }
+            assert_eq!(ready(&queue).await.len(), taken, "of {slots} slots");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_that_keeps_failing_stands_behind_changes_and_before_resyncs() {
+        let queue = queue();
+        let (failing, settled) = (key("n", "failing"), key("n", "settled"));
+        for key in [&failing, &settled] {
+            queue.changed(key);
+            queue.next().await;
+        }
+        queue.done(&settled, Next::Settled, false);
+        for _ in 1..KEEPS_FAILING {
+            queue.done(&failing, Next::Failed(Class::Transient, None), false);
+            queue.next().await;
+        }
+        queue.done(&failing, Next::Failed(Class::Transient, None), false);
+        tokio::time::advance(RESYNC * 2).await;
+        queue.lock().fire_timers(Instant::now());
+        queue.changed(&key("n", "change"));
+        assert_eq!(ready(&queue).await, ["n/change", "n/failing", "n/settled"]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn settled_keys_come_back_after_the_resync_period() {
         let queue = queue();
         let a = key("n", "a");
@@ -519,6 +689,68 @@ mod tests {
         assert_eq!(ready(&queue).await, [""; 0]);
         queue.changed(&a);
         assert_eq!(ready(&queue).await, ["n/a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_change_shortens_what_the_server_asked_for() {
+        let queue = queue();
+        let a = key("n", "a");
+        queue.changed(&a);
+        queue.next().await;
+        let asked = Duration::from_secs(30);
+        queue.done(&a, Next::Failed(Class::Transient, Some(asked)), false);
+        let before = Instant::now();
+        for _ in 0..3 {
+            tokio::time::advance(Duration::from_secs(5)).await;
+            queue.changed(&a);
+            assert_eq!(ready(&queue).await, [""; 0]);
+        }
+        queue.next().await;
+        assert_eq!(before.elapsed(), asked);
+    }
+
+    /// How long each of thirty rounds waits after its failure while a change comes every `period`.
+    async fn delays_with_changes_every(queue: &Queue, key: &Key, period: Duration) -> Vec<Duration> {
+        queue.changed(key);
+        let mut delays = Vec::new();
+        for _ in 0..30 {
+            let before = Instant::now();
+            while tokio::time::timeout(period, queue.next()).await.is_err() {
+                queue.changed(key);
+            }
+            delays.push(before.elapsed());
+            queue.done(key, Next::Failed(Class::Transient, None), false);
+        }
+        delays.split_off(1)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_of_changes_does_not_defeat_the_growing_delay() {
+        let queue = queue();
+        let a = key("n", "a");
+        let delays = delays_with_changes_every(&queue, &a, Duration::from_millis(50)).await;
+        assert!(delays[..11].windows(2).all(|pair| pair[1] > pair[0]), "{delays:?}");
+        assert!(delays[12..].iter().all(|delay| *delay >= RESYNC * 4 / 5), "{delays:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_edit_of_a_key_that_has_failed_for_long_is_tried_at_once() {
+        let queue = queue();
+        let a = key("n", "a");
+        queue.changed(&a);
+        for _ in 0..20 {
+            // A retry by itself, and an edit that does not help either.
+            for is_edit in [false, true] {
+                queue.next().await;
+                queue.done(&a, Next::Failed(Class::Transient, None), false);
+                if is_edit {
+                    tokio::time::advance(Duration::from_millis(1)).await;
+                    queue.changed(&a);
+                    assert_eq!(ready(&queue).await, ["n/a"]);
+                    queue.done(&a, Next::Failed(Class::Transient, None), false);
+                }
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,6 +9,9 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
+/// The original operator's lease: where both run, only one of them acts.
+pub const DEFAULT_LEASE: &str = "b8e8a8a8.hourglass.eigenlayer.io";
+
 /// Verbs on one resource, with the reason for having them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Right {
@@ -37,13 +40,28 @@ pub const CLUSTER: &[Right] = &[Right {
     why: "tell what happened to an object; one event per transition, never changed afterwards",
 }];
 
-/// Needed in the operator's own namespace only.
-pub const OWN_NAMESPACE: &[Right] = &[Right {
-    group: "coordination.k8s.io",
-    resource: "leases",
-    verbs: &["get", "list", "watch", "create", "update"],
-    why: "elect the one replica that acts, renew and release its lease, and see another's release at once",
-}];
+/// Needed in the operator's own namespace only, see [`own_rule`].
+pub const OWN_NAMESPACE: &[Right] = &[
+    Right {
+        group: "coordination.k8s.io",
+        resource: "leases",
+        verbs: &["create"],
+        why: "make the lease by which the one replica that acts is elected; a right to create cannot be bound to a name",
+    },
+    Right {
+        group: "coordination.k8s.io",
+        resource: "leases",
+        verbs: &["get", "list", "watch", "update"],
+        why: "renew and release that lease, and see another's release at once; of this name only (`--lease-name`)",
+    },
+];
+
+/// The rule for one of [`OWN_NAMESPACE`]: a right to one Lease. RBAC does not know the name of what is to be created; a
+/// list or watch by the field `metadata.name` it takes as one of that name.
+pub fn own_rule(right: &Right, lease: &str) -> PolicyRule {
+    let is_for_one = right.verbs != ["create"];
+    PolicyRule { resource_names: is_for_one.then(|| vec![lease.to_owned()]), ..right.rule() }
+}
 
 /// Everything the operator is allowed to do, and the account that is allowed to.
 pub struct Rbac {
@@ -55,6 +73,13 @@ pub struct Rbac {
 }
 
 impl Rbac {
+    /// For an operator whose lease has another name than [`DEFAULT_LEASE`].
+    #[must_use]
+    pub fn with_lease(mut self, lease: &str) -> Self {
+        self.role.rules = Some(OWN_NAMESPACE.iter().map(|right| own_rule(right, lease)).collect());
+        self
+    }
+
     /// All of it, in the order in which it is to be applied.
     pub fn objects(&self) -> [serde_json::Value; 5] {
         use serde_json::json;
@@ -87,7 +112,7 @@ pub fn rbac(namespace: &str, name: &str, layers: &[Right]) -> Rbac {
         }])
     };
     let cluster_rights = layers.iter().chain(CLUSTER);
-    Rbac {
+    let rbac = Rbac {
         account: ServiceAccount { metadata: namespaced(name), ..ServiceAccount::default() },
         cluster_role: ClusterRole {
             metadata: cluster_wide(name),
@@ -99,11 +124,32 @@ pub fn rbac(namespace: &str, name: &str, layers: &[Right]) -> Rbac {
             role_ref: role_ref("ClusterRole", name),
             subjects: subjects(),
         },
-        role: Role { metadata: namespaced(&lease_name), rules: Some(OWN_NAMESPACE.iter().map(Right::rule).collect()) },
+        role: Role { metadata: namespaced(&lease_name), rules: None },
         binding: RoleBinding {
             metadata: namespaced(&lease_name),
             role_ref: role_ref("Role", &lease_name),
             subjects: subjects(),
         },
+    };
+    rbac.with_lease(DEFAULT_LEASE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_own_lease_may_be_read_and_changed() {
+        for (lease, rbac) in
+            [(DEFAULT_LEASE, rbac("n", "strata", &[])), ("other", rbac("n", "strata", &[]).with_lease("other"))]
+        {
+            let rules = rbac.role.rules.unwrap();
+            for rule in &rules {
+                let names = rule.resource_names.clone().unwrap_or_default();
+                assert_eq!(names, if rule.verbs == ["create"] { vec![] } else { vec![lease.to_owned()] }, "{rule:?}");
+            }
+            let verbs: Vec<String> = rules.into_iter().flat_map(|rule| rule.verbs).collect();
+            assert_eq!(verbs, ["create", "get", "list", "watch", "update"]);
+        }
     }
 }

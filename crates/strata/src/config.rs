@@ -209,6 +209,108 @@ impl Values {
     }
 }
 
+/// A duration that may not be shorter than `least`.
+struct Lower {
+    flag: &'static str,
+    value: fn(&Values) -> Option<Duration>,
+    least: Duration,
+    /// What a shorter one would do.
+    because: &'static str,
+    default: &'static str,
+}
+
+/// Shorter durations are slips (`1ms` for `1m`) that would load the API server or hurt the objects.
+const LEAST: [Lower; 10] = [
+    Lower {
+        flag: "--resync",
+        value: |values| values.resync,
+        least: Duration::from_secs(1),
+        because: "every object would be looked at all the time",
+        default: "2m",
+    },
+    Lower {
+        flag: "--lease-duration",
+        value: |values| values.lease_duration,
+        // A renewal has two ninths of it.
+        least: Duration::from_secs(1),
+        because: "a lease must outlast a slow request to the API server",
+        default: "6s",
+    },
+    Lower {
+        flag: "--request-timeout",
+        value: |values| values.request_timeout,
+        least: Duration::from_secs(1),
+        because: "a busy API server could answer nothing in time",
+        default: "10s",
+    },
+    Lower {
+        flag: "--grace-period",
+        value: |values| values.grace_period,
+        // What the chart gives with the shortest terminationGracePeriodSeconds, and enough for a request.
+        least: Duration::from_millis(100),
+        because: "no reconcile could finish",
+        default: "5s",
+    },
+    Lower {
+        flag: "--pending-limit",
+        value: |values| values.pending_limit,
+        // Pulling a small image and starting a container takes seconds.
+        least: Duration::from_secs(10),
+        because: "pods would be replaced while they start",
+        default: "5m",
+    },
+    Lower {
+        flag: "--failure-delay",
+        value: |values| values.failure_delay,
+        least: Duration::from_secs(1),
+        because: "a pod that ends at once would be replaced without pause",
+        default: "10s",
+    },
+    Lower {
+        flag: "--deletion-margin",
+        value: |values| values.deletion_margin,
+        // The kubelet reports an ended pod within about a second.
+        least: Duration::from_secs(1),
+        because: "finalizers would be released before the kubelet reports a pod's end",
+        default: "30s",
+    },
+    Lower {
+        flag: "--helm-grace-period",
+        value: |values| values.helm_grace_period,
+        // As for the grace period.
+        least: Duration::from_millis(100),
+        because: "helm could not record that it was ended",
+        default: "30s",
+    },
+    Lower {
+        flag: "--helm-lock-patience",
+        value: |values| values.helm_lock_patience,
+        least: Duration::from_secs(1),
+        because: "operations of others would be taken for dead while they run",
+        default: "30s",
+    },
+    Lower {
+        flag: "--chart-time-to-live",
+        value: |values| values.chart_time_to_live,
+        least: Duration::from_secs(1),
+        because: "indexes would be fetched for every look at a release",
+        default: "5m",
+    },
+];
+
+impl Values {
+    /// Refuses durations that can only be slips.
+    pub fn check(&self) -> Result<(), Failure> {
+        for Lower { flag, value, least, because, default } in LEAST {
+            if let Some(given) = value(self).filter(|given| *given < least) {
+                return Err(Failure::new(format!("{flag} is {given:?}, below {least:?}: {because}"))
+                    .hint(format!("set {flag} to {least:?} or more; the default is {default}")));
+            }
+        }
+        Ok(())
+    }
+}
+
 fn read_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     Option::<String>::deserialize(deserializer)?.map(|text| duration(&text).map_err(D::Error::custom)).transpose()
 }
@@ -232,6 +334,36 @@ mod tests {
         for wrong in ["", "5", "-3s", "0s", "soon"] {
             assert!(duration(wrong).unwrap_err().contains("write it like 2m"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn durations_that_can_only_be_slips_are_refused_by_their_flag() {
+        let check = |key: &str, text: &str| {
+            let values: Values = serde_saphyr::from_str(&format!("{key}: {text}\n")).unwrap();
+            values.check().map_err(|failure| format!("{}; {}", failure.message, failure.hint.unwrap()))
+        };
+        assert_eq!(
+            check("resync", "1ms").unwrap_err(),
+            "--resync is 1ms, below 1s: every object would be looked at all the time; \
+             set --resync to 1s or more; the default is 2m"
+        );
+        assert_eq!(check("resync", "1s"), Ok(()));
+        for key in [
+            "leaseDuration",
+            "requestTimeout",
+            "gracePeriod",
+            "pendingLimit",
+            "failureDelay",
+            "deletionMargin",
+            "helmGracePeriod",
+            "helmLockPatience",
+            "chartTimeToLive",
+        ] {
+            let refused = check(key, "1ms").unwrap_err();
+            assert!(refused.starts_with("--"), "{refused}");
+            assert_eq!(check(key, "1m"), Ok(()));
+        }
+        assert!(Values::default().check().is_ok());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `strata crd` and `strata rbac`: what a cluster must be given before the operator can work.
 
 use clap::Args;
-use runtime::rights::{Right, rbac};
+use runtime::rights::{DEFAULT_LEASE, Right, rbac};
 use serde::Serialize;
 
 use crate::Failure;
@@ -14,6 +14,9 @@ pub struct RbacFlags {
     /// Name of the ServiceAccount and of the roles
     #[arg(long, default_value = "strata")]
     name: String,
+    /// Name of the lease that the operator holds, its --lease-name
+    #[arg(long, default_value = DEFAULT_LEASE, value_name = "NAME")]
+    lease_name: String,
 }
 
 pub fn print_crds() -> Result<(), Failure> {
@@ -21,7 +24,7 @@ pub fn print_crds() -> Result<(), Failure> {
 }
 
 pub fn print_rbac(flags: &RbacFlags) -> Result<(), Failure> {
-    let rbac = rbac(&flags.namespace, &flags.name, &layer_rights());
+    let rbac = rbac(&flags.namespace, &flags.name, &layer_rights()).with_lease(&flags.lease_name);
     print(&rbac.account)?;
     print(&rbac.cluster_role)?;
     print(&rbac.cluster_binding)?;

@@ -8,7 +8,7 @@ use std::{
 use clap::{ArgAction, Args, ValueEnum};
 use kube::Config as ClientConfig;
 use plan::releases::LEAST_MEMORY;
-use runtime::{Clock, LeaseConfig, ListMode, Operator, Settings};
+use runtime::{Clock, LeaseConfig, ListMode, Operator, Settings, rights::DEFAULT_LEASE};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use workspaces::helm::Guard;
@@ -18,12 +18,6 @@ use crate::{
     config::{LayerName, Listen, LogFormat, StreamingLists, Values},
     connection::client_config,
 };
-
-/// The original operator's lease: where both run, only one of them acts.
-pub const DEFAULT_LEASE: &str = "b8e8a8a8.hourglass.eigenlayer.io";
-
-/// Shorter, and a renewal (two ninths of it) could not finish on a busy API server.
-const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
 /// Every setting is taken from its flag, else its environment variable, else the configuration file, else the default.
 #[derive(Debug, Args)]
@@ -98,6 +92,7 @@ pub fn run(flags: &Flags) -> Result<(), Failure> {
     }
     let file = flags.config.as_deref().map(Values::read).transpose()?.unwrap_or_default();
     let values = flags.values.clone().or(flags.original.values()).or(file);
+    values.check()?;
     start_logs(&values)?;
     // One thread: the work is waiting for the API server, and a second allocator arena would cost more memory than
     // a second core would win.
@@ -126,10 +121,6 @@ async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
     let clock = Clock::default();
     let settings = settings(&values, instance(flags), &client_config.default_namespace, &clock);
     let performers = performers_config(&values)?;
-    if settings.lease.as_ref().is_some_and(|lease| lease.duration < SHORTEST_LEASE) {
-        return Err(Failure::new(format!("--lease-duration is below {SHORTEST_LEASE:?}"))
-            .hint("a lease must outlast a slow request to the API server; the default is 6s"));
-    }
     let client = runtime::connect(client_config.clone())
         .map_err(|error| Failure::new(format!("cannot make a client for the API server: {error}")))?;
 

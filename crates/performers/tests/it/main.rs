@@ -10,6 +10,7 @@ mod deletion;
 mod event;
 mod executor;
 mod failure;
+mod fairness;
 mod fault;
 mod foreign;
 mod harness;

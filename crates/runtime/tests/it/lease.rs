@@ -1,18 +1,32 @@
 //! Leadership: its troubles, and the order in which it is given up.
 
 use std::{
+    path::Path,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use anyhow::Result;
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Namespace};
-use kube::{Api, api::PostParams};
-use runtime::{Clock, Error, Executed, Key, Layer, LeaseConfig, Operator, Settings};
+use anyhow::{Context, Result};
+use jiff::SignedDuration;
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{ConfigMap, Namespace},
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, PostParams},
+    config::Kubeconfig,
+};
+use runtime::{Clock, Error, Executed, Fatal, Key, Layer, Leadership, LeaseConfig, Operator, Settings};
 use serde_json::json;
+use testbed::{
+    ControlPlane, Options,
+    fault::{Calls, Fault, FaultProxy, Verb},
+};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::world::{World, run, settings, until};
+use crate::world::{World, run, settings, until, until_async};
 
 fn electing(namespace: &str) -> Settings {
     let lease = LeaseConfig {
@@ -150,4 +164,141 @@ async fn a_part_that_does_not_end_is_abandoned_and_one_that_ends_unasked_is_fata
     let ended = operator.run(|_| {}).await.unwrap_err();
     assert_eq!(ended.to_string(), "task mayfly ended");
     Ok(())
+}
+
+/// A replica without layers, which takes the lead.
+struct Replica {
+    leadership: Leadership,
+    stop: CancellationToken,
+    running: JoinHandle<Result<(), Fatal>>,
+}
+
+impl Replica {
+    async fn leading(client: Client, namespace: &str, clock: Clock) -> Result<Self> {
+        let stop = CancellationToken::new();
+        let operator = Operator::new(client, electing(namespace), clock, stop.clone());
+        let leadership = operator.leadership();
+        let (_, running) = run(operator).await?;
+        until("it leads", || leadership.is_leading()).await?;
+        Ok(Self { leadership, stop, running })
+    }
+
+    async fn stop(self) -> Result<()> {
+        self.stop.cancel();
+        self.running.await??;
+        Ok(())
+    }
+}
+
+async fn stored_epoch(leases: &Api<Lease>) -> Result<Option<u64>> {
+    let annotations = leases.get("lease").await?.metadata.annotations.unwrap_or_default();
+    Ok(annotations.get("strata.dev/epoch").and_then(|epoch| epoch.parse().ok()))
+}
+
+#[tokio::test]
+async fn the_epoch_grows_with_every_lead_whatever_the_clock_and_also_without_the_lease() -> Result<()> {
+    let world = World::new("epoch").await?;
+    let leases = Api::<Lease>::namespaced(world.client.clone(), &world.namespace);
+    let replica = async |clock: &Clock| Replica::leading(world.client.clone(), &world.namespace, clock.clone()).await;
+
+    let first = replica(&Clock::default()).await?;
+    let epoch = first.leadership.epoch().context("it leads")?;
+    assert_eq!(stored_epoch(&leases).await?, Some(epoch));
+    let version = leases.get("lease").await?.metadata.resource_version;
+    until_async("a renewal", async || {
+        let lease = leases.get("lease").await?;
+        Ok(lease.metadata.resource_version != version)
+    })
+    .await?;
+    assert_eq!((stored_epoch(&leases).await?, first.leadership.epoch()), (Some(epoch), Some(epoch)));
+    first.stop().await?;
+
+    let behind = Clock::default();
+    behind.step(SignedDuration::from_hours(-1));
+    let second = replica(&behind).await?;
+    assert_eq!(second.leadership.epoch(), Some(epoch + 1));
+    assert_eq!(stored_epoch(&leases).await?, Some(epoch + 1));
+    // Deleted under its holder, whose lead goes on.
+    leases.delete("lease", &DeleteParams::default()).await?;
+    until_async("the lease is there again", async || Ok(leases.get_opt("lease").await?.is_some())).await?;
+    assert_eq!(stored_epoch(&leases).await?, second.leadership.epoch());
+    second.stop().await?;
+
+    leases.delete("lease", &DeleteParams::default()).await?;
+    let third = replica(&Clock::default()).await?;
+    assert!(third.leadership.epoch() > Some(epoch + 1), "{:?}", third.leadership.epoch());
+    third.stop().await
+}
+
+#[tokio::test]
+async fn a_stop_during_a_renewal_releases_the_lease_all_the_same() -> Result<()> {
+    let world = World::new("renewal").await?;
+    let upstream = Kubeconfig::read_from(ControlPlane::shared().await?.kubeconfig())?;
+    let proxy = FaultProxy::start(upstream, 7).await?;
+    let replica = Replica::leading(proxy.client().await?, &world.namespace, Clock::default()).await?;
+    // The server has renewed the lease, and nobody hears of it.
+    let renewal = Calls::of(Verb::Update, "leases.coordination.k8s.io").in_namespace(&world.namespace).at_most(1);
+    let renewal = proxy.inject(renewal, Fault::HoldAfterCommit);
+    let _unheard = proxy.hold_events("leases.coordination.k8s.io");
+    renewal.reached().await?;
+    replica.stop().await?;
+    let lease = Api::<Lease>::namespaced(world.client, &world.namespace).get("lease").await?;
+    assert_eq!(lease.spec.and_then(|spec| spec.holder_identity).as_deref(), Some(""));
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn after_a_restored_etcd_a_replica_leads_again() -> Result<()> {
+    let control_plane = ControlPlane::start(Options { fsync: false, ..Options::bare() }).await?;
+    let (client, namespace) = (control_plane.client().await?, control_plane.namespace("restore").await?);
+    let (data, backup) = (control_plane.directory().join("etcd"), control_plane.directory().join("backup"));
+    let replica = Replica::leading(client.clone(), &namespace, Clock::default()).await?;
+    control_plane.etcd().kill().await?;
+    copy(&data, &backup)?;
+    control_plane.etcd().restart().await?;
+    control_plane.ready().await?;
+    // After the restore versions are to be lower than any that the replica has seen.
+    let maps = Api::<ConfigMap>::namespaced(client.clone(), &namespace);
+    for number in 0..50 {
+        let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": format!("m{number}")}}))?;
+        maps.create(&PostParams::default(), &map).await?;
+    }
+    let leases = Api::<Lease>::namespaced(client, &namespace);
+    let version = async || -> Result<u64> {
+        Ok(leases.get("lease").await?.metadata.resource_version.context("a version")?.parse()?)
+    };
+    let before = version().await?;
+    until_async("a renewal after all that", async || Ok(version().await? > before)).await?;
+    let (seen, epoch) = (version().await?, replica.leadership.epoch());
+
+    control_plane.apiserver().kill().await?;
+    control_plane.etcd().kill().await?;
+    std::fs::remove_dir_all(&data)?;
+    copy(&backup, &data)?;
+    control_plane.etcd().restart().await?;
+    control_plane.apiserver().restart().await?;
+    control_plane.ready().await?;
+    let restored = version().await?;
+    assert!(restored < seen, "{restored} is lower than {seen}");
+    until_async("a renewal in the restored store", async || {
+        Ok(version().await? > restored && replica.leadership.is_leading())
+    })
+    .await?;
+    assert!(replica.leadership.epoch() >= epoch);
+    assert_eq!(stored_epoch(&leases).await?, replica.leadership.epoch());
+    replica.stop().await
 }

@@ -93,7 +93,7 @@ impl Cluster {
 
     pub async fn has_lease(&self) -> Result<bool, Failure> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
-        Ok(leases.get_opt(crate::operator::DEFAULT_LEASE).await?.is_some())
+        Ok(leases.get_opt(runtime::rights::DEFAULT_LEASE).await?.is_some())
     }
 
     async fn crds_served(&self) -> Result<(), Failure> {

@@ -39,7 +39,7 @@ pub async fn run(place: &Place, guest: &Guest, report: &Report) -> Result<(), Fa
     report.step("leaving the cluster", "removing the operator's rights and CRDs");
     if !guest.had_lease {
         let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), NAMESPACE);
-        absent_is_fine(leases.delete(crate::operator::DEFAULT_LEASE, &DeleteParams::default()).await)?;
+        absent_is_fine(leases.delete(runtime::rights::DEFAULT_LEASE, &DeleteParams::default()).await)?;
     }
     for object in installed().iter().rev() {
         remove(&cluster, object, report).await?;

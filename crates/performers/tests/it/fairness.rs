@@ -1,0 +1,60 @@
+//! A namespace whose requests all hang, beside one that has work.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use kube::{
+    Api,
+    api::{ListParams, PostParams},
+};
+use performers::Config;
+use plan::performers::Policy;
+use serde_json::json;
+use testbed::kwok::Behaviour;
+use tokio::net::TcpListener;
+
+use crate::{
+    harness::{Space, World, spec, spec_with},
+    scene::eventually,
+};
+
+/// A webhook for the pods of one namespace at an address where nothing ever answers. It lasts as long as the listener.
+async fn silent_webhook(space: &Space) -> Result<TcpListener> {
+    // Connections are made by the kernel and never accepted: the API server waits for the TLS handshake.
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let webhook: ValidatingWebhookConfiguration = serde_json::from_value(json!({
+        "metadata": { "name": space.namespace },
+        "webhooks": [{
+            "name": "silent.strata.test",
+            "clientConfig": { "url": format!("https://{}/validate", listener.local_addr()?) },
+            "rules": [{ "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"] }],
+            "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": space.namespace } },
+            "failurePolicy": "Fail",
+            "timeoutSeconds": 10,
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+        }],
+    }))?;
+    Api::all(space.client.clone()).create(&PostParams::default(), &webhook).await?;
+    Ok(listener)
+}
+
+#[tokio::test]
+async fn p39_an_ended_pod_is_replaced_while_every_create_of_another_namespace_hangs_on_a_webhook() -> Result<()> {
+    // The replacement is a look that comes due; the resync is too far away to bring it.
+    let policy = Policy { failure_delay: Duration::from_secs(1), ..Policy::default() };
+    let world = World::start(Config { policy, ..Config::default() }).await?;
+    let (hanging, other) = (world.space("hanging").await, world.space("other").await);
+    let _silent = silent_webhook(&hanging).await?;
+    for number in 0..150 {
+        hanging.create(&format!("p{number}"), spec()).await?;
+    }
+    let running = || world.operator.metric(r#"controller_runtime_active_workers{controller="performer"}"#);
+    eventually("eight of ten rounds hang", || running() >= 8.0).await?;
+    other.create("a", spec_with(json!({ "image": Behaviour::Failed.image() }))).await?;
+    let ended = other.until_pod("a", "there", |_| true).await?;
+    other.until_replaced("a", &ended).await?;
+    assert_eq!(hanging.pods.list(&ListParams::default()).await?.items.len(), 0, "all creates still hang");
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! Keys that wait for a round: in which order they are taken, and when a namespace has enough rounds running.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use crate::key::Key;
+
+/// Why a key is to run, the least urgent first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Urgency {
+    /// The periodic check for drift.
+    Resync,
+    /// One more attempt after several that failed.
+    Retry,
+    /// A change, a look that is due, or the first retries after one of them.
+    Changed,
+}
+
+/// Keys of one urgency; their namespaces take turns.
+#[derive(Debug, Default)]
+struct Turns {
+    order: VecDeque<Arc<str>>,
+    waiting: HashMap<Arc<str>, VecDeque<Key>>,
+}
+
+impl Turns {
+    fn push(&mut self, key: Key) {
+        let namespace = key.namespace.clone();
+        let waiting = self.waiting.entry(namespace.clone()).or_default();
+        if waiting.is_empty() {
+            self.order.push_back(namespace);
+        }
+        waiting.push_back(key);
+    }
+
+    /// The first key of the first namespace that `admits` lets run. A namespace that is passed over keeps its place.
+    fn pop(&mut self, admits: impl Fn(&str) -> bool) -> Option<Key> {
+        let index = self.order.iter().position(|namespace| admits(namespace))?;
+        let namespace = self.order.remove(index)?;
+        let waiting = self.waiting.get_mut(&namespace)?;
+        let key = waiting.pop_front();
+        if waiting.is_empty() {
+            self.waiting.remove(&namespace);
+        } else {
+            self.order.push_back(namespace);
+        }
+        key
+    }
+
+    /// Rare (a resync or retry that turns urgent), so a scan of one namespace is fine.
+    fn remove(&mut self, key: &Key) {
+        if let Some(waiting) = self.waiting.get_mut(&key.namespace) {
+            waiting.retain(|other| other != key);
+            if waiting.is_empty() {
+                self.waiting.remove(&key.namespace);
+                self.order.retain(|namespace| *namespace != key.namespace);
+            }
+        }
+    }
+}
+
+/// All keys that wait.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    changed: Turns,
+    retry: Turns,
+    resync: Turns,
+    len: usize,
+}
+
+impl Waiting {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn push(&mut self, key: Key, urgency: Urgency) {
+        self.turns(urgency).push(key);
+        self.len += 1;
+    }
+
+    /// Moves a key that waits already.
+    pub(super) fn raise(&mut self, key: &Key, from: Urgency, to: Urgency) {
+        self.turns(from).remove(key);
+        self.turns(to).push(key.clone());
+    }
+
+    /// The next key to run within `slots`, the most urgent first.
+    pub(super) fn pop(&mut self, slots: &Slots) -> Option<Key> {
+        let key = [Urgency::Changed, Urgency::Retry, Urgency::Resync]
+            .into_iter()
+            .find_map(|urgency| self.turns(urgency).pop(|namespace| slots.admits(namespace, urgency)))?;
+        self.len -= 1;
+        Some(key)
+    }
+
+    fn turns(&mut self, urgency: Urgency) -> &mut Turns {
+        match urgency {
+            Urgency::Changed => &mut self.changed,
+            Urgency::Retry => &mut self.retry,
+            Urgency::Resync => &mut self.resync,
+        }
+    }
+}
+
+/// The rounds that may run at once, and those that do.
+///
+/// A quarter of the slots (at least one, if there are two) is reserved for namespaces that run nothing, one slot for
+/// each. So a namespace whose rounds all hang, on a webhook for example, leaves a slot that another namespace gets at
+/// once; and while several hang, each slot that becomes free adds to the reserve first. Keys that keep failing never
+/// use the reserve: a hundred namespaces with one hanging key each would fill it as well. The price is that a
+/// namespace alone uses three quarters of the slots.
+#[derive(Debug)]
+pub(super) struct Slots {
+    total: usize,
+    running: usize,
+    by_namespace: HashMap<Arc<str>, usize>,
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        Self { total: usize::MAX, running: 0, by_namespace: HashMap::new() }
+    }
+}
+
+impl Slots {
+    pub(super) fn set_total(&mut self, total: usize) {
+        self.total = total;
+    }
+
+    fn reserved(&self) -> usize {
+        if self.total > 1 { (self.total / 4).max(1) } else { 0 }
+    }
+
+    /// Whether a key of this namespace may run now.
+    fn admits(&self, namespace: &str, urgency: Urgency) -> bool {
+        let free = self.total.saturating_sub(self.running);
+        let may_use_reserve = urgency != Urgency::Retry && !self.by_namespace.contains_key(namespace);
+        free > self.reserved() || (free > 0 && may_use_reserve)
+    }
+
+    pub(super) fn take(&mut self, key: &Key) {
+        self.running += 1;
+        *self.by_namespace.entry(key.namespace.clone()).or_default() += 1;
+    }
+
+    pub(super) fn free(&mut self, key: &Key) {
+        let Some(count) = self.by_namespace.get_mut(&key.namespace) else { return };
+        self.running -= 1;
+        *count -= 1;
+        if *count == 0 {
+            self.by_namespace.remove(&key.namespace);
+        }
+    }
+}
