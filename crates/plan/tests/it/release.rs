@@ -1,5 +1,6 @@
 //! HelmReleases: what the planner does in a small world of Helm's storage and one runner.
 
+mod wants;
 mod world;
 
 use std::time::Duration;

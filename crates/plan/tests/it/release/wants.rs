@@ -1,0 +1,251 @@
+//! What a release asks for, and that it asks for nothing at rest.
+
+use std::time::Duration;
+
+use api::workspace::{HelmRelease, ReadValues, ResolvedChart, ValuesKind};
+use jiff::Timestamp;
+use plan::fact::{Class, Fact, Failure};
+use plan::releases::{
+    Action, Answer, Ask, Difference, Identity, Job, Note, Observed, Policy, Resolved, Stored, StoredStatus, plan,
+    reference_digest, report,
+};
+use plan::round::{Inputs, Plan, Progress, Report, Round};
+use serde_json::{Value, json};
+
+use super::world::stored;
+
+type Known = Inputs<Note, Ask, Answer>;
+
+fn release(spec: Value) -> HelmRelease {
+    let mut full = json!({ "chart": { "repo": "http://charts", "name": "four", "version": "1.0.0" } });
+    full.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    let metadata = json!({ "name": "web", "namespace": "team", "uid": "u", "generation": 1 });
+    serde_json::from_value(json!({ "metadata": metadata, "spec": full })).unwrap()
+}
+
+fn observed(revisions: Vec<Stored>) -> Observed {
+    Observed {
+        namespace: "team".into(),
+        release: "web".into(),
+        revisions,
+        sources: vec![],
+        job: Job::Idle,
+        dependencies: vec![],
+        cycle: None,
+        is_watched: true,
+        object_changes: 0,
+        rival: None,
+    }
+}
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_000_000).unwrap()
+}
+
+fn planned(object: &HelmRelease, observed: &Observed, inputs: &Known) -> Plan<Action, Ask> {
+    plan(object, observed, inputs, now(), &Policy::default())
+}
+
+fn asks(plan: &Plan<Action, Ask>) -> Vec<&'static str> {
+    let name = |ask: &Ask| match ask {
+        Ask::Revisions { .. } => "revisions",
+        Ask::Source { .. } => "source",
+        Ask::Chart { .. } => "chart",
+        Ask::Identity { .. } => "identity",
+        Ask::Drift { .. } => "drift",
+        Ask::Replicas { .. } => "replicas",
+        Ask::HoldsData { .. } => "data",
+        Ask::NamespaceTerminating { .. } => "namespace",
+    };
+    plan.wants.iter().map(|want| name(&want.ask)).collect()
+}
+
+/// Answers everything that is asked for, as a server in order would, until nothing is.
+fn answered(object: &HelmRelease, observed: &Observed, inputs: &mut Known) -> (Plan<Action, Ask>, usize) {
+    for fetches in 0..10 {
+        let plan = planned(object, observed, inputs);
+        let missing: Vec<_> =
+            plan.wants.iter().map(|want| want.ask.clone()).filter(|ask| inputs.facts.get(ask).is_none()).collect();
+        if missing.is_empty() {
+            return (plan, fetches);
+        }
+        for ask in missing {
+            let value = answer(&ask);
+            inputs.facts.insert(ask, Fact::Known { value, age: Duration::ZERO });
+        }
+    }
+    panic!("it asks for ever");
+}
+
+fn answer(ask: &Ask) -> Answer {
+    match ask {
+        Ask::Revisions { .. } => Answer::Revisions(vec![]),
+        Ask::Source { kind, name, key, version, .. } => Answer::Source(Ok(ReadValues {
+            kind: *kind,
+            name: name.clone(),
+            key: key.clone(),
+            version: version.clone(),
+            digest: "d".into(),
+        })),
+        Ask::Chart { .. } => Answer::Chart(Ok(Resolved { version: "1.0.0".into(), digest: "c".into() })),
+        Ask::Identity { .. } => Answer::Identity(Identity::Usable),
+        Ask::Drift { .. } => Answer::Drift(Ok(vec![])),
+        Ask::Replicas { .. } => Answer::Replicas(Ok(vec![])),
+        Ask::HoldsData { .. } => Answer::HoldsData(Some(false)),
+        Ask::NamespaceTerminating { .. } => Answer::NamespaceTerminating(false),
+    }
+}
+
+fn reported(
+    object: &HelmRelease,
+    observed: &Observed,
+    inputs: &Known,
+    plan: &Plan<Action, Ask>,
+) -> Report<api::workspace::HelmReleaseStatus, Note> {
+    let progress = vec![Progress::Done(()); plan.steps.len()];
+    let round = Round { object, observed, inputs, plan, progress: &progress };
+    report(&round, now(), &Policy::default())
+}
+
+/// A release that is deployed and settled, with its status.
+fn settled(spec: Value) -> (HelmRelease, Observed) {
+    let mut object = release(spec);
+    object.metadata.finalizers = Some(vec![api::workspace::FINALIZER.to_owned()]);
+    let before = observed(vec![]);
+    let mut inputs = Known::default();
+    let (plan, _) = answered(&object, &before, &mut inputs);
+    let started = reported(&object, &before, &inputs, &plan).status;
+    let operation = started.operation.clone().expect("it was started");
+    object.status = Some(started);
+    let mut after = observed(vec![stored(1, StoredStatus::Deployed, now())]);
+    after.job = Job::Finished(plan::releases::Ended { operation: (&operation).into(), result: Ok(()) });
+    let mut inputs = Known::default();
+    let revisions = Ask::Revisions {
+        namespace: "team".into(),
+        release: "web".into(),
+        after: Some(plan::releases::Operation::from(&operation).label()),
+    };
+    let value = Answer::Revisions(after.revisions.clone());
+    inputs.facts.insert(revisions, Fact::Known { value, age: Duration::ZERO });
+    let (plan, _) = answered(&object, &after, &mut inputs);
+    object.status = Some(reported(&object, &after, &inputs, &plan).status);
+    after.job = Job::Idle;
+    (object, after)
+}
+
+#[test]
+fn an_install_asks_for_chart_and_account_and_then_starts() {
+    let object = release(json!({}));
+    let observed = observed(vec![]);
+    let mut inputs = Known::default();
+    assert_eq!(asks(&planned(&object, &observed, &inputs)), ["chart"]);
+    let (plan, fetches) = answered(&object, &observed, &mut inputs);
+    assert!(fetches < 4, "{fetches} fetches in a row would count as a defect");
+    assert!(matches!(plan.actions().last(), Some(Action::Start(_))), "{plan:?}");
+    let start = plan.steps.last().unwrap();
+    assert!(start.announced && start.job.is_some());
+    assert_eq!(start.needs.len(), 1, "not before the finalizer is stored");
+}
+
+#[test]
+fn w28_a_settled_release_asks_for_nothing() {
+    let (object, observed) = settled(json!({}));
+    let plan = planned(&object, &observed, &Known::default());
+    assert_eq!(plan, Plan::default());
+}
+
+#[test]
+fn only_a_source_that_changed_is_read() {
+    let from = json!({ "valuesFrom": [{ "kind": "Secret", "name": "s" }, { "kind": "ConfigMap", "name": "c" }] });
+    let (mut object, mut observed) = settled(json!({}));
+    object.spec = release(from).spec;
+    observed.sources = vec![Some("7".into()), Some("8".into())];
+    let mut inputs = Known::default();
+    let plan = planned(&object, &observed, &inputs);
+    assert_eq!(asks(&plan)[..2], ["source", "source"]);
+    assert!(plan.steps.is_empty(), "nothing is decided on values that are not known");
+    let (plan, _) = answered(&object, &observed, &mut inputs);
+    object.status = Some(reported(&object, &observed, &inputs, &plan).status);
+    observed.sources[1] = Some("9".into());
+    let plan = planned(&object, &observed, &Known::default());
+    let versions: Vec<_> = plan
+        .wants
+        .iter()
+        .filter_map(|want| match &want.ask {
+            Ask::Source { kind, version, .. } => Some((*kind, version.as_str())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(versions, [(ValuesKind::ConfigMap, "9")]);
+}
+
+#[test]
+fn drift_is_looked_at_again_when_a_live_object_changes() {
+    let (object, mut observed) = settled(json!({ "driftDetection": "enabled" }));
+    let mut inputs = Known::default();
+    let (plan, _) = answered(&object, &observed, &mut inputs);
+    assert!(plan.steps.is_empty(), "{plan:?}");
+    let object = HelmRelease { status: Some(reported(&object, &observed, &inputs, &plan).status), ..object };
+    let at_rest = planned(&object, &observed, &inputs);
+    assert!(at_rest.wants.iter().all(|want| inputs.facts.get(&want.ask).is_some()), "a known look costs nothing");
+    observed.object_changes = 1;
+    let changed = planned(&object, &observed, &inputs);
+    let missing = changed.wants.iter().filter(|want| inputs.facts.get(&want.ask).is_none());
+    assert_eq!(missing.count(), 1, "the look, and the account is known to be usable");
+    let drift = changed.wants.iter().find(|want| matches!(want.ask, Ask::Drift { .. })).unwrap().ask.clone();
+    let found = vec![Difference { object: "Deployment web".into(), what: "spec".into() }];
+    inputs.facts.insert(drift.clone(), Fact::Known { value: Answer::Drift(Ok(found)), age: Duration::ZERO });
+    let plan = planned(&object, &observed, &inputs);
+    let correction = &plan.steps[0];
+    assert!(matches!(correction.action, Action::CorrectDrift(_)) && correction.spoils.contains(&drift));
+}
+
+#[test]
+fn what_is_still_being_read_changes_no_status() {
+    let (mut object, mut observed) = settled(json!({}));
+    // The cache has not seen Helm's newest record yet.
+    object.status.as_mut().unwrap().history[0].revision = 2;
+    let inputs = Known::default();
+    let plan = planned(&object, &observed, &inputs);
+    assert_eq!(asks(&plan), ["revisions"]);
+    let report = reported(&object, &observed, &inputs, &plan);
+    assert_eq!((Some(report.status), report.transitions), (object.status.clone(), vec![]));
+    // No answer is an answer: it is reported, and nothing is done.
+    let mut inputs = Known::default();
+    let why = Failure { class: Class::Transient, message: "no answer".into() };
+    inputs.facts.insert(plan.wants[0].ask.clone(), Fact::Unknown { why, last: None });
+    observed.job = Job::Idle;
+    let plan = planned(&object, &observed, &inputs);
+    assert_eq!(plan.blocked[0].reason, api::condition::Reason::StateUnknown);
+    assert!(plan.steps.is_empty());
+}
+
+#[test]
+fn a_range_is_believed_for_an_interval_and_then_looked_up() {
+    let (mut object, observed) = settled(json!({}));
+    object.spec = release(json!({ "chart": { "repo": "http://charts", "name": "four", "version": "1.x" } })).spec;
+    let reference = reference_digest(&object.spec.as_ref().unwrap().chart);
+    let status = object.status.as_mut().unwrap();
+    status.resolved = Some(ResolvedChart { reference, version: "1.0.0".into(), digest: None });
+    let at = |inputs: &Known, seconds: i64| {
+        let later = now() + jiff::SignedDuration::from_secs(seconds);
+        let plan = plan(&object, &observed, inputs, later, &Policy::default());
+        asks(&plan).contains(&"chart")
+    };
+    let first = reported(&object, &observed, &Known::default(), &planned(&object, &observed, &Known::default()));
+    let inputs = Known { note: first.note, ..Known::default() };
+    assert!(!at(&inputs, 599) && at(&inputs, 601));
+    assert!(at(&inputs, -3600), "a clock that went back does not put the look off");
+}
+
+#[test]
+fn a_snapshot_read_back_from_a_file_plans_the_same() {
+    for spec in [json!({}), json!({ "driftDetection": "enabled", "stopped": true })] {
+        let (object, observed) = settled(spec);
+        let mut inputs = Known::default();
+        let (plan, _) = answered(&object, &observed, &mut inputs);
+        let text = serde_json::to_string(&(&object, &observed, &inputs)).unwrap();
+        let (object, observed, inputs): (HelmRelease, Observed, Known) = serde_json::from_str(&text).unwrap();
+        assert_eq!(planned(&object, &observed, &inputs), plan);
+    }
+}
