@@ -66,11 +66,13 @@ impl Pulse {
 }
 
 type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+type Note = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 #[derive(Default)]
 struct Inner {
     pulses: BTreeMap<String, Pulse>,
     checks: BTreeMap<String, Check>,
+    notes: BTreeMap<String, Note>,
 }
 
 /// What `/readyz` and `/livez` answer from.
@@ -94,6 +96,21 @@ impl Health {
     /// Adds a condition of readiness; it answers with the reason when it does not hold.
     pub fn require(&self, name: impl Into<String>, check: impl Fn() -> Result<(), String> + Send + Sync + 'static) {
         self.lock().checks.insert(name.into(), Box::new(check));
+    }
+
+    /// Adds a line to the answer about readiness that does not decide it; it says what is wrong while something is.
+    pub fn mention(&self, name: impl Into<String>, note: impl Fn() -> Option<String> + Send + Sync + 'static) {
+        self.lock().notes.insert(name.into(), Box::new(note));
+    }
+
+    /// What is wrong without being in the way of readiness.
+    pub fn mentioned(&self) -> BTreeMap<String, String> {
+        self.lock().notes.iter().filter_map(|(name, note)| Some((name.clone(), note()?))).collect()
+    }
+
+    /// A task that came and went: nothing is expected of it any more.
+    pub(crate) fn forget(&self, task: &str) {
+        self.lock().pulses.remove(task);
     }
 
     /// Tasks that no longer make progress.
