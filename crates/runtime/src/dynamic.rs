@@ -2,11 +2,12 @@
 
 use std::{
     collections::HashMap,
+    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
-use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use kube::{
     api::{ApiResource, DynamicObject, GroupVersionKind},
     discovery,
@@ -17,11 +18,12 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::Brief,
     health::Pulse,
-    kind::{Change, Kind},
-    metrics::Metrics,
+    hub::DYNAMIC,
+    kind::{Cache, Change, Kind},
+    selection::Selection,
     trouble::Trouble,
     view::Metadata,
-    watch::{ListMode, Reconnect, Selection, watch},
+    watch::Reconnect,
     writer::Writer,
 };
 
@@ -98,21 +100,13 @@ impl DynamicWatches {
         self.shared.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs all of them, for ever. One task: if telling panics, it ends, and the process with it.
-    pub(crate) async fn run(
-        self,
-        writer: Writer,
-        mode: ListMode,
-        tell: TellTrace,
-        metrics: Arc<Metrics>,
-        pulse: Pulse,
-    ) {
+    /// Keeps them all, for ever.
+    pub(crate) async fn run(self, writer: Writer, tell: TellTrace, pulse: Pulse) {
         let mut running = FuturesUnordered::<BoxFuture<'static, ()>>::new();
         loop {
             for (kind, followed) in &*self.followed() {
                 if followed.is_started.set(()).is_ok() {
-                    let follow =
-                        follow(kind.clone(), followed.clone(), writer.clone(), mode, tell.clone(), metrics.clone());
+                    let follow = follow(kind.clone(), followed.clone(), writer.clone(), tell.clone());
                     let stop = followed.stop.clone();
                     running.push(Box::pin(async move {
                         stop.run_until_cancelled(follow).await;
@@ -128,29 +122,18 @@ impl DynamicWatches {
     }
 }
 
-async fn follow(
-    kind: GroupVersionKind,
-    followed: Arc<Followed>,
-    writer: Writer,
-    mode: ListMode,
-    tell: TellTrace,
-    metrics: Arc<Metrics>,
-) {
+/// Follows one kind for as long as it is wanted.
+async fn follow(kind: GroupVersionKind, followed: Arc<Followed>, writer: Writer, tell: TellTrace) {
     let resource = discover(&kind, &followed.trouble, &writer).await;
-    let client = writer.client.clone();
-    let cache = Traced::of(resource, "dynamic", writer, Trace::keep, followed.trouble.clone());
-    cache.tell(Box::new(move |change| tell(&kind, change)));
+    let cache = Traced::of(resource, DYNAMIC, writer, Trace::keep, followed.trouble.clone());
+    cache.listen(Box::new(move |change| tell(&kind, change)));
+    let _subscription = cache.subscribe(Selection::default(), SLOWEST_ATTEMPT);
     let _ = followed.cache.set(cache.clone());
-    let settle = async {
-        loop {
-            tokio::time::sleep(SETTLE).await;
-            cache.settle_all().await;
+    loop {
+        tokio::time::sleep(SETTLE).await;
+        if AssertUnwindSafe(cache.settle_all()).catch_unwind().await.is_err() {
+            tracing::error!("panic on a read; it is tried again");
         }
-    };
-    let reconnect = Reconnect::at_least_every(SLOWEST_ATTEMPT);
-    tokio::select! {
-        () = watch(cache.clone(), client, Selection::default(), mode, reconnect, metrics) => {}
-        () = settle => {}
     }
 }
 
@@ -158,7 +141,8 @@ async fn follow(
 async fn discover(kind: &GroupVersionKind, trouble: &Trouble, writer: &Writer) -> ApiResource {
     let delays = Reconnect::at_least_every(SLOWEST_ATTEMPT);
     for delay in delays {
-        let asked = tokio::time::timeout(writer.timeout, discovery::pinned_kind(&writer.client, kind));
+        let client = writer.client();
+        let asked = tokio::time::timeout(writer.timeout, discovery::pinned_kind(&client, kind));
         let why = match asked.await {
             Ok(Ok((resource, _))) => {
                 trouble.set(None);

@@ -108,6 +108,11 @@ impl Health {
         self.lock().notes.iter().filter_map(|(name, note)| Some((name.clone(), note()?))).collect()
     }
 
+    /// A task that came and went: nothing is expected of it any more.
+    pub(crate) fn forget(&self, task: &str) {
+        self.lock().pulses.remove(task);
+    }
+
     /// Tasks that no longer make progress.
     pub fn stalled(&self) -> Vec<String> {
         self.lock().pulses.iter().filter(|(_, pulse)| pulse.is_stalled()).map(|(name, _)| name.clone()).collect()

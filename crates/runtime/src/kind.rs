@@ -2,22 +2,29 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
 };
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Request};
 use serde::Serialize;
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::{
-    error::{Chain, Error},
+    cluster::{Cluster, Freshness},
+    error::{Chain, Error, undecodable},
+    hub::{Subscriber, Subscription, Unreadable, Wish},
     key::Key,
     queue::Queue,
-    store::{Changed, Store, Versioned},
+    raw::Raw,
+    selection::{Requirements, Selection},
+    store::{Changed, Listed, Store, Versioned},
     trouble::Trouble,
     view::View,
-    writer::{Writer, unmade},
+    watch::Target,
+    writer::{Writer, decode, unmade},
 };
 
 /// What is left after a delete was accepted.
@@ -34,8 +41,8 @@ pub struct Change<'a, T> {
     pub key: &'a Key,
     pub before: Option<&'a T>,
     pub after: Option<&'a T>,
-    /// Told by the watch. Otherwise it was learnt from the answer to a request of ours: the round that sent it knows,
-    /// rounds of other objects may have to look.
+    /// Not from the answer to a request that was sent through this kind: the round that sent one knows, rounds of other
+    /// objects may have to look. What other kinds' requests brought is news here, like what the watch brings.
     pub is_heard: bool,
 }
 
@@ -54,33 +61,40 @@ pub fn heard_by<T>(
 
 /// Held from a change until it is told, so that changes of one object are told in their order: indexes may be built on
 /// it.
-pub(crate) struct Telling<'a, T>(MutexGuard<'a, Option<Tell<T>>>);
+struct Telling<'a, T>(MutexGuard<'a, Vec<Listener<T>>>);
 
 impl<T> Telling<'_, T> {
-    pub(crate) fn tell(&self, key: &Key, is_heard: bool, changed: &Changed<T>) {
-        if let Some(tell) = &*self.0 {
-            let before = changed.before.as_deref().map(|version| &version.value);
-            let after = changed.after.as_deref().map(|version| &version.value);
-            tell(&Change { key, before, after, is_heard });
-        }
+    fn tell(&self, key: &Key, is_heard: bool, changed: &Changed<T>) {
+        let before = changed.before.as_deref().map(|version| &version.value);
+        let after = changed.after.as_deref().map(|version| &version.value);
+        let change = Change { key, before, after, is_heard };
+        self.0.iter().for_each(|listener| listener(&change));
     }
 }
 
-type Tell<T> = Box<dyn Fn(&Change<'_, T>) + Send + Sync>;
+pub(crate) type Listener<T> = Box<dyn Fn(&Change<'_, T>) + Send + Sync>;
 
 /// No object has this version: the store of an API server begins with it, empty.
 const VERSION_OF_NOTHING: &str = "1";
 
+/// A projection of a kind's objects: several may follow one watch, each with its own.
 pub struct Kind<W: View, T> {
-    pub(crate) store: Store<T>,
-    pub(crate) keep: fn(W) -> Option<T>,
-    /// Whom to tell of changes.
-    tell: Mutex<Option<Tell<T>>>,
-    pub(crate) types: W::DynamicType,
+    store: Store<T>,
+    keep: fn(W) -> Option<T>,
+    /// Notified of changes, in this order.
+    listeners: Mutex<Vec<Listener<T>>>,
+    types: W::DynamicType,
     writer: Writer,
     pub(crate) resource: &'static str,
+    /// Known since it is watched, and taken apart.
+    selection: OnceLock<(Selection, Option<Requirements>)>,
+    /// Objects in the cache that are not selected: what a read or a write found under a name that was asked for. The
+    /// watch of the selection would not speak of them, so a wider one does not either.
+    strangers: Mutex<HashSet<Key>>,
     /// Why the watch does not run, if it does not.
-    pub(crate) trouble: Trouble,
+    trouble: Trouble,
+    /// When the server last spoke.
+    contact: Mutex<Option<Instant>>,
     /// Keys to be read before they are planned for: a write had no answer, or a list spoke against the store.
     doubtful: Mutex<HashSet<Key>>,
 }
@@ -105,11 +119,14 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         Arc::new(Self {
             store: Store::default(),
             keep,
-            tell: Mutex::default(),
+            listeners: Mutex::default(),
             types,
             writer,
             resource,
+            selection: OnceLock::new(),
+            strangers: Mutex::default(),
             trouble,
+            contact: Mutex::default(),
             doubtful: Mutex::default(),
         })
     }
@@ -146,19 +163,52 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         self.doubtful().insert(key);
     }
 
-    pub(crate) fn tell(&self, tell: Tell<T>) {
-        *self.tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(tell);
+    /// Adds a listener behind those that are there.
+    pub(crate) fn listen(&self, listener: Listener<T>) {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
+    }
+
+    /// Follows the watch of the selected objects; `None` if the kind does so already.
+    pub(crate) fn subscribe(self: &Arc<Self>, selection: Selection, slowest: Duration) -> Option<Subscription> {
+        if let Some((selected, _)) = self.selection.get() {
+            assert_eq!(*selected, selection, "one kind has one selection; another selection is another Kind");
+            return None;
+        }
+        self.selection.set((selection.clone(), selection.requirements())).ok()?;
+        let target = Target { path: self.path(), is_metadata: W::metadata_api(), selection };
+        let wish = Wish { resource: self.resource, target, slowest };
+        Some(self.cluster().hub().subscribe(self.clone(), wish))
+    }
+
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.writer.cluster
+    }
+
+    /// Where its objects are, in all namespaces.
+    fn path(&self) -> String {
+        W::url_path(&self.types, None)
+    }
+
+    /// How far the cache can be believed. One of another cluster that is silent is unknown, not empty.
+    pub fn freshness(&self) -> Freshness {
+        let contact = *self.contact.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.cluster().clock().instant();
+        let age = contact.filter(|_| self.store.is_synced()).map(|at| now.saturating_duration_since(at));
+        Freshness { age, trouble: self.trouble.get() }
     }
 
     /// To be held from a change of the store until it is told.
-    pub(crate) fn telling(&self) -> Telling<'_, T> {
-        Telling(self.tell.lock().unwrap_or_else(PoisonError::into_inner))
+    fn telling(&self) -> Telling<'_, T> {
+        Telling(self.listeners.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Changes the store and tells of it.
-    pub(crate) fn change(&self, key: &Key, is_heard: bool, change: impl FnOnce(&Store<T>) -> Option<Changed<T>>) {
+    fn change(&self, key: &Key, is_heard: bool, change: impl FnOnce(&Store<T>) -> Option<Changed<T>>) {
         let telling = self.telling();
         if let Some(changed) = change(&self.store) {
+            if changed.after.is_none() {
+                self.strangers().remove(key);
+            }
             telling.tell(key, is_heard, &changed);
         }
     }
@@ -167,21 +217,13 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         self.doubtful.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Filled, or why not.
-    pub(crate) fn readiness(&self) -> Result<(), String> {
-        if self.store.is_synced() {
-            return Ok(());
-        }
-        Err(self.trouble.get().unwrap_or_else(|| "not filled yet".to_owned()))
-    }
-
     pub async fn create(&self, key: &Key, body: &impl Serialize) -> Result<u64, Error> {
         let params = PostParams { field_manager: Some(self.writer.manager.into()), ..PostParams::default() };
         let body = serde_json::to_vec(body).expect("our own objects serialise");
         let request = self.at(key).create(&params, body).map_err(|error| unmade("create", self.resource, error))?;
         let held = self.store.version(key);
-        let result = self.writer.send(self.resource, "create", request).await;
-        self.absorb(key, held, result).await
+        let answer = self.writer.send(self.resource, "create", request).await;
+        self.absorb(key, held, "create", answer).await
     }
 
     /// A JSON merge patch. The caller puts `metadata.uid` and `metadata.resourceVersion` in it, so that it changes
@@ -195,8 +237,8 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         };
         let request = request.map_err(|error| unmade("patch", self.resource, error))?;
         let held = self.store.version(key);
-        let result = self.writer.send(self.resource, "patch", request).await;
-        self.absorb(key, held, result).await
+        let answer = self.writer.send(self.resource, "patch", request).await;
+        self.absorb(key, held, "patch", answer).await
     }
 
     /// A server-side apply: the object shall have these fields, and those of an earlier apply that are missing now
@@ -213,8 +255,8 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         let request = self.at(key).patch(&key.name, &params, &Patch::Apply(body));
         let request = request.map_err(|error| unmade("apply", self.resource, error))?;
         let held = self.store.version(key);
-        let result = self.writer.send(self.resource, "apply", request).await;
-        self.absorb(key, held, result).await
+        let answer = self.writer.send(self.resource, "apply", request).await;
+        self.absorb(key, held, "apply", answer).await
     }
 
     /// Deletes the object of this uid in this version. Already gone is success.
@@ -224,10 +266,10 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         let held = self.store.version(key);
         let request =
             self.at(key).delete(&key.name, &params).map_err(|error| unmade("delete", self.resource, error))?;
-        match self.writer.send::<serde_json::Value>(self.resource, "delete", request).await {
-            Ok(answer) => Ok(self.remains(key, held, answer)),
+        match self.writer.send(self.resource, "delete", request).await {
+            Ok(answer) => Ok(self.remains(key, held, &answer)),
             Err(error) if error.is_not_found() => {
-                self.change(key, false, |store| store.deleted(key, held));
+                self.gone(key, held);
                 Ok(Deleted::Gone)
             }
             Err(error) => Err(self.look_after(key, error).await),
@@ -243,6 +285,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     pub async fn refresh(&self, key: &Key) -> Result<(), Error> {
         let held = self.store.version(key);
         let found = self.read(key).await?.and_then(|object| {
+            self.note_stranger(key, object.meta());
             let version = identity(object.meta()).map_or(0, |(_, version)| version);
             (self.keep)(object).map(|value| (version, value))
         });
@@ -251,39 +294,81 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     }
 
     /// The answer to a delete is the object as it is now, or a Status when nothing of it is left.
-    fn remains(&self, key: &Key, held: Option<u64>, answer: serde_json::Value) -> Deleted {
-        match serde_json::from_value::<W>(answer) {
+    fn remains(&self, key: &Key, held: Option<u64>, answer: &[u8]) -> Deleted {
+        match serde_json::from_slice::<W>(answer) {
             Ok(object) if is_terminating(object.meta()) => {
-                self.take_in(object, false);
+                self.take_in(object);
+                self.cluster().hub().learnt(&self.path(), self.address(), answer);
                 Deleted::Terminating
             }
             _ => {
-                self.change(key, false, |store| store.deleted(key, held));
+                self.gone(key, held);
                 Deleted::Gone
             }
         }
     }
 
+    /// Forgets an object that a request of ours found gone; every cache that holds it does.
+    fn gone(&self, key: &Key, held: Option<u64>) {
+        self.change(key, false, |store| store.deleted(key, held));
+        if let Some(held) = held {
+            self.cluster().hub().deleted(&self.path(), self.address(), key, held);
+        }
+    }
+
+    /// Tells this kind from others.
+    fn address(&self) -> *const () {
+        std::ptr::from_ref(self).cast()
+    }
+
     /// An object that is none of our business any more is forgotten.
-    pub(crate) fn take_in(&self, object: W, is_heard: bool) {
+    fn take_in(&self, object: W) {
         let Some((key, version)) = identity(object.meta()) else { return };
-        let value = (self.keep)(object);
-        self.change(&key, is_heard, |store| match value {
+        self.note_stranger(&key, object.meta());
+        self.put(&key, version, (self.keep)(object), false);
+    }
+
+    /// Notes whether an object that was not selected by the server would be.
+    fn note_stranger(&self, key: &Key, meta: &ObjectMeta) {
+        let Some((_, Some(requirements))) = self.selection.get() else { return };
+        let is_selected = requirements.select(key, || meta.labels.clone().unwrap_or_default());
+        if is_selected == Some(false) {
+            self.strangers().insert(key.clone());
+        } else {
+            self.strangers().remove(key);
+        }
+    }
+
+    pub(crate) fn strangers(&self) -> MutexGuard<'_, HashSet<Key>> {
+        self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, key: &Key, version: u64, value: Option<T>, is_heard: bool) {
+        self.change(key, is_heard, |store| match value {
             Some(value) => store.observe(key.clone(), version, value),
-            None => store.forget(&key, version),
+            None => store.forget(key, version),
         });
     }
 
-    /// The answer to a write enters the cache; its version is what the next write of this round builds on. A write that
-    /// drops the last finalizer of an object being deleted is answered by the object in its former version: it is gone.
-    async fn absorb(&self, key: &Key, held: Option<u64>, result: Result<W, Error>) -> Result<u64, Error> {
-        match result {
-            Ok(object) => {
+    /// The answer to a write enters the cache, and all others of these objects; its version is what the next write of
+    /// this round builds on. A write that drops the last finalizer of an object being deleted is answered by the object
+    /// in its former version: it is gone.
+    async fn absorb(
+        &self,
+        key: &Key,
+        held: Option<u64>,
+        verb: &'static str,
+        answer: Result<Vec<u8>, Error>,
+    ) -> Result<u64, Error> {
+        let decoded = answer.and_then(|answer| Ok((decode::<W>(self.resource, verb, &answer)?, answer)));
+        match decoded {
+            Ok((object, answer)) => {
                 let version = identity(object.meta()).map_or(0, |(_, version)| version);
                 if object.meta().deletion_timestamp.is_some() && !is_terminating(object.meta()) {
-                    self.change(key, false, |store| store.deleted(key, held));
+                    self.gone(key, held);
                 } else {
-                    self.take_in(object, false);
+                    self.take_in(object);
+                    self.cluster().hub().learnt(&self.path(), self.address(), &answer);
                 }
                 Ok(version)
             }
@@ -307,6 +392,126 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
 
     fn at(&self, key: &Key) -> Request {
         place::<W>(&self.types, key)
+    }
+}
+
+impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
+    /// What is to be kept of an object. What cannot be decoded is not believed to be absent: it is read before it is
+    /// planned for, and whom it concerns has to look.
+    fn project(&self, object: &Raw<'_>) -> Result<Option<T>, Unreadable> {
+        object.decode::<W>().map(self.keep).map_err(|error| {
+            self.change(&object.key, true, |_| Some(self.doubted(&object.key)));
+            Unreadable(undecodable(&error))
+        })
+    }
+
+    /// Nothing is believed before it is read; whom it concerns has to look.
+    fn doubted(&self, key: &Key) -> Changed<T> {
+        self.doubt(key.clone());
+        Changed { before: self.get(key), after: self.get(key) }
+    }
+}
+
+/// What readiness asks a cache of any kind.
+pub(crate) trait Cache: Send + Sync {
+    /// Filled, or why not.
+    fn readiness(&self) -> Result<(), String>;
+    /// What is wrong with a cache that is filled.
+    fn mention(&self) -> Option<String>;
+}
+
+impl<W: View, T: Send + Sync + 'static> Cache for Kind<W, T> {
+    fn readiness(&self) -> Result<(), String> {
+        if self.store.is_synced() {
+            return Ok(());
+        }
+        Err(self.trouble.get().unwrap_or_else(|| "not filled yet".to_owned()))
+    }
+
+    fn mention(&self) -> Option<String> {
+        self.trouble.get().filter(|_| self.store.is_synced())
+    }
+}
+
+impl<W: View, T: Send + Sync + 'static> Subscriber for Kind<W, T> {
+    fn begin_list(&self, is_repeated: bool) {
+        self.store.begin_list(is_repeated);
+    }
+
+    fn listed(&self, object: &Raw<'_>) -> Result<(), Unreadable> {
+        let (key, version) = (&object.key, object.version);
+        if self.store.is_listed_as_known(key, version) {
+            return Ok(());
+        }
+        let value = self.project(object).inspect_err(|_| self.store.list_unreadable(key))?;
+        self.change(key, true, |store| match store.list_item(key.clone(), version, value) {
+            Listed::News(changed) => Some(changed),
+            Listed::Known => None,
+            Listed::Doubtful => Some(self.doubted(key)),
+        });
+        Ok(())
+    }
+
+    fn end_list(&self, version: u64) {
+        let telling = self.telling();
+        let missing = self.store.end_list(version);
+        for (key, changed) in missing.gone {
+            self.strangers().remove(&key);
+            telling.tell(&key, true, &changed);
+        }
+        for key in missing.doubtful {
+            telling.tell(&key, true, &self.doubted(&key));
+        }
+    }
+
+    fn applied(&self, object: &Raw<'_>) -> Result<(), Unreadable> {
+        let (key, version) = (&object.key, object.version);
+        // What is held already is the echo of a write of ours: nothing of it need be decoded.
+        if !self.store.deliver(version) || self.store.version(key) == Some(version) {
+            return Ok(());
+        }
+        let value = self.project(object)?;
+        self.strangers().remove(key);
+        self.put(key, version, value, true);
+        Ok(())
+    }
+
+    fn deleted(&self, object: &Raw<'_>) {
+        let (key, version) = (&object.key, object.version);
+        if self.store.deliver(version) {
+            self.change(key, true, |store| store.forget(key, version));
+        }
+    }
+
+    fn unselected(&self, object: &Raw<'_>) {
+        if !self.strangers().contains(&object.key) {
+            self.deleted(object);
+        }
+    }
+
+    fn learnt(&self, object: &Raw<'_>) -> Result<(), Unreadable> {
+        let (key, version) = (&object.key, object.version);
+        if self.store.version(key) != Some(version) {
+            let value = self.project(object)?;
+            self.strangers().remove(key);
+            self.put(key, version, value, true);
+        }
+        Ok(())
+    }
+
+    fn deleted_by_another(&self, key: &Key, version: u64) {
+        self.change(key, true, |store| match store.version(key) {
+            Some(held) if held <= version => store.deleted(key, Some(held)),
+            _ => None,
+        });
+    }
+
+    fn in_touch(&self, at: Instant) {
+        *self.contact.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
+    }
+
+    fn interrupted(&self, why: Option<String>) {
+        self.trouble.set(why);
     }
 }
 

@@ -1,6 +1,12 @@
 //! Puts the parts together: one process, its tasks, and their common end.
 
-use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::{Client, api::GroupVersionKind};
@@ -10,20 +16,22 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     admin,
     clock::Clock,
+    cluster::{Cluster, Common},
     controller::Controller,
     driver::{Driver, Layer},
     dynamic::{DynamicWatches, Trace},
-    error::Brief,
     event::{Publisher, Recorder},
     health::{Health, Pulse},
-    kind::{Change, Kind},
+    hub::{Context, WatchMetrics},
+    kind::{Cache, Change, Kind},
     lease::{Elector, Leadership, LeaseConfig},
     metrics::Metrics,
     part::{Part, Parts},
     queue::Queue,
+    selection::Selection,
     slow::SlowRounds,
     view::View,
-    watch::{ListMode, Reconnect, SLOWEST_RECONNECT, Selection, watch},
+    watch::ListMode,
     writer::Writer,
 };
 
@@ -55,7 +63,10 @@ pub enum Fatal {
 /// What the last events may take after a stop: a handful in the ordinary case, and a standby is waiting.
 const LAST_EVENTS: Duration = Duration::from_millis(100);
 
-type Job = Box<dyn FnOnce(ListMode, Pulse) -> BoxFuture<'static, ()> + Send>;
+type Job = Box<dyn FnOnce(Pulse) -> BoxFuture<'static, ()> + Send>;
+
+/// The caches of one resource: several projections may be kept of it.
+type Caches = Arc<Mutex<Vec<Arc<dyn Cache>>>>;
 
 pub struct Operator {
     pub client: Client,
@@ -67,7 +78,10 @@ pub struct Operator {
     leadership: Leadership,
     elector: Option<Elector>,
     publisher: Publisher,
-    watches: Vec<(String, Job)>,
+    /// The cluster that the operator runs for.
+    cluster: Cluster,
+    caches: BTreeMap<&'static str, Caches>,
+    jobs: Vec<(String, Job)>,
     drivers: Vec<Driver>,
     slow_rounds: SlowRounds,
     parts: Vec<Part>,
@@ -100,8 +114,19 @@ impl Operator {
             metrics.clone(),
         );
         let slow_rounds = SlowRounds::new(settings.request_timeout);
+        let watches = WatchMetrics::default();
+        metrics.collect(Box::new(watches.clone()));
+        let common = Common {
+            clock: clock.clone(),
+            leadership: leadership.clone(),
+            timeout: settings.request_timeout,
+            list_mode: settings.list_mode,
+            watches,
+        };
         Self {
             health: Health::new(clock.clone()),
+            cluster: Cluster::new("", client.clone(), &common),
+            caches: BTreeMap::new(),
             client,
             clock,
             metrics,
@@ -110,7 +135,7 @@ impl Operator {
             leadership,
             elector,
             publisher,
-            watches: Vec::new(),
+            jobs: Vec::new(),
             drivers: Vec::new(),
             slow_rounds,
             parts: Vec::new(),
@@ -121,19 +146,15 @@ impl Operator {
 
     /// Writes of one layer carry its field manager.
     pub fn writer(&self, manager: &'static str) -> Writer {
-        Writer {
-            client: self.client.clone(),
-            leadership: self.leadership.clone(),
-            manager,
-            timeout: self.settings.request_timeout,
-        }
+        self.cluster.writer(manager)
     }
 
     pub fn queue(&self, resync: Duration) -> Arc<Queue> {
         Arc::new(Queue::new(self.clock.clone(), resync))
     }
 
-    /// Keeps `kind` filled and tells of its changes: `tell` puts what has to look into queues. Once per kind.
+    /// Keeps `kind` filled and tells of its changes: `tell` puts what has to look into queues. Called again for the same
+    /// kind, it adds a listener behind the others.
     pub fn watch<W: View, T: Send + Sync + 'static>(
         &mut self,
         kind: &Arc<Kind<W, T>>,
@@ -149,18 +170,14 @@ impl Operator {
         selection: Selection,
         tell: impl Fn(&Change<'_, T>) + Send + Sync + 'static,
     ) {
-        kind.tell(Box::new(tell));
-        let name = format!("watch {}", kind.resource);
-        let (watched, checked, counted) = (kind.clone(), kind.clone(), kind.clone());
-        self.health.require(format!("cache {}", kind.resource), move || checked.readiness());
+        self.cluster.watch(kind, selection, tell);
+        let lock = |caches: &Caches| caches.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let caches = self.caches.entry(kind.resource).or_default().clone();
+        caches.lock().unwrap_or_else(PoisonError::into_inner).push(kind.clone());
+        let (name, checked, counted) = (format!("cache {}", kind.resource), caches.clone(), kind.clone());
+        self.health.require(name.as_str(), move || lock(&checked).iter().try_for_each(|cache| cache.readiness()));
+        self.health.inform(name, move || lock(&caches).iter().find_map(|cache| cache.mention()));
         self.synced.push(Box::new(move || counted.store().is_synced()));
-        let (client, metrics) = (self.client.clone(), self.metrics.clone());
-        let job = move |mode, pulse: Pulse| {
-            let reconnect = Reconnect::at_least_every(SLOWEST_RECONNECT);
-            let watch = watch(watched, client, selection, mode, reconnect, metrics);
-            async move { pulse.while_waiting(watch).await }.boxed()
-        };
-        self.watches.push((name, Box::new(job)));
     }
 
     /// Watches of kinds that turn out to be needed while the operator runs; `tell` hears of all of them.
@@ -170,9 +187,9 @@ impl Operator {
     ) -> DynamicWatches {
         let watches = DynamicWatches::default();
         // Nothing is written by it.
-        let (run, writer, metrics) = (watches.clone(), self.writer("strata"), self.metrics.clone());
-        let job = move |mode, pulse| run.run(writer, mode, Arc::new(tell), metrics, pulse).boxed();
-        self.watches.push((format!("dynamic watches {}", self.watches.len()), Box::new(job)));
+        let (run, writer) = (watches.clone(), self.writer("strata"));
+        let job = move |pulse| run.run(writer, Arc::new(tell), pulse).boxed();
+        self.jobs.push((format!("dynamic watches {}", self.jobs.len()), Box::new(job)));
         watches
     }
 
@@ -225,13 +242,13 @@ impl Operator {
         let caches = filled.clone();
         let drained = CancellationToken::new();
         let Self {
-            client,
             health,
             settings,
             leadership,
             elector,
             publisher,
-            watches,
+            cluster,
+            jobs,
             drivers,
             slow_rounds,
             parts,
@@ -251,13 +268,11 @@ impl Operator {
         }
         let elector_done =
             elector.map(|elector| tokio::spawn(elector.run(filled, drained.clone(), health.pulse("leader election"))));
-        let mode = tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            mode = list_mode(&client, settings.list_mode) => mode,
-        };
-        for (name, job) in watches {
+        let context = Context { health: health.clone(), metrics: metrics.clone() };
+        tasks.spawn("watches", cluster.run(context, health.pulse("watches")));
+        for (name, job) in jobs {
             let pulse = health.pulse(name.as_str());
-            tasks.spawn(name, job(mode, pulse));
+            tasks.spawn(name, job(pulse));
         }
         tasks.spawn("slow rounds", slow_rounds.watch());
         tasks.spawn("readiness", announce(synced, may_lead, leadership, metrics));
@@ -374,27 +389,6 @@ async fn announce(
         metrics.leading.set(i64::from(leadership.is_leading()));
         // The gauge is read every few seconds at most.
         tokio::time::sleep(Duration::from_secs(1)).await;
-    }
-}
-
-/// Streaming lists from Kubernetes 1.34 on. Asks until the server answers: without it there is nothing to do anyway.
-async fn list_mode(client: &Client, wanted: Option<ListMode>) -> ListMode {
-    const ASK_AGAIN: Duration = Duration::from_millis(500);
-    if let Some(mode) = wanted {
-        return mode;
-    }
-    loop {
-        match client.apiserver_version().await {
-            Ok(info) => {
-                let minor: String = info.minor.chars().take_while(char::is_ascii_digit).collect();
-                let can_stream = (info.major.as_str(), minor.parse::<u32>().unwrap_or(0)) >= ("1", 34);
-                return if can_stream { ListMode::Streaming } else { ListMode::Paged };
-            }
-            Err(error) => {
-                tracing::warn!(error = %Brief(&error), "API server not reachable; asking again");
-                tokio::time::sleep(ASK_AGAIN).await;
-            }
-        }
     }
 }
 

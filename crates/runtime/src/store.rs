@@ -40,9 +40,17 @@ struct Inner<T> {
     deleted: HashMap<Key, u64>,
     /// Highest version the present watch delivered.
     delivered: u64,
-    /// Keys seen so far in the list that is being read; `None` between lists.
-    listing: Option<HashSet<Key>>,
+    /// The list that is being read; `None` between lists.
+    listing: Option<Listing>,
     is_synced: bool,
+}
+
+#[derive(Debug)]
+struct Listing {
+    /// Keys seen so far.
+    seen: HashSet<Key>,
+    /// Whether objects that are known as they are listed count as news.
+    is_repeated: bool,
 }
 
 impl<T> Default for Store<T> {
@@ -122,6 +130,9 @@ impl<T> Store<T> {
         if inner.deleted.get(key).is_some_and(|deleted| *deleted <= version) {
             inner.deleted.remove(key);
         }
+        if let Some(listing) = &mut inner.listing {
+            listing.seen.remove(key);
+        }
         let is_older = inner.objects.get(key).is_some_and(|known| known.version <= version);
         if is_older { inner.remove(key) } else { None }
     }
@@ -134,36 +145,59 @@ impl<T> Store<T> {
         is_news
     }
 
-    pub(crate) fn begin_list(&self) {
+    /// With `is_repeated`, every object of the list is news: whoever was notified of changes may have lost some.
+    pub(crate) fn begin_list(&self, is_repeated: bool) {
         let mut inner = self.write();
         // A restored etcd counts from a lower version: a new list is a new beginning.
         inner.delivered = 0;
-        inner.listing = Some(HashSet::new());
+        inner.listing = Some(Listing { seen: HashSet::new(), is_repeated });
     }
 
+    /// Notes that the list holds this version of an object; true if it is held already, so that it need not be decoded.
+    pub(crate) fn is_listed_as_known(&self, key: &Key, version: u64) -> bool {
+        let mut inner = self.write();
+        inner.delivered = inner.delivered.max(version);
+        let is_held = inner.objects.get(key).is_some_and(|known| known.version == version);
+        match &mut inner.listing {
+            Some(listing) if is_held => {
+                listing.seen.insert(key.clone());
+                !listing.is_repeated
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes in an object of a list; without a value it is not to be kept.
     pub(crate) fn list_item(&self, key: Key, version: u64, value: Option<T>) -> Listed<T> {
         let mut inner = self.write();
         inner.delivered = inner.delivered.max(version);
         let Some(value) = value else { return Listed::Known };
-        if let Some(seen) = &mut inner.listing {
-            seen.insert(key.clone());
-        }
+        let is_repeated = inner.listing.as_ref().is_some_and(|listing| listing.is_repeated);
+        inner.see(&key);
         match inner.objects.get(&key).map(|known| known.version).max(inner.deleted.get(&key).copied()) {
             Some(held) if held > version => Listed::Doubtful,
-            Some(held) if held == version && inner.objects.contains_key(&key) => Listed::Known,
-            Some(held) if held == version => Listed::Doubtful,
+            Some(held) if held == version && inner.objects.contains_key(&key) && !is_repeated => Listed::Known,
+            Some(held) if held == version && !inner.objects.contains_key(&key) => Listed::Doubtful,
             _ => Listed::News(inner.insert(key, version, value)),
         }
     }
 
-    /// Ends a list: what it did not hold is gone, except what is newer than anything in it; that is doubtful.
-    pub(crate) fn end_list(&self) -> Missing<T> {
+    /// Notes that the list holds an object that cannot be read: what is held of it stays.
+    pub(crate) fn list_unreadable(&self, key: &Key) {
+        self.write().see(key);
+    }
+
+    /// Ends a list of this version: what it did not hold is gone, except what is newer than the list; that is doubtful.
+    pub(crate) fn end_list(&self, version: u64) -> Missing<T> {
         let mut inner = self.write();
         inner.is_synced = true;
         let mut missing = Missing::default();
-        let Some(seen) = inner.listing.take() else { return missing };
+        let Some(listing) = inner.listing.take() else { return missing };
+        inner.delivered = inner.delivered.max(version);
         let delivered = inner.delivered;
-        for (key, known) in inner.objects.iter().filter(|(key, _)| !seen.contains(*key)) {
+        // The watch goes on behind the list: it says nothing more about what was deleted before.
+        inner.deleted.retain(|_, deleted| *deleted > delivered);
+        for (key, known) in inner.objects.iter().filter(|(key, _)| !listing.seen.contains(*key)) {
             if known.version > delivered {
                 missing.doubtful.push(key.clone());
             } else {
@@ -215,6 +249,12 @@ impl<T> Inner<T> {
         if held.is_some_and(|held| held >= version) { None } else { Some(self.insert(key, version, value)) }
     }
 
+    fn see(&mut self, key: &Key) {
+        if let Some(listing) = &mut self.listing {
+            listing.seen.insert(key.clone());
+        }
+    }
+
     fn insert(&mut self, key: Key, version: u64, value: T) -> Changed<T> {
         self.deleted.remove(&key);
         let after = Arc::new(Versioned { version, value });
@@ -235,8 +275,8 @@ mod tests {
     }
 
     /// What a list did not hold: gone and doubtful.
-    fn missing<T>(store: &Store<T>) -> (Vec<Key>, Vec<Key>) {
-        let missing = store.end_list();
+    fn missing<T>(store: &Store<T>, version: u64) -> (Vec<Key>, Vec<Key>) {
+        let missing = store.end_list(version);
         (missing.gone.into_iter().map(|(key, _)| key).collect(), missing.doubtful)
     }
 
@@ -278,11 +318,11 @@ mod tests {
         let store = Store::default();
         store.observe(key("gone"), 3, 1);
         store.observe(key("stays"), 4, 2);
-        store.begin_list();
+        store.begin_list(false);
         store.list_item(key("stays"), 4, Some(2));
         store.list_item(key("new"), 9, Some(3));
         assert!(!store.is_synced());
-        assert_eq!(missing(&store), (vec![key("gone")], vec![]));
+        assert_eq!(missing(&store, 9), (vec![key("gone")], vec![]));
         assert!(store.is_synced());
         assert!(store.get(&key("new")).is_some());
     }
@@ -316,11 +356,11 @@ mod tests {
         store.observe(key("changed"), 11, 0);
         store.observe(key("removed"), 10, 0);
         store.deleted(&key("removed"), Some(10));
-        store.begin_list();
+        store.begin_list(false);
         assert!(matches!(store.list_item(key("listed"), 3, Some(0)), Listed::Known));
         assert!(matches!(store.list_item(key("changed"), 4, Some(0)), Listed::Doubtful));
         assert!(matches!(store.list_item(key("removed"), 9, Some(0)), Listed::Doubtful));
-        assert_eq!(missing(&store), (vec![], vec![key("new")]));
+        assert_eq!(missing(&store, 9), (vec![], vec![key("new")]));
         assert_eq!(store.version(&key("changed")), Some(11));
         assert_eq!(store.version(&key("removed")), None);
     }
@@ -329,12 +369,62 @@ mod tests {
     fn a_restored_etcd_is_believed_after_a_read() {
         let store = Store::default();
         store.observe(key("a"), 100, "before");
-        store.begin_list();
+        store.begin_list(false);
         assert!(matches!(store.list_item(key("a"), 5, Some("restored")), Listed::Doubtful));
-        store.end_list();
+        store.end_list(5);
         store.correct(&key("a"), Some(100), Some((5, "restored")));
         assert_eq!(store.get(&key("a")).unwrap().value, "restored");
         assert!(store.deliver(6) && store.observe(key("a"), 6, "goes on").is_some());
+    }
+
+    #[test]
+    fn a_list_clears_what_was_noted_of_deletions_before_it() {
+        let store = Store::default();
+        for (name, version) in [("swallowed", 7), ("later", 20)] {
+            store.observe(key(name), version, ());
+            store.deleted(&key(name), Some(version));
+        }
+        // The watch broke before it said that both are gone.
+        store.begin_list(false);
+        assert_eq!(missing(&store, 10), (vec![], vec![]));
+        assert_eq!(store.read().deleted.keys().collect::<Vec<_>>(), [&key("later")]);
+        store.begin_list(false);
+        store.end_list(20);
+        assert!(store.read().deleted.is_empty());
+    }
+
+    #[test]
+    fn an_object_that_goes_while_it_is_listed_is_gone() {
+        let store = Store::default();
+        store.begin_list(false);
+        store.list_item(key("a"), 3, Some(0));
+        assert!(store.forget(&key("a"), 5).is_some());
+        store.list_item(key("b"), 4, Some(0));
+        assert_eq!(missing(&store, 6), (vec![], vec![]));
+        assert_eq!(store.keys(), [key("b")]);
+    }
+
+    #[test]
+    fn a_repeated_list_tells_of_everything_and_an_ordinary_one_only_of_news() {
+        let store = Store::default();
+        store.observe(key("a"), 3, 0);
+        store.begin_list(false);
+        assert!(store.is_listed_as_known(&key("a"), 3));
+        assert_eq!(missing(&store, 3), (vec![], vec![]));
+        store.begin_list(true);
+        assert!(!store.is_listed_as_known(&key("a"), 3));
+        assert!(matches!(store.list_item(key("a"), 3, Some(0)), Listed::News(Changed { before: Some(_), .. })));
+        assert_eq!(missing(&store, 3), (vec![], vec![]));
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_read_is_not_gone() {
+        let store = Store::default();
+        store.observe(key("a"), 3, 0);
+        store.begin_list(false);
+        store.list_unreadable(&key("a"));
+        assert_eq!(missing(&store, 9), (vec![], vec![]));
+        assert_eq!(store.version(&key("a")), Some(3));
     }
 
     #[test]

@@ -1,24 +1,30 @@
-//! Feeds a kind's store from the API server.
+//! One list and watch of a resource, for as long as anyone follows it.
+//!
+//! Not kube's `watcher`: that decodes every object for one reader, asks for streaming lists for ever where they are
+//! refused, goes on from a version that the server answers with 410, and drops deletions within a streaming list.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use futures::StreamExt;
+use http::header::{ACCEPT_ENCODING, RETRY_AFTER};
+use http_body_util::BodyExt;
 use kube::{
-    Api,
-    runtime::{
-        WatchStreamExt,
-        utils::Backoff,
-        watcher::{self, Event},
-    },
+    Client,
+    api::{ListParams, Request, WatchParams},
+    client::Body,
+    core::Status,
+    runtime::watcher,
 };
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::{
-    error::Brief,
-    key::Key,
-    kind::{Kind, identity},
+    clock::Clock,
+    cluster::Cluster,
+    error::{Brief, undecodable},
+    hub::Followers,
+    lines::{LONGEST_LINE, Lines},
     metrics::Metrics,
-    store::{Changed, Listed},
-    view::View,
+    raw::{Bookmark, Line, Page, Raw},
+    selection::Selection,
 };
 
 /// Whether the first list comes as a stream. Kubernetes 1.34 and newer can; older servers answer 422.
@@ -40,11 +46,12 @@ impl Reconnect {
     pub(crate) fn at_least_every(slowest: Duration) -> Self {
         Self { failures: 0, slowest }
     }
+
+    fn reset(&mut self) {
+        self.failures = 0;
+    }
 }
 
-/// The server ends a watch after this long, and a connection that is silent for a little longer is given up. A network
-/// that swallows packets thus blinds us for a minute at most, at the price of one request per kind and minute.
-const WATCH_SECONDS: u32 = 60;
 const FIRST_RECONNECT: Duration = Duration::from_millis(100);
 pub(crate) const SLOWEST_RECONNECT: Duration = Duration::from_secs(5);
 
@@ -58,105 +65,351 @@ impl Iterator for Reconnect {
     }
 }
 
-impl Backoff for Reconnect {
-    fn reset(&mut self) {
-        self.failures = 0;
-    }
+/// The server ends a watch after this long, and a connection that is silent for a little longer is given up. A network
+/// that swallows packets thus blinds us for a minute at most, at the price of one request per kind and minute.
+const WATCH: Duration = Duration::from_mins(1);
+const WATCH_MARGIN: Duration = Duration::from_secs(5);
+/// The server gives up a request after a minute; what has no answer a little later has been lost on the way.
+const ANSWER: Duration = Duration::from_secs(75);
+/// A list that streams may take longer than a watch, as long as it goes on. What takes ten minutes does not end.
+const LONGEST_STREAM: Duration = Duration::from_mins(10);
+/// A server that streams lists sends the next object or the end of the list within a second, also under load. One that
+/// is silent for this long knows nothing of streaming lists, and is asked for pages.
+const SILENT_STREAM: Duration = Duration::from_secs(20);
+/// How long pages are asked for after a streaming list was refused. Servers are upgraded within the hour, and a list
+/// is rare.
+const STREAM_AGAIN: Duration = Duration::from_mins(10);
+/// As client-go: a page is some megabytes.
+const PAGE: u32 = 500;
+/// A watch that ends sooner without an event is a fault, however politely it ends.
+const SHORTEST_WATCH: Duration = Duration::from_secs(1);
+/// What a server may ask us to wait: longer than this we would be blind for no reason.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
+
+/// What is watched: objects of one resource in all namespaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Where they are, as in `/api/v1/pods`.
+    pub path: String,
+    /// Whether only metadata are asked for.
+    pub is_metadata: bool,
+    pub selection: Selection,
 }
 
-/// Which objects of a kind are watched. What a layer keeps must not depend on more than this and the object itself:
-/// an object that is read after a conflict is not asked for its selectors.
-#[derive(Clone, Debug, Default)]
-pub struct Selection {
-    pub labels: Option<String>,
-    pub fields: Option<String>,
-}
-
-/// Watches a kind in all namespaces, for ever.
-pub(crate) async fn watch<W: View, T: Send + Sync + 'static>(
-    kind: Arc<Kind<W, T>>,
-    client: kube::Client,
-    selection: Selection,
-    mode: ListMode,
-    reconnect: Reconnect,
-    metrics: Arc<Metrics>,
-) {
-    let config = match mode {
-        ListMode::Streaming => watcher::Config::default().streaming_lists(),
-        ListMode::Paged => watcher::Config::default(),
-    };
-    let config = watcher::Config {
-        label_selector: selection.labels,
-        field_selector: selection.fields,
-        ..config.timeout(WATCH_SECONDS)
-    };
-    let api = Api::<W>::all_with(client, &kind.types);
-    let mut events = pin!(watcher::watcher(api, config).backoff(reconnect));
-    loop {
-        match events.next().await.expect("a watcher never ends") {
-            Ok(event) => {
-                kind.trouble.set(None);
-                kind.take_event(event);
-            }
-            Err(error) => {
-                metrics.watch_failed(kind.resource);
-                let (resource, error) = (kind.resource, describe(&error));
-                if kind.trouble.set(Some(error.clone())) {
-                    tracing::warn!(resource, error, "watch interrupted; reconnecting");
-                } else {
-                    tracing::debug!(resource, error, "watch still interrupted");
-                }
-            }
-        }
-    }
-}
-
-impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
-    fn take_event(&self, event: Event<W>) {
-        match event {
-            Event::Init => self.store.begin_list(),
-            Event::InitApply(object) => {
-                let Some((key, version)) = identity(object.meta()) else { return };
-                let value = (self.keep)(object);
-                self.change(&key, true, |store| match store.list_item(key.clone(), version, value) {
-                    Listed::News(changed) => Some(changed),
-                    Listed::Known => None,
-                    Listed::Doubtful => Some(self.doubted(&key)),
-                });
-            }
-            Event::InitDone => {
-                let telling = self.telling();
-                let missing = self.store.end_list();
-                for (key, changed) in missing.gone {
-                    telling.tell(&key, true, &changed);
-                }
-                for key in missing.doubtful {
-                    telling.tell(&key, true, &self.doubted(&key));
-                }
-            }
-            Event::Apply(object) => {
-                let Some((_, version)) = identity(object.meta()) else { return };
-                if self.store.deliver(version) {
-                    self.take_in(object, true);
-                }
-            }
-            Event::Delete(object) => {
-                let Some((key, version)) = identity(object.meta()) else { return };
-                if self.store.deliver(version) {
-                    self.change(&key, true, |store| store.forget(&key, version));
-                }
-            }
-        }
-    }
-
-    /// Nothing is believed before it is read; whom it concerns has to look.
-    fn doubted(&self, key: &Key) -> Changed<T> {
-        self.doubt(key.clone());
-        Changed { before: self.get(key), after: self.get(key) }
+impl Target {
+    /// Whether all that `other` asks for is seen here as well.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        self.path == other.path
+            && (other.is_metadata || !self.is_metadata)
+            && other.selection.is_within(&self.selection)
     }
 }
 
 /// What interrupted a watch.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WatchError {
+    #[error("{verb}: {} ({})", status.message, status.code)]
+    Refused { verb: &'static str, status: Box<Status>, retry_after: Option<Duration> },
+    #[error("{verb}: {}", Brief(source))]
+    Lost { verb: &'static str, source: Box<kube::Error> },
+    #[error("{verb}: no answer within {limit:?}")]
+    Silent { verb: &'static str, limit: Duration },
+    #[error("{verb}: {}", undecodable(source))]
+    Undecodable { verb: &'static str, source: serde_json::Error },
+    #[error("list: a line of the stream is longer than {LONGEST_LINE} bytes")]
+    TooLong,
+    #[error("list: the server does not stream lists")]
+    NoStream,
+    #[error("list: no resource version")]
+    NoVersion,
+    #[error("watch: ended at once")]
+    EndedAtOnce,
+}
+
+impl WatchError {
+    fn lost(verb: &'static str) -> impl FnOnce(kube::Error) -> Self {
+        move |source| Self::Lost { verb, source: Box::new(source) }
+    }
+
+    fn code(&self) -> Option<u16> {
+        match self {
+            Self::Refused { status, .. } => Some(status.code),
+            _ => None,
+        }
+    }
+
+    /// Whether the history that was asked for is gone.
+    fn is_expired(&self) -> bool {
+        self.code() == Some(410)
+    }
+
+    /// Whether the list may be had in pages: the server knows nothing of streams, or refuses them.
+    fn is_about_streaming(&self) -> bool {
+        matches!(self, Self::NoStream) || matches!(self.code(), Some(400 | 405 | 422 | 501))
+    }
+
+    fn retry_after(&self) -> Duration {
+        match self {
+            Self::Refused { retry_after: Some(wait), .. } => (*wait).min(LONGEST_RETRY_AFTER),
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+/// What the loop of one watch needs and remembers.
+pub(crate) struct Watcher {
+    pub cluster: Cluster,
+    pub followers: Arc<Followers>,
+    pub metrics: Arc<Metrics>,
+    pub clock: Clock,
+    /// The version that the watch has reached; `None` before the first list, and when the history is gone.
+    position: Option<String>,
+    stream_refused_at: Option<Instant>,
+}
+
+impl Watcher {
+    pub(crate) fn new(cluster: Cluster, followers: Arc<Followers>, metrics: Arc<Metrics>, clock: Clock) -> Self {
+        Self { cluster, followers, metrics, clock, position: None, stream_refused_at: None }
+    }
+
+    /// Watches for ever.
+    pub(crate) async fn run(mut self) {
+        let mut delays = Reconnect::at_least_every(self.followers.slowest());
+        loop {
+            let mut exchanged = self.cluster.exchanged();
+            let ended = tokio::select! {
+                ended = self.session(&mut delays) => ended,
+                _ = exchanged.changed() => {
+                    // Another server, perhaps: what was read so far says nothing about its history.
+                    self.position = None;
+                    continue;
+                }
+            };
+            if let Err(error) = ended {
+                let delay = delays.next().unwrap_or_default().max(error.retry_after());
+                self.interrupted(&error);
+                tokio::select! {
+                    () = tokio::time::sleep(delay) => {}
+                    _ = exchanged.changed() => self.position = None,
+                }
+            }
+        }
+    }
+
+    fn interrupted(&mut self, error: &WatchError) {
+        if error.is_expired() {
+            self.position = None;
+        }
+        self.cluster.count_interruption(&self.metrics, self.followers.resource);
+        let (resource, cluster, why) = (self.followers.resource, self.cluster.name(), error.to_string());
+        if self.followers.interrupted(&why) {
+            tracing::warn!(resource, cluster, error = why, "watch interrupted; reconnecting");
+        } else {
+            tracing::debug!(resource, cluster, error = why, "watch still interrupted");
+        }
+    }
+
+    /// Lists if there is nothing to go on from, and watches until the watch ends.
+    async fn session(&mut self, delays: &mut Reconnect) -> Result<(), WatchError> {
+        let client = self.cluster.client();
+        let lines = match self.position.clone() {
+            None => self.list(&client).await?,
+            Some(_) => None,
+        };
+        let lines = match (lines, &self.position) {
+            (Some(lines), _) => lines,
+            (None, Some(position)) => self.open(&client, position, WATCH, false).await?,
+            (None, None) => return Err(WatchError::NoVersion),
+        };
+        self.followers.connected(self.clock.instant());
+        let (began, reached) = (self.clock.instant(), self.position.clone());
+        let ended = self.follow(lines).await;
+        let lasted = self.clock.instant().saturating_duration_since(began);
+        if self.position == reached && lasted < SHORTEST_WATCH {
+            return ended.and(Err(WatchError::EndedAtOnce));
+        }
+        delays.reset();
+        ended
+    }
+
+    /// Reads everything there is; a stream goes on as the watch.
+    async fn list(&mut self, client: &Client) -> Result<Option<Lines>, WatchError> {
+        if self.may_stream(client).await? {
+            match self.stream(client).await {
+                Ok(lines) => return Ok(Some(lines)),
+                Err(error) if error.is_about_streaming() => {
+                    let resource = self.followers.resource;
+                    tracing::info!(resource, error = %error, "no streaming list; asking for pages");
+                    self.stream_refused_at = Some(self.clock.instant());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.pages(client).await?;
+        Ok(None)
+    }
+
+    async fn may_stream(&self, client: &Client) -> Result<bool, WatchError> {
+        let elapsed = |at| self.clock.instant().saturating_duration_since(at);
+        if self.stream_refused_at.is_some_and(|at| elapsed(at) < STREAM_AGAIN) {
+            return Ok(false);
+        }
+        let asked = timeout(ANSWER, self.cluster.list_mode(client)).await;
+        let mode = asked.map_err(|_| WatchError::Silent { verb: "version", limit: ANSWER })?;
+        Ok(mode.map_err(WatchError::lost("version"))? == ListMode::Streaming)
+    }
+
+    /// A watch that begins with all objects. Without a version to begin at, the server answers with what is true now,
+    /// and not with what a lagging cache holds.
+    async fn stream(&mut self, client: &Client) -> Result<Lines, WatchError> {
+        let mut lines = self.open(client, "", LONGEST_STREAM, true).await?;
+        self.followers.begin_list();
+        loop {
+            let Ok(line) = timeout(SILENT_STREAM, lines.next()).await else { return Err(WatchError::NoStream) };
+            let line = line?.ok_or(WatchError::NoStream)?;
+            let event = decode::<Line<'_>>("list", lines.line(line))?;
+            self.followers.in_touch(self.clock.instant());
+            match (&*event.kind, Raw::read(event.object.get())) {
+                ("ADDED" | "MODIFIED", Some(object)) => self.followers.listed(&object),
+                ("DELETED", Some(object)) => self.followers.deleted(&object),
+                ("BOOKMARK", _) => {
+                    let bookmark = decode::<Bookmark>("list", event.object.get().as_bytes())?;
+                    if !bookmark.ends_list() {
+                        return Err(WatchError::NoStream);
+                    }
+                    self.end_list(bookmark.version())?;
+                    return Ok(lines);
+                }
+                ("ERROR", _) => return Err(refused("list", event.object.get().as_bytes())),
+                _ => {}
+            }
+        }
+    }
+
+    async fn pages(&mut self, client: &Client) -> Result<(), WatchError> {
+        let selection = self.followers.target.selection.clone();
+        let params =
+            ListParams { label_selector: selection.labels, field_selector: selection.fields, ..Default::default() };
+        let mut params = ListParams { limit: Some(PAGE), ..params };
+        self.followers.begin_list();
+        loop {
+            let body = match self.page(client, &params).await {
+                // The pages took so long that the server forgot the version they are of: it is asked for all at once.
+                Err(error) if error.is_expired() && params.continue_token.is_some() => {
+                    (params.limit, params.continue_token) = (None, None);
+                    self.followers.begin_list();
+                    continue;
+                }
+                page => page?,
+            };
+            let page = decode::<Page<'_>>("list", &body)?;
+            self.followers.in_touch(self.clock.instant());
+            page.objects().for_each(|object| self.followers.listed(&object));
+            if page.metadata.next.is_empty() {
+                return self.end_list(&page.metadata.resource_version);
+            }
+            params.continue_token = Some(page.metadata.next);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn page(&self, client: &Client, params: &ListParams) -> Result<Vec<u8>, WatchError> {
+        let request = Request::new(&self.followers.target.path);
+        let request =
+            if self.followers.target.is_metadata { request.list_metadata(params) } else { request.list(params) };
+        let request = request.map_err(|error| WatchError::lost("list")(kube::Error::BuildRequest(error)))?;
+        let answer = async {
+            let body = send("list", client, request).await?;
+            let body =
+                body.collect().await.map_err(|error| WatchError::lost("list")(kube::Error::Service(error.into())))?;
+            Ok(body.to_bytes().to_vec())
+        };
+        timeout(ANSWER, answer).await.map_err(|_| WatchError::Silent { verb: "list", limit: ANSWER })?
+    }
+
+    fn end_list(&mut self, version: &str) -> Result<(), WatchError> {
+        let number = version.parse().map_err(|_| WatchError::NoVersion)?;
+        self.followers.end_list(number);
+        self.position = Some(version.to_owned());
+        Ok(())
+    }
+
+    /// Starts a watch at a version.
+    async fn open(&self, client: &Client, version: &str, lasts: Duration, lists: bool) -> Result<Lines, WatchError> {
+        let Target { path, is_metadata, selection } = &self.followers.target;
+        let params = WatchParams {
+            label_selector: selection.labels.clone(),
+            field_selector: selection.fields.clone(),
+            timeout: u32::try_from(lasts.as_secs()).ok(),
+            bookmarks: true,
+            send_initial_events: lists,
+        };
+        let request = Request::new(path);
+        let request =
+            if *is_metadata { request.watch_metadata(&params, version) } else { request.watch(&params, version) };
+        let mut request = request.map_err(|error| WatchError::lost("watch")(kube::Error::BuildRequest(error)))?;
+        // A compressed stream holds events back until its buffers are full.
+        request.headers_mut().insert(ACCEPT_ENCODING, http::HeaderValue::from_static("identity"));
+        let opened = timeout(ANSWER, send("watch", client, request)).await;
+        Ok(Lines::new(opened.map_err(|_| WatchError::Silent { verb: "watch", limit: ANSWER })??))
+    }
+
+    /// Passes events on until the watch ends, or a list is wanted.
+    async fn follow(&mut self, mut lines: Lines) -> Result<(), WatchError> {
+        let mut end = pin!(sleep_until(self.clock.instant() + WATCH + WATCH_MARGIN));
+        let followers = self.followers.clone();
+        let mut list = pin!(followers.want_list());
+        loop {
+            let line = tokio::select! {
+                line = lines.next() => line?,
+                () = &mut list => {
+                    self.position = None;
+                    return Ok(());
+                }
+                // The stream that began with a list has a later end on the server's side.
+                () = &mut end => return Ok(()),
+            };
+            let Some(line) = line else { return Ok(()) };
+            self.event(lines.line(line))?;
+        }
+    }
+
+    fn event(&mut self, line: &[u8]) -> Result<(), WatchError> {
+        let event = decode::<Line<'_>>("watch", line)?;
+        self.followers.in_touch(self.clock.instant());
+        match (&*event.kind, Raw::read(event.object.get())) {
+            ("ADDED" | "MODIFIED", Some(object)) => {
+                self.position = Some(object.version.to_string());
+                self.followers.applied(&object);
+            }
+            ("DELETED", Some(object)) => {
+                self.position = Some(object.version.to_string());
+                self.followers.deleted(&object);
+            }
+            ("BOOKMARK", _) => {
+                let bookmark = decode::<Bookmark>("watch", event.object.get().as_bytes())?;
+                self.position = Some(bookmark.version().to_owned());
+            }
+            ("ERROR", _) => return Err(refused("watch", event.object.get().as_bytes())),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn decode<'a, T: serde::Deserialize<'a>>(verb: &'static str, text: &'a [u8]) -> Result<T, WatchError> {
+    serde_json::from_slice(text).map_err(|source| WatchError::Undecodable { verb, source })
+}
+
+/// An error within a stream.
+fn refused(verb: &'static str, status: &[u8]) -> WatchError {
+    match decode::<Box<Status>>(verb, status) {
+        Ok(status) => WatchError::Refused { verb, status, retry_after: None },
+        Err(error) => error,
+    }
+}
+
+/// What interrupted a watch that is kube's.
 pub(crate) fn describe(error: &watcher::Error) -> String {
     use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
     match error {
@@ -167,27 +420,22 @@ pub(crate) fn describe(error: &watcher::Error) -> String {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use kube::core::Status;
-
-    use super::*;
-
-    #[test]
-    fn an_interruption_is_told_in_one_sentence_and_once() {
-        let status = Status::failure("pods is forbidden", "Forbidden").with_code(403).boxed();
-        let error = watcher::Error::InitialListFailed(kube::Error::Api(status));
-        assert_eq!(describe(&error), "list: pods is forbidden (403)");
-
-        let refused = std::io::Error::other("connection refused");
-        let error = watcher::Error::WatchFailed(kube::Error::ReadEvents(refused));
-        assert_eq!(describe(&error).matches("connection refused").count(), 1, "{}", describe(&error));
+/// Sends a request; the body of the answer if it is no refusal.
+async fn send(verb: &'static str, client: &Client, request: http::Request<Vec<u8>>) -> Result<Body, WatchError> {
+    let answer = client.send(request.map(Into::into)).await.map_err(WatchError::lost(verb))?;
+    let (head, body) = answer.into_parts();
+    if !head.status.is_client_error() && !head.status.is_server_error() {
+        return Ok(body);
     }
-
-    #[test]
-    fn an_unreadable_answer_is_not_quoted() {
-        let error = serde_json::from_str::<u8>(r#""hunter2""#).unwrap_err();
-        let error = watcher::Error::WatchFailed(kube::Error::SerdeError(error));
-        assert!(!describe(&error).contains("hunter2"), "{}", describe(&error));
-    }
+    let body = body.collect().await.map_err(|error| WatchError::lost(verb)(kube::Error::Service(error.into())))?;
+    let body = body.to_bytes();
+    let status = serde_json::from_slice(&body).unwrap_or_else(|_| {
+        Status::failure(String::from_utf8_lossy(&body).trim(), head.status.canonical_reason().unwrap_or_default())
+    });
+    let header = head.headers.get(RETRY_AFTER);
+    let retry_after = header.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
+    Err(WatchError::Refused { verb, status: status.with_code(head.status.as_u16()).boxed(), retry_after })
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use http_body_util::BodyExt;
 use kube::{Client, api::GetParams};
-use serde::de::DeserializeOwned;
 
 use crate::{
+    cluster::Cluster,
     error::{Error, undecodable},
     key::Key,
     kind::place,
@@ -17,7 +17,7 @@ use crate::{
 /// Who writes, under whose authority and within which time.
 #[derive(Clone)]
 pub struct Writer {
-    pub client: Client,
+    pub(crate) cluster: Cluster,
     pub leadership: Leadership,
     /// Field manager of the layer.
     pub manager: &'static str,
@@ -26,6 +26,11 @@ pub struct Writer {
 }
 
 impl Writer {
+    /// How the cluster is reached now.
+    pub fn client(&self) -> Client {
+        self.cluster.client()
+    }
+
     /// Reads one object that no cache holds, as much of it as the view decodes. `None`: there is none.
     pub async fn read<W: View>(&self, resource: &'static str, key: &Key) -> Result<Option<W>, Error>
     where
@@ -45,32 +50,32 @@ impl Writer {
             if W::metadata_api() { place.get_metadata(&key.name, &params) } else { place.get(&key.name, &params) };
         let request = request.map_err(|error| unmade("get", resource, error))?;
         match self.bounded(resource, "get", self.timeout, request).await {
-            Ok(object) => Ok(Some(object)),
+            Ok(answer) => Ok(Some(decode(resource, "get", &answer)?)),
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// A write.
-    pub(crate) async fn send<R: DeserializeOwned>(
+    /// A write; the text of its answer.
+    pub(crate) async fn send(
         &self,
         resource: &'static str,
         verb: &'static str,
         request: http::Request<Vec<u8>>,
-    ) -> Result<R, Error> {
+    ) -> Result<Vec<u8>, Error> {
         let Some(left) = self.leadership.time_left() else {
             return Err(Error::NotLeader { verb, resource });
         };
         self.bounded(resource, verb, left.min(self.timeout), request).await
     }
 
-    async fn bounded<R: DeserializeOwned>(
+    async fn bounded(
         &self,
         resource: &'static str,
         verb: &'static str,
         limit: Duration,
         request: http::Request<Vec<u8>>,
-    ) -> Result<R, Error> {
+    ) -> Result<Vec<u8>, Error> {
         match tokio::time::timeout(limit, self.exchange(resource, verb, request)).await {
             Ok(answer) => answer,
             Err(_) => Err(Error::TimedOut { verb, resource, limit }),
@@ -79,21 +84,26 @@ impl Writer {
 
     /// One request and its answer. Not by kube's own `request`: that loses the header Retry-After, which is all that an
     /// overloaded API server says, and logs an answer that it cannot decode, environment values and all.
-    async fn exchange<R: DeserializeOwned>(
+    async fn exchange(
         &self,
         resource: &'static str,
         verb: &'static str,
         request: http::Request<Vec<u8>>,
-    ) -> Result<R, Error> {
+    ) -> Result<Vec<u8>, Error> {
         let lost = |source| Error::Client { verb, resource, source: Box::new(source) };
-        let answer = self.client.send(request.map(Into::into)).await.map_err(lost)?;
+        let answer = self.client().send(request.map(Into::into)).await.map_err(lost)?;
         let (head, body) = answer.into_parts();
         let body = body.collect().await.map_err(|error| lost(kube::Error::Service(error.into())))?.to_bytes();
         if head.status.is_client_error() || head.status.is_server_error() {
             return Err(Error::refused(verb, resource, &head, &body));
         }
-        serde_json::from_slice(&body).map_err(|error| Error::Undecodable { verb, resource, place: undecodable(&error) })
+        Ok(body.to_vec())
     }
+}
+
+/// An object in the answer to a request.
+pub(crate) fn decode<W: View>(resource: &'static str, verb: &'static str, answer: &[u8]) -> Result<W, Error> {
+    serde_json::from_slice(answer).map_err(|error| Error::Undecodable { verb, resource, place: undecodable(&error) })
 }
 
 /// From a request that was never sent, because no path can be made of its name.

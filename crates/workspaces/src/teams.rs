@@ -220,7 +220,7 @@ impl Kinds {
             pods: watch_pods(operator, concerns),
             claims: watch_derived(operator, concerns, "persistentvolumeclaims", kept::metadata),
             sets: watch_derived(operator, concerns, "statefulsets", kept::with_status),
-            services: watch_derived(operator, concerns, "services of users", kept::whole),
+            services: watch_derived(operator, concerns, "services", kept::whole),
             accounts: watch_derived(operator, concerns, "serviceaccounts", kept::whole),
             roles: watch_derived(operator, concerns, "roles", kept::whole),
             bindings: watch_derived(operator, concerns, "rolebindings", kept::whole),
@@ -320,7 +320,7 @@ fn watch_endpoints(
 }
 
 fn watch_pods(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Json<Pod>, plan::workspaces::user::PodFacts>> {
-    let kind = Kind::new("pods of users", operator.writer(MANAGER), kept::pod);
+    let kind = Kind::new("pods", operator.writer(MANAGER), kept::pod);
     let labels = Some(format!("{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_USER}"));
     let concerns = concerns.clone();
     operator.watch_selected(&kind, Selection { labels, fields: None }, move |change| {

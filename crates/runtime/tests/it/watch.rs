@@ -1,6 +1,9 @@
-//! Watches: whom they tell, what they select, and how little they hold.
+//! Watches: whom they tell, what they select, how little they hold, and what they survive.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+};
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
@@ -8,10 +11,15 @@ use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
-use runtime::{Index, Json, Key, Kind, Metadata, Selection};
+use runtime::{Index, Json, Key, Kind, ListMode, Metadata, Operator, Selection, Settings};
 use serde_json::{Value, json};
+use testbed::{
+    ControlPlane, Options,
+    fault::{Calls, Fault, FaultProxy, Verb},
+};
+use tokio_util::sync::CancellationToken;
 
-use crate::world::{World, run, until};
+use crate::world::{World, run, settings, until};
 
 fn secret(name: &str, labels: Value) -> Secret {
     let metadata = json!({"name": name, "labels": labels});
@@ -143,6 +151,134 @@ async fn a_kind_without_namespaces_is_watched_and_read() -> Result<()> {
     assert_eq!(kind.read(&key).await?.expect("it is there").status["phase"], "Active");
     let marked = kind.patch(&key, None, &json!({"metadata": {"labels": {"marked": "yes"}}})).await?;
     assert_eq!(kind.get(&key).expect("it is there").version, marked);
+    Ok(())
+}
+
+/// A layer's mistake where no round is around it to catch the panic.
+#[tokio::test]
+async fn a_panic_costs_one_cache_and_neither_the_others_nor_the_operator() -> Result<()> {
+    static IS_WELL: AtomicBool = AtomicBool::new(false);
+    #[allow(clippy::needless_pass_by_value, reason = "the form that every kind's filter has")]
+    fn keep(map: ConfigMap) -> Option<()> {
+        let is_poison = map.metadata.name.as_deref() == Some("poison");
+        assert!(!is_poison || IS_WELL.load(Ordering::SeqCst), "poisoned");
+        is_poison.then_some(())
+    }
+    let world = World::new("poison").await?;
+    let mut operator = world.operator();
+    let fragile = Kind::new("configmaps", operator.writer("test"), keep);
+    let sound = Kind::new("configmaps", operator.writer("test"), |map: Metadata<ConfigMap>| map.metadata.name);
+    operator.watch(&fragile, |_| {});
+    operator.watch(&sound, |_| {});
+    let metrics = operator.metrics.clone();
+    let (health, running) = run(operator).await?;
+
+    let poison = serde_json::from_value(json!({"metadata": {"name": "poison"}}))?;
+    let api = Api::<ConfigMap>::namespaced(world.client.clone(), &world.namespace);
+    api.create(&PostParams::default(), &poison).await?;
+    let key = Key::new(world.namespace.clone(), "poison");
+    until("the other cache has it", || sound.get(&key).is_some()).await?;
+    until("the panic is told", || {
+        health.notes().get("cache configmaps").is_some_and(|why| why == "panic: poisoned")
+    })
+    .await?;
+    assert!(health.readiness().values().all(Result::is_ok) && !running.is_finished());
+    let text = metrics.encode()?;
+    let counted = text.lines().find_map(|line| line.strip_prefix("strata_watch_panics_total ")).unwrap();
+    assert!(counted.parse::<u32>()? >= 1);
+    IS_WELL.store(true, Ordering::SeqCst);
+    until("it is filled again", || fragile.get(&key).is_some() && health.notes().is_empty()).await?;
+    assert!(!running.is_finished());
+    Ok(())
+}
+
+#[tokio::test]
+async fn many_projections_share_one_watch_and_a_write_enters_all_of_them() -> Result<()> {
+    let world = World::new("projections").await?;
+    let proxy = FaultProxy::start(admin(ControlPlane::shared().await?)?, 1).await?;
+    let through = World { client: proxy.client().await?, namespace: world.namespace.clone() };
+    let mut operator = through.operator();
+    let whole = Kind::new("configmaps", operator.writer("test"), |map: Json<ConfigMap>| Some(map.live()));
+    let ours = Kind::new("configmaps", operator.writer("test"), |map: Metadata<ConfigMap>| map.metadata.labels);
+    operator.watch(&whole, |_| {});
+    let labels = Some("app=ours".to_owned());
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let (log, namespace) = (heard.clone(), world.namespace.clone());
+    operator.watch_selected(&ours, Selection { labels, fields: None }, move |change| {
+        if *change.key.namespace == *namespace {
+            log.lock().unwrap().push(change.after.is_some());
+        }
+    });
+    run(operator).await?;
+    let watches = || {
+        let of_maps =
+            |seen: &&testbed::fault::Seen| seen.request.is_for("configmaps") && seen.request.verb == Verb::Watch;
+        proxy.requests().iter().filter(of_maps).count()
+    };
+    assert_eq!(watches(), 1);
+
+    let held = proxy.hold_events("configmaps");
+    let key = Key::new(world.namespace.clone(), "a");
+    let body = json!({"metadata": {"name": "a", "labels": {"app": "ours"}}});
+    let version = whole.create(&key, &body).await?;
+    assert_eq!(ours.get(&key).expect("it is known at once").version, version);
+    whole.patch(&key, None, &json!({"metadata": {"labels": {"app": "theirs"}}})).await?;
+    assert!(ours.get(&key).is_none() && whole.get(&key).is_some());
+    assert_eq!(*heard.lock().unwrap(), [true, false], "and told as if the watch had");
+    held.release();
+    let back = Patch::Merge(json!({"metadata": {"labels": {"app": "ours"}}}));
+    let api = Api::<ConfigMap>::namespaced(world.client.clone(), &world.namespace);
+    api.patch("a", &PatchParams::default(), &back).await?;
+    until("it is back", || ours.get(&key).is_some()).await?;
+    assert_eq!(*heard.lock().unwrap(), [true, false, true]);
+    Ok(())
+}
+
+fn admin(control_plane: &ControlPlane) -> Result<kube::config::Kubeconfig> {
+    Ok(kube::config::Kubeconfig::read_from(control_plane.kubeconfig())?)
+}
+
+/// An operator through a proxy that watches ConfigMaps.
+fn through(proxy: kube::Client, mode: ListMode) -> (Operator, Arc<Kind<Metadata<ConfigMap>, String>>) {
+    let settings = Settings { list_mode: Some(mode), ..settings() };
+    let mut operator = Operator::new(proxy, settings, runtime::Clock::default(), CancellationToken::new());
+    let maps = Kind::new("configmaps", operator.writer("test"), |map: Metadata<ConfigMap>| map.metadata.name);
+    operator.watch(&maps, |_| {});
+    (operator, maps)
+}
+
+#[tokio::test]
+async fn a_server_without_streaming_lists_is_read_in_pages() -> Result<()> {
+    let flags = vec!["--feature-gates=WatchList=false".to_owned()];
+    let options = Options { fsync: false, apiserver_flags: flags, ..Options::bare() };
+    let control_plane = ControlPlane::start(options).await?;
+    let namespace = control_plane.namespace("pages").await?;
+    // Configuration says that it streams, as a version would.
+    let (operator, maps) = through(control_plane.client().await?, ListMode::Streaming);
+    run(operator).await?;
+    let api = Api::<ConfigMap>::namespaced(control_plane.client().await?, &namespace);
+    let body = serde_json::from_value(json!({"metadata": {"name": "a"}}))?;
+    api.create(&PostParams::default(), &body).await?;
+    until("it is seen", || maps.get(&Key::new(namespace.clone(), "a")).is_some()).await?;
+    control_plane.stop().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_history_that_is_gone_when_a_watch_starts_is_listed_anew() -> Result<()> {
+    let world = World::new("gone").await?;
+    let proxy = FaultProxy::start(admin(ControlPlane::shared().await?)?, 2).await?;
+    let (operator, maps) = through(proxy.client().await?, ListMode::Paged);
+    run(operator).await?;
+    let expired = proxy.inject(Calls::of(Verb::Watch, "configmaps").at_most(1), Fault::Status(410));
+    let lists = || proxy.requests().iter().filter(|seen| seen.request.verb == Verb::List).count();
+    let before = lists();
+    proxy.cut_watches("configmaps");
+    expired.reached().await?;
+    let body = serde_json::from_value(json!({"metadata": {"name": "a"}}))?;
+    Api::<ConfigMap>::namespaced(world.client.clone(), &world.namespace).create(&PostParams::default(), &body).await?;
+    until("it is seen", || maps.get(&Key::new(world.namespace.clone(), "a")).is_some()).await?;
+    assert!(lists() > before);
     Ok(())
 }
 

@@ -211,12 +211,12 @@ impl ReleaseController {
     /// Marks a revision that nobody works on as failed. Gone or changed meanwhile is for the next round to see.
     async fn unlock(&self, release: &Key, revision: u32, uid: &str, version: &str, fence: &Fence) -> Result<(), Error> {
         let record = self.record(release, revision).await?;
-        let secrets: Api<Secret> = Api::namespaced(self.writer.client.clone(), &release.namespace);
+        let secrets: Api<Secret> = Api::namespaced(self.writer.client(), &release.namespace);
         let patch = storage::failed(record, uid, version);
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
         let name = storage::secret_name(&release.name, revision);
         // In the operator's own name.
-        let acting = Acting { client: self.writer.client.clone(), fence, timeout: self.writer.timeout };
+        let acting = Acting { client: self.writer.client(), fence, timeout: self.writer.timeout };
         match acting.ask(secrets.patch_metadata(&name, &params, &Patch::Merge(patch))).await {
             Err(error) if error.class() == Class::Conflict => Err(Error::Outdated),
             result => result.map(drop),

@@ -71,7 +71,7 @@ impl ReleaseController {
     }
 
     async fn list_revisions(&self, release: &Key) -> Result<Vec<Stored>, kube::Error> {
-        let secrets: Api<Secret> = Api::namespaced(self.writer.client.clone(), &release.namespace);
+        let secrets: Api<Secret> = Api::namespaced(self.writer.client(), &release.namespace);
         let params = ListParams::default().labels(&format!("owner=helm,name={}", release.name));
         let list = secrets.list_metadata(&params).await?;
         let revision = |secret: PartialObjectMeta<Secret>| view::revision(&secret.metadata).map(|(_, stored)| stored);

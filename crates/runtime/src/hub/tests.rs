@@ -1,0 +1,243 @@
+#![allow(clippy::unnecessary_wraps, clippy::needless_pass_by_value, reason = "the form that every kind's filter has")]
+
+use std::sync::atomic::AtomicBool;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde_json::json;
+
+use super::*;
+use crate::{
+    key::Key,
+    kind::{Cache, Kind},
+    scripted::{Answer, End, Script, World, event, labelled, map, page, quiet},
+    selection::Selection,
+    view::{Json, Metadata, View},
+    watch::ListMode,
+};
+
+/// What a listener was notified of: from outside or not, name, and whether the object is there.
+type Log = Arc<Mutex<Vec<String>>>;
+
+fn labels(labels: &str) -> Selection {
+    Selection { labels: Some(labels.to_owned()), ..Selection::default() }
+}
+
+/// A kind that is watched, and what it was notified of.
+fn watched<W: View<DynamicType = ()>>(
+    world: &World,
+    selection: Selection,
+    keep: fn(W) -> Option<()>,
+) -> (Arc<Kind<W, ()>>, Log) {
+    let kind = Kind::new("configmaps", world.cluster.writer("test"), keep);
+    let log = Log::default();
+    let noted = log.clone();
+    world.cluster.watch(&kind, selection, move |change| {
+        let (sign, from) = (if change.after.is_some() { '+' } else { '-' }, if change.is_heard { "" } else { "own " });
+        noted.lock().unwrap().push(format!("{from}{sign}{}", change.key.name));
+    });
+    (kind, log)
+}
+
+fn whole(_: Json<ConfigMap>) -> Option<()> {
+    Some(())
+}
+
+fn metadata(_: Metadata<ConfigMap>) -> Option<()> {
+    Some(())
+}
+
+fn taken(log: &Log) -> Vec<String> {
+    std::mem::take(&mut *log.lock().unwrap())
+}
+
+async fn moment() {
+    sleep(Duration::from_millis(10)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_watch_serves_all_that_is_selected_within_it() {
+    let ours = |name: &str, version| labelled(name, version, json!({"app": "ours", "tier": "web"}));
+    let script = Script::new([page(5, "", [ours("a", 2), map("b", 3)])]);
+    let left = labelled("a", 9, json!({"tier": "web"}));
+    let lines = vec![event("ADDED", ours("c", 6)), event("MODIFIED", left), event("DELETED", ours("c", 10))];
+    script.then([Answer::Lines(lines, End::Silent)]);
+    let world = script.world(Some(ListMode::Paged));
+    // The narrow ones come first: nothing is open before all have been asked for.
+    let (narrow, narrow_log) = watched(&world, labels("app=ours,tier"), metadata);
+    let (_named, named_log) =
+        watched(&world, Selection { fields: Some("metadata.name=b".to_owned()), ..Selection::default() }, whole);
+    let (wide, wide_log) = watched(&world, Selection::default(), whole);
+    world.run();
+    moment().await;
+    assert_eq!(script.requests().len(), 2, "{:?}", script.requests());
+    assert_eq!(script.count("labelSelector"), 0);
+    assert_eq!(taken(&wide_log), ["+a", "+b", "+c", "+a", "-c"]);
+    assert_eq!(taken(&narrow_log), ["+a", "+c", "-a", "-c"]);
+    assert_eq!(taken(&named_log), ["+b"]);
+    assert_eq!((wide.store().keys().len(), narrow.store().keys().len()), (2, 0));
+    assert!(wide.readiness().is_ok() && narrow.readiness().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_open_watch_does_not_show_has_its_own() {
+    let script = Script::default();
+    let world = script.world(Some(ListMode::Paged));
+    watched(&world, labels("a=b"), metadata);
+    watched(&world, labels("a=b"), whole);
+    watched(&world, labels("a=c"), whole);
+    watched(&world, Selection { fields: Some("data.x=y".to_owned()), ..Selection::default() }, whole);
+    world.run();
+    moment().await;
+    let mut asked = script.requests();
+    asked.sort();
+    let expected = ["fieldSelector=data.x%3Dy", "labelSelector=a%3Db", "labelSelector=a%3Dc"];
+    let expected = expected.map(|selector| format!("GET /api/v1/configmaps?&{selector}&limit=500"));
+    assert_eq!(asked, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_comes_later_is_filled_and_one_that_leaves_takes_its_watch_along() {
+    let script = Script::new([page(5, "", [map("a", 2)]), quiet()]);
+    let world = script.world(Some(ListMode::Paged));
+    let (_first, first_log) = watched(&world, Selection::default(), whole);
+    world.run();
+    moment().await;
+    script.then([page(7, "", [map("a", 2), labelled("b", 6, json!({"x": "y"}))]), quiet()]);
+    let second = Kind::new("configmaps", world.cluster.writer("test"), metadata);
+    let subscription = second.subscribe(labels("x=y"), AFTER_PANIC);
+    moment().await;
+    assert_eq!(second.store().keys(), [Key::new("n", "b")]);
+    // What was known is no news to the first.
+    assert_eq!(taken(&first_log), ["+a", "+b"]);
+    assert_eq!(script.requests().len(), 4);
+    drop(subscription);
+    assert_eq!(world.cluster.hub().lock().len(), 1, "the first still follows");
+
+    let alone =
+        Kind::new("configmaps", world.cluster.writer("test"), |_: Json<k8s_openapi::api::core::v1::Pod>| Some(()));
+    let subscription = alone.subscribe(Selection::default(), AFTER_PANIC);
+    moment().await;
+    assert_eq!(script.count("GET /api/v1/pods"), 1);
+    assert_eq!(world.cluster.hub().lock().len(), 2);
+    drop(subscription);
+    moment().await;
+    assert_eq!(world.cluster.hub().lock().len(), 1);
+    let tasks = world.context.health.readiness();
+    assert!(tasks.contains_key("task watch configmaps") && tasks.len() == 2, "{tasks:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_is_known_to_all_at_once_and_its_echo_is_not_even_decoded() {
+    static DECODED: AtomicU64 = AtomicU64::new(0);
+    let script = Script::new([page(5, "", [])]);
+    let echo = |name, version| event("ADDED", labelled(name, version, json!({"app": "ours"})));
+    let (mut late, mut later) = (echo("a", 6), echo("b", 7));
+    (late.0, later.0) = (Duration::from_secs(5), Duration::from_secs(5));
+    script.then([Answer::Lines(vec![late, later], End::Silent)]);
+    let world = script.world(Some(ListMode::Paged));
+    let (writing, writing_log) = watched(&world, Selection::default(), |_: Json<ConfigMap>| {
+        DECODED.fetch_add(1, Ordering::Relaxed);
+        Some(())
+    });
+    let (selecting, selecting_log) = watched(&world, labels("app=ours"), metadata);
+    let (_other, other_log) = watched(&world, labels("app=theirs"), whole);
+    world.run();
+    moment().await;
+    let key = Key::new("n", "a");
+    script.then([Answer::Object(Duration::ZERO, labelled("a", 6, json!({"app": "ours"})))]);
+    writing.create(&key, &json!({})).await.unwrap();
+    assert_eq!((taken(&writing_log), taken(&selecting_log)), (vec!["own +a".to_owned()], vec!["+a".to_owned()]));
+    assert_eq!(selecting.store().version(&key), Some(6));
+    sleep(Duration::from_secs(11)).await;
+    assert_eq!((taken(&writing_log), taken(&selecting_log)), (vec!["+b".to_owned()], vec!["+b".to_owned()]));
+    assert_eq!(DECODED.load(Ordering::Relaxed), 2, "one answer and one event");
+
+    // A write that takes it out of the selection, and a deletion.
+    script.then([Answer::Object(Duration::ZERO, labelled("b", 8, json!({"app": "theirs"})))]);
+    writing.patch(&Key::new("n", "b"), None, &json!({})).await.unwrap();
+    assert_eq!((taken(&selecting_log), taken(&other_log)), (vec!["-b".to_owned()], vec!["+b".to_owned()]));
+    script.then([Answer::Object(Duration::ZERO, json!({"kind": "Status", "status": "Success"}))]);
+    writing.delete(&key, "uid", "6").await.unwrap();
+    assert_eq!((taken(&selecting_log), selecting.store().keys().len()), (vec!["-a".to_owned()], 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stranger_that_a_read_found_stays_until_it_is_gone() {
+    let script = Script::new([page(5, "", [map("stranger", 3)])]);
+    let (mut changed, mut gone) = (event("MODIFIED", map("stranger", 6)), event("DELETED", map("stranger", 7)));
+    (changed.0, gone.0) = (Duration::from_secs(5), Duration::from_secs(5));
+    script.then([Answer::Lines(vec![changed, gone], End::Silent)]);
+    let world = script.world(Some(ListMode::Paged));
+    let (_wide, _) = watched(&world, Selection::default(), whole);
+    let (narrow, log) = watched(&world, labels("app=ours"), whole);
+    world.run();
+    moment().await;
+    let key = Key::new("n", "stranger");
+    assert!(narrow.get(&key).is_none());
+    script.then([Answer::Object(Duration::ZERO, map("stranger", 3))]);
+    narrow.refresh(&key).await.unwrap();
+    sleep(Duration::from_secs(6)).await;
+    assert_eq!(narrow.store().version(&key), Some(3), "as if the server had selected");
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(taken(&log), ["own +stranger", "-stranger"]);
+    assert!(narrow.strangers().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_listeners_of_a_kind_are_notified_in_their_order() {
+    let script = Script::new([page(5, "", [map("a", 2)]), quiet()]);
+    let world = script.world(Some(ListMode::Paged));
+    let kind = Kind::new("configmaps", world.cluster.writer("test"), whole);
+    let log = Log::default();
+    for name in ["first", "second", "third"] {
+        let log = log.clone();
+        world.cluster.watch(&kind, Selection::default(), move |_| log.lock().unwrap().push(name.to_owned()));
+    }
+    world.run();
+    moment().await;
+    assert_eq!(taken(&log), ["first", "second", "third"]);
+    assert_eq!(script.count("limit=500"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_costs_one_subscriber_until_it_is_filled_anew() {
+    static IS_WELL: AtomicBool = AtomicBool::new(false);
+    fn poisoned(map: Metadata<ConfigMap>) -> Option<()> {
+        assert!(map.metadata.name.as_deref() != Some("poison") || IS_WELL.load(Ordering::Relaxed), "poisoned");
+        Some(())
+    }
+    let script = Script::new([page(5, "", [map("a", 2)])]);
+    let mut poison = event("ADDED", map("poison", 6));
+    poison.0 = Duration::from_secs(5);
+    script.then([Answer::Lines(vec![poison, event("ADDED", map("b", 7))], End::Silent)]);
+    let world = script.world(Some(ListMode::Paged));
+    let (fragile, fragile_log) = watched(&world, Selection::default(), poisoned);
+    let (_sound, sound_log) = watched(&world, Selection::default(), whole);
+    let running = world.run();
+    sleep(Duration::from_secs(5)).await;
+    moment().await;
+    assert_eq!(taken(&fragile_log), ["+a"]);
+    assert_eq!(taken(&sound_log), ["+a", "+poison", "+b"], "the other goes on");
+    assert_eq!(fragile.freshness().trouble.as_deref(), Some("panic: poisoned"));
+    assert_eq!(fragile.inform().as_deref(), Some("panic: poisoned"), "it is told without being unready");
+    assert!(fragile.readiness().is_ok() && fragile.get(&Key::new("n", "a")).is_some(), "what was known stays");
+
+    // After a second it is filled again, and panics again.
+    let all = || page(8, "", [map("a", 2), map("b", 7), map("poison", 6)]);
+    script.then([all(), quiet()]);
+    sleep(AFTER_PANIC).await;
+    assert_eq!(script.count("limit=500"), 2);
+    assert_eq!(fragile.freshness().trouble.as_deref(), Some("panic: poisoned"));
+    assert_eq!(taken(&sound_log), [""; 0]);
+    // Two seconds after that, all is well, and everything is told anew: nothing is known of what was missed.
+    IS_WELL.store(true, Ordering::Relaxed);
+    taken(&fragile_log);
+    script.then([all(), quiet()]);
+    sleep(AFTER_PANIC).await;
+    assert_eq!(script.count("limit=500"), 2, "the wait grows");
+    sleep(AFTER_PANIC).await;
+    assert_eq!((script.count("limit=500"), fragile.freshness().trouble), (3, None));
+    assert_eq!(taken(&fragile_log), ["+a", "+b", "+poison"]);
+    assert!(world.context.metrics.encode().unwrap().contains("strata_watch_panics_total 2\n"));
+    assert!(!running.is_finished());
+}

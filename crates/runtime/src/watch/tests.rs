@@ -1,0 +1,192 @@
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::core::Status;
+use tokio::time::sleep;
+
+use super::*;
+use crate::{
+    kind::{Cache, Kind},
+    scripted::{Answer, End, Script, World, bookmark, event, map, page, quiet, slow_page},
+    view::Metadata,
+};
+
+type Maps = Arc<Kind<Metadata<ConfigMap>, ()>>;
+
+const STREAM: &str = "sendInitialEvents=true";
+const PAGED: &str = "limit=500";
+
+fn watched(world: &World) -> Maps {
+    let maps = Kind::new("configmaps", world.cluster.writer("test"), |_: Metadata<ConfigMap>| Some(()));
+    world.cluster.watch(&maps, Selection::default(), |_| {});
+    maps
+}
+
+fn names(maps: &Maps) -> Vec<String> {
+    let mut names: Vec<_> = maps.store().keys().iter().map(|key| key.name.to_string()).collect();
+    names.sort();
+    names
+}
+
+/// Watches what the script says, for some time.
+async fn watch(script: &Script, mode: Option<ListMode>, lasts: Duration) -> (World, Maps) {
+    let world = script.world(mode);
+    let maps = watched(&world);
+    world.run();
+    sleep(lasts).await;
+    (world, maps)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_stream_is_read_in_pages_and_tried_again_later() {
+    let script = Script::new([Answer::Refusal(422, None), page(5, "", [map("a", 3)])]);
+    let expired = event("ERROR", serde_json::json!({"code": 410, "message": "too old"}));
+    script.then([Answer::Lines(vec![event("ADDED", map("b", 6)), expired.clone()], End::Closed)]);
+    script.then([page(8, "", [map("b", 6)]), quiet()]);
+    let (_world, maps) = watch(&script, Some(ListMode::Streaming), Duration::from_secs(10)).await;
+    assert_eq!(names(&maps), ["b"]);
+    assert!(maps.readiness().is_ok());
+    assert_eq!((script.count(STREAM), script.count(PAGED)), (1, 2), "{:?}", script.requests());
+
+    // Ten minutes later the history is gone again, and the server was upgraded.
+    script.then((0..9).map(|_| quiet()));
+    sleep(STREAM_AGAIN).await;
+    let streamed = vec![event("ADDED", map("c", 20)), bookmark(21, true)];
+    script.then([Answer::Refusal(410, None), Answer::Lines(streamed, End::Silent)]);
+    sleep(Duration::from_mins(3)).await;
+    assert_eq!((names(&maps), script.count(STREAM)), (vec!["c".to_owned()], 2), "{:?}", script.requests());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_know_streams_is_asked_for_pages() {
+    for lines in [vec![event("ADDED", map("a", 3))], vec![event("ADDED", map("a", 3)), bookmark(4, false)]] {
+        let script = Script::new([Answer::Lines(lines, End::Silent), page(5, "", [map("b", 4)]), quiet()]);
+        let (_world, maps) = watch(&script, Some(ListMode::Streaming), Duration::from_secs(25)).await;
+        assert_eq!(names(&maps), ["b"]);
+        assert!(maps.readiness().is_ok());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_history_that_is_gone_when_a_watch_starts_is_listed_anew() {
+    let script = Script::new([page(5, "", [map("a", 3)]), Answer::Refusal(410, None)]);
+    script.then([page(9, "", [map("b", 8)]), quiet()]);
+    let (_world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(10)).await;
+    assert_eq!(names(&maps), ["b"]);
+    assert_eq!(maps.freshness().trouble, None);
+    assert!(script.requests()[3].contains("resourceVersion=9"), "{:?}", script.requests());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_list_gets_through_however_long_it_takes() {
+    // Five minutes, an object every fifteen seconds.
+    let mut lines: Vec<_> = (0..20).map(|index| event("ADDED", map(&format!("m{index:02}"), 100 + index))).collect();
+    lines.push(bookmark(200, true));
+    for (after, _) in &mut lines {
+        *after = Duration::from_secs(15);
+    }
+    let script = Script::new([Answer::Lines(lines, End::Silent)]);
+    let (_world, maps) = watch(&script, Some(ListMode::Streaming), Duration::from_secs(316)).await;
+    assert!(maps.readiness().is_ok());
+    assert_eq!((names(&maps).len(), script.requests().len()), (20, 1), "{:?}", script.requests());
+    // The same connection does not stay for ten minutes: it might be dead.
+    script.then([quiet()]);
+    sleep(WATCH + WATCH_MARGIN).await;
+    assert!(script.requests()[1].contains("resourceVersion=200"), "{:?}", script.requests());
+
+    let minute = Duration::from_secs(65);
+    let pages = [("x", "a"), ("y", "b"), ("", "c")].map(|(next, name)| slow_page(minute, 5, next, [map(name, 3)]));
+    let script = Script::new(pages);
+    script.then([quiet()]);
+    let (_world, maps) = watch(&script, Some(ListMode::Paged), minute * 3 + Duration::from_secs(1)).await;
+    assert_eq!(names(&maps), ["a", "b", "c"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_that_expire_are_read_at_once() {
+    let script = Script::new([page(5, "x", [map("gone", 3)]), Answer::Refusal(410, None)]);
+    script.then([page(9, "", [map("a", 7), map("b", 8)]), quiet()]);
+    let (_world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(1)).await;
+    assert_eq!(names(&maps), ["a", "b"]);
+    assert!(!script.requests()[2].contains("limit="), "{:?}", script.requests());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_overloaded_server_is_left_alone_for_as_long_as_it_asks() {
+    let script = Script::new([Answer::Refusal(429, Some(7)), page(5, "", [map("a", 3)]), quiet()]);
+    let (_world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_millis(6900)).await;
+    assert_eq!(script.requests().len(), 1);
+    assert_eq!(maps.readiness(), Err("list: scripted (429)".to_owned()));
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(names(&maps), ["a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_deleted_while_a_list_streams_is_not_there() {
+    let lines = vec![
+        event("ADDED", map("a", 3)),
+        event("ADDED", map("b", 4)),
+        event("DELETED", map("a", 6)),
+        bookmark(7, true),
+    ];
+    let script = Script::new([Answer::Lines(lines, End::Silent)]);
+    let (_world, maps) = watch(&script, Some(ListMode::Streaming), Duration::from_secs(1)).await;
+    assert_eq!(names(&maps), ["b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_watch_goes_on_where_it_was_and_a_short_one_does_not_turn_in_circles() {
+    let script = Script::new([page(5, "", [map("a", 3)])]);
+    script.then([Answer::Lines(vec![event("MODIFIED", map("a", 9)), bookmark(12, false)], End::Broken)]);
+    script.then((0..100).map(|_| Answer::Lines(vec![], End::Closed)));
+    let (world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(10)).await;
+    assert_eq!(maps.store().version(&crate::Key::new("n", "a")), Some(9));
+    assert!(script.requests()[2].contains("resourceVersion=12"), "{:?}", script.requests());
+    // 100, 200, … 3200 ms, 5 s.
+    assert!(script.requests().len() < 12, "{}", script.requests().len());
+    assert_eq!(maps.freshness().trouble.as_deref(), Some("watch: ended at once"));
+    assert_eq!(maps.readiness(), Ok(()), "an old view is still a view");
+    let text = world.context.metrics.encode().unwrap();
+    assert!(text.contains(r#"strata_watch_errors_total{resource="configmaps"}"#), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_server_is_asked_once_whether_it_streams() {
+    for (minor, expected) in [("33", PAGED), ("34+", STREAM)] {
+        let version = serde_json::json!({"major": "1", "minor": minor, "gitVersion": "", "gitCommit": "", "gitTreeState": "",
+            "buildDate": "", "goVersion": "", "compiler": "", "platform": ""});
+        let script = Script::new([Answer::Object(Duration::ZERO, version)]);
+        watch(&script, None, Duration::from_secs(1)).await;
+        assert_eq!((script.count("/version"), script.count(expected)), (1, 1), "{:?}", script.requests());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_cannot_be_decoded_is_doubted_and_holds_up_no_other() {
+    let mut odd = map("odd", 4);
+    odd["metadata"]["finalizers"] = serde_json::json!("hunter2");
+    let script = Script::new([page(5, "", [odd, map("a", 3)]), quiet()]);
+    let (world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(1)).await;
+    assert_eq!(names(&maps), ["a"]);
+    script.then([Answer::Refusal(404, None)]);
+    maps.settle(&crate::Key::new("n", "odd")).await.unwrap();
+    assert_eq!(script.count("GET /api/v1/namespaces/n/configmaps/odd"), 1, "its round begins with a read");
+    drop(world);
+}
+
+#[test]
+fn an_interruption_is_told_in_one_sentence_and_once() {
+    let status = Status::failure("pods is forbidden", "Forbidden").with_code(403).boxed();
+    let error = WatchError::Refused { verb: "list", status: status.clone(), retry_after: None };
+    assert_eq!(error.to_string(), "list: pods is forbidden (403)");
+    let error = watcher::Error::InitialListFailed(kube::Error::Api(status));
+    assert_eq!(describe(&error), "list: pods is forbidden (403)");
+
+    let refused = std::io::Error::other("connection refused");
+    let error = WatchError::lost("watch")(kube::Error::ReadEvents(refused)).to_string();
+    assert_eq!(error.matches("connection refused").count(), 1, "{error}");
+}
+
+#[test]
+fn an_unreadable_answer_is_not_quoted() {
+    let error = decode::<u8>("watch", br#""hunter2""#).unwrap_err();
+    assert!(!error.to_string().contains("hunter2"), "{error}");
+}
