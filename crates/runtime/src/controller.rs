@@ -54,7 +54,7 @@ pub trait Controller: Send + Sync + Sized + 'static {
     type Object: Resource + Metadata<Ty = ObjectMeta> + HasStatus<Status = Self::Status> + Clone + Send + Sync + 'static;
     type Status: Serialize + Clone + Default + PartialEq + Send + Sync;
     /// Plain data, defined in `plan`: written to a file and read back it plans the same.
-    type Observed: Send + Sync;
+    type Observed: Clone + PartialEq + Send + Sync;
     type Action: Debug + Send + Sync;
     /// What an action gives back to the report.
     type Done: Debug + Send + Sync;
@@ -149,21 +149,21 @@ pub(crate) struct Shared<C: Controller> {
     metrics: Arc<Metrics>,
     facts: FactCache<C::Ask, C::Answer>,
     fetches: Mutex<HashMap<Peer, Arc<Semaphore>>>,
-    memory: Mutex<HashMap<Key, Memory<C::Note>>>,
+    memory: Mutex<HashMap<Key, Memory<C>>>,
     /// When a definition last refused a status that has a fallback.
     refused_at: Mutex<Option<Instant>>,
 }
 
 /// What is kept of an object between its rounds.
-struct Memory<N> {
-    note: N,
-    /// Rounds in a row that only asked.
-    fetches: u32,
+struct Memory<C: Controller> {
+    note: C::Note,
+    /// Rounds in a row that only asked, and what they all observed: a change is a reason to ask again.
+    asked: Option<(C::Observed, u32)>,
 }
 
-impl<N: Default> Default for Memory<N> {
+impl<C: Controller> Default for Memory<C> {
     fn default() -> Self {
-        Self { note: N::default(), fetches: 0 }
+        Self { note: C::Note::default(), asked: None }
     }
 }
 
@@ -319,7 +319,7 @@ impl<C: Controller> Shared<C> {
         all.entry(C::peer(ask)).or_insert_with(|| Arc::new(Semaphore::new(FETCHES))).clone()
     }
 
-    fn memory(&self) -> MutexGuard<'_, HashMap<Key, Memory<C::Note>>> {
+    fn memory(&self) -> MutexGuard<'_, HashMap<Key, Memory<C>>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -465,18 +465,23 @@ impl<C: Controller> Running<'_, C> {
         self.subject.tell(&self.shared.recorder, self.key, discriminator, events);
     }
 
+    /// How many rounds in a row only asked although nothing that is observed changed.
+    fn count_fetches(&self) -> u32 {
+        let mut memory = self.shared.memory();
+        let asked = &mut memory.entry(self.key.clone()).or_default().asked;
+        match asked {
+            Some((observed, count)) if *observed == self.observed => *count += 1,
+            _ => *asked = Some((self.observed.clone(), 1)),
+        }
+        asked.as_ref().map_or(0, |(_, count)| *count)
+    }
+
     /// Fetches what is missing and says what the queue does next.
     fn end(self, reported: Result<(), Error>) -> Result<(Next, bool), Error> {
         let missing: Vec<_> =
             self.plan.wants.iter().filter(|want| !self.used.contains_key(&want.ask)).map(|want| &want.ask).collect();
         let is_asking = !missing.is_empty() && !self.has_written;
-        let fetches = {
-            let mut memory = self.shared.memory();
-            let memory = memory.entry(self.key.clone()).or_default();
-            memory.fetches = if is_asking { memory.fetches + 1 } else { 0 };
-            memory.fetches
-        };
-        if fetches > MOST_FETCHES {
+        if is_asking && self.count_fetches() > MOST_FETCHES {
             self.shared.metrics.asked_in_vain(C::NAME);
             tracing::error!(
                 controller = C::NAME,
@@ -484,6 +489,9 @@ impl<C: Controller> Running<'_, C> {
                 "a defect: the plan asks for facts again and again and never acts on them; it waits for a change"
             );
         } else {
+            if !is_asking {
+                self.shared.memory().entry(self.key.clone()).or_default().asked = None;
+            }
             for ask in missing {
                 self.shared.fetch(ask, self.key);
             }

@@ -418,6 +418,8 @@ pub(crate) trait Cache: Send + Sync {
     fn readiness(&self) -> Result<(), String>;
     /// What is wrong with a cache that is filled.
     fn mention(&self) -> Option<String>;
+    /// Whether it is empty because the API server does not know the kind.
+    fn is_undefined(&self) -> bool;
 }
 
 impl<W: View, T: Send + Sync + 'static> Cache for Kind<W, T> {
@@ -430,6 +432,11 @@ impl<W: View, T: Send + Sync + 'static> Cache for Kind<W, T> {
 
     fn mention(&self) -> Option<String> {
         self.trouble.get().filter(|_| self.store.is_synced())
+    }
+
+    fn is_undefined(&self) -> bool {
+        // A list has no other reason for this answer.
+        !self.store.is_synced() && self.trouble.get().is_some_and(|why| why.ends_with("(404)"))
     }
 }
 

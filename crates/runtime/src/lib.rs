@@ -19,6 +19,7 @@ mod hub;
 mod index;
 mod key;
 mod kind;
+mod layer;
 mod lease;
 mod lines;
 mod metrics;

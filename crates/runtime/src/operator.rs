@@ -18,12 +18,13 @@ use crate::{
     clock::Clock,
     cluster::{Cluster, Common},
     controller::Controller,
-    driver::{Driver, Layer},
+    driver::{self, Driver},
     dynamic::{DynamicWatches, Trace},
     event::{Publisher, Recorder},
     health::{Health, Pulse},
     hub::{Context, WatchMetrics},
     kind::{Cache, Change, Kind},
+    layer::{Layer, Layers},
     lease::{Elector, Leadership, LeaseConfig},
     metrics::Metrics,
     part::{Part, Parts},
@@ -58,6 +59,10 @@ pub enum Fatal {
     Listen { address: SocketAddr, source: std::io::Error },
     #[error("task {0} ended")]
     TaskEnded(String),
+    #[error(
+        "the API server does not have the definition of {resource}, without which the layer {layer} cannot run; install it: strata crd | kubectl apply --server-side -f -"
+    )]
+    DefinitionMissing { layer: &'static str, resource: &'static str },
 }
 
 /// What the last events may take after a stop: a handful in the ordinary case, and a standby is waiting.
@@ -82,10 +87,10 @@ pub struct Operator {
     cluster: Cluster,
     caches: BTreeMap<&'static str, Caches>,
     jobs: Vec<(String, Job)>,
-    drivers: Vec<Driver>,
+    drivers: Vec<(Driver, Layer)>,
     slow_rounds: SlowRounds,
     parts: Vec<Part>,
-    synced: Vec<Box<dyn Fn() -> bool + Send + Sync>>,
+    layers: Vec<Layer>,
     stop: CancellationToken,
 }
 
@@ -139,9 +144,24 @@ impl Operator {
             drivers: Vec::new(),
             slow_rounds,
             parts: Vec::new(),
-            synced: Vec::new(),
+            layers: vec![Layer::new("", false)],
             stop,
         }
+    }
+
+    /// What is added from now on belongs to this layer: it begins when the layer's caches are full, and what holds them up
+    /// holds up no other layer.
+    pub fn layer(&mut self, name: &'static str) {
+        self.layers.push(Layer::new(name, false));
+    }
+
+    /// As `layer`, for one without whose definitions the process should end rather than wait.
+    pub fn demanding_layer(&mut self, name: &'static str) {
+        self.layers.push(Layer::new(name, true));
+    }
+
+    fn current_layer(&self) -> &Layer {
+        self.layers.last().expect("there is one from the start")
     }
 
     /// Writes of one layer carry its field manager.
@@ -174,10 +194,12 @@ impl Operator {
         let lock = |caches: &Caches| caches.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let caches = self.caches.entry(kind.resource).or_default().clone();
         caches.lock().unwrap_or_else(PoisonError::into_inner).push(kind.clone());
-        let (name, checked, counted) = (format!("cache {}", kind.resource), caches.clone(), kind.clone());
-        self.health.require(name.as_str(), move || lock(&checked).iter().try_for_each(|cache| cache.readiness()));
+        let (name, checked) = (format!("cache {}", kind.resource), caches.clone());
+        // A missing definition holds up its layer, which says so; the process serves the others.
+        let is_ready = |cache: &Arc<dyn Cache>| if cache.is_undefined() { Ok(()) } else { cache.readiness() };
+        self.health.require(name.as_str(), move || lock(&checked).iter().try_for_each(is_ready));
         self.health.inform(name, move || lock(&caches).iter().find_map(|cache| cache.mention()));
-        self.synced.push(Box::new(move || counted.store().is_synced()));
+        self.current_layer().add(kind.resource, kind.clone());
     }
 
     /// Watches of kinds that turn out to be needed while the operator runs; `tell` hears of all of them.
@@ -209,21 +231,16 @@ impl Operator {
         self.leadership.clone()
     }
 
-    pub fn drive<L: Layer>(&mut self, layer: L, queue: Arc<Queue>, concurrency: usize) {
+    pub fn drive<L: driver::Layer>(&mut self, layer: L, queue: Arc<Queue>, concurrency: usize) {
         self.slow_rounds.of(L::CONTROLLER, &queue, &self.health);
-        self.drivers.push(Driver::new(
-            layer,
-            queue,
-            self.clock.clone(),
-            self.leadership.clone(),
-            self.metrics.clone(),
-            concurrency,
-        ));
+        let driver =
+            Driver::new(layer, queue, self.clock.clone(), self.leadership.clone(), self.metrics.clone(), concurrency);
+        self.drivers.push((driver, self.current_layer().clone()));
     }
 
     pub fn control<C: Controller>(&mut self, controller: C, queue: Arc<Queue>, concurrency: usize) {
         self.slow_rounds.of(C::NAME, &queue, &self.health);
-        self.drivers.push(Driver::of(
+        let driver = Driver::of(
             controller,
             queue,
             self.clock.clone(),
@@ -231,7 +248,8 @@ impl Operator {
             self.events.clone(),
             self.metrics.clone(),
             concurrency,
-        ));
+        );
+        self.drivers.push((driver, self.current_layer().clone()));
     }
 
     /// Runs until the stop token is cancelled or a part fails. `on_bound` learns the addresses.
@@ -239,7 +257,6 @@ impl Operator {
         let mut tasks = Tasks::default();
         on_bound(serve(self.settings.clone(), self.health.clone(), self.metrics.clone(), &mut tasks).await?);
         let (may_lead, filled) = signal::channel(false);
-        let caches = filled.clone();
         let drained = CancellationToken::new();
         let Self {
             health,
@@ -252,7 +269,7 @@ impl Operator {
             drivers,
             slow_rounds,
             parts,
-            synced,
+            layers,
             stop,
             metrics,
             events,
@@ -275,16 +292,18 @@ impl Operator {
             tasks.spawn(name, job(pulse));
         }
         tasks.spawn("slow rounds", slow_rounds.watch());
-        tasks.spawn("readiness", announce(synced, may_lead, leadership, metrics));
+        tasks.spawn("leadership", announce(leadership, metrics));
+        let layers = Layers::new(layers, &health);
+        let beginning = layers.begin(may_lead);
         let mut parts = Parts::start(parts, &health);
         let mut draining = JoinSet::new();
-        for (index, driver) in drivers.into_iter().enumerate() {
+        for (index, (driver, layer)) in drivers.into_iter().enumerate() {
             let pulse = health.pulse(format!("driver {index}"));
             let retired = pulse.clone();
-            let (stop, grace, mut caches) = (stop.clone(), settings.grace, caches.clone());
+            let (stop, grace, mut caches) = (stop.clone(), settings.grace, layer.filled());
             draining.spawn(async move {
                 let filled = async { caches.wait_for(|filled| *filled).await.is_ok() };
-                // Half a view looks like an outage: no round before every cache is full.
+                // Half a view looks like an outage: no round before every cache of the layer is full.
                 if pulse.while_waiting(stop.run_until_cancelled(filled)).await == Some(true) {
                     driver.run(stop, grace, pulse).await;
                 } else {
@@ -299,6 +318,7 @@ impl Operator {
             () = stop.cancelled() => Ok(()),
             name = tasks.any_ended() => Err(Fatal::TaskEnded(name)),
             name = parts.any_ended() => Err(Fatal::TaskEnded(name)),
+            (layer, resource) = beginning => Err(Fatal::DefinitionMissing { layer, resource }),
             _ = &mut publishing => Err(Fatal::TaskEnded("events".into())),
             Some(_) = draining.join_next(), if !stop.is_cancelled() => Err(Fatal::TaskEnded("driver".into())),
         };
@@ -371,20 +391,8 @@ impl Tasks {
     }
 }
 
-/// Lets the elector campaign once every cache is full, and keeps the leader gauge.
-async fn announce(
-    synced: Vec<Box<dyn Fn() -> bool + Send + Sync>>,
-    may_lead: signal::Sender<bool>,
-    leadership: Leadership,
-    metrics: Arc<Metrics>,
-) {
-    // Short beside the seconds that filling takes, long beside the cost of asking.
-    const LOOK: Duration = Duration::from_millis(20);
-    while !synced.iter().all(|is_synced| is_synced()) {
-        tokio::time::sleep(LOOK).await;
-    }
-    tracing::info!("caches filled");
-    may_lead.send_replace(true);
+/// Keeps the leader gauge.
+async fn announce(leadership: Leadership, metrics: Arc<Metrics>) {
     loop {
         metrics.leading.set(i64::from(leadership.is_leading()));
         // The gauge is read every few seconds at most.

@@ -50,6 +50,8 @@ pub enum Ask {
         namespace: String,
         release: String,
         chart: Box<ChartReference>,
+        /// The version of the Secret with its credentials.
+        credentials: Option<String>,
         request: Option<String>,
     },
     /// Whether helm may act as the account; the operator's own rights where none is named.
@@ -362,7 +364,8 @@ impl<'a> Asking<'a> {
             }
         }
         let (namespace, release) = (self.namespace(), self.observed.release.clone());
-        let ask = Ask::Chart { namespace, release, chart: Box::new(desired.chart.clone()), request };
+        let (chart, credentials) = (Box::new(desired.chart.clone()), self.observed.credentials.clone());
+        let ask = Ask::Chart { namespace, release, chart, credentials, request };
         let max_age = policy.fetch_retry.min(desired.interval);
         match self.want(ask, max_age) {
             Some(Fact::Known { value: Answer::Chart(Ok(found)), .. }) => {

@@ -25,6 +25,8 @@ pub struct Observed {
     pub revisions: Vec<Stored>,
     /// The versions of the objects that `spec.valuesFrom` names, in its order; `None` for those that are not there.
     pub sources: Vec<Option<String>>,
+    /// The version of the Secret with the credentials for the chart, if there is one.
+    pub credentials: Option<String>,
     pub job: Job,
     pub dependencies: Vec<Dependency>,
     /// The way from this release back to itself, if there is one.

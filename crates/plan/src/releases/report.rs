@@ -145,6 +145,8 @@ fn remember_sources(status: &mut HelmReleaseStatus, round: &Round<'_>, desired: 
 
 fn take_in(status: &mut HelmReleaseStatus, action: &Action, round: &Round<'_>, memory: &Memory, now: Timestamp) {
     match action {
+        // It is part of the stored status already.
+        Action::Start(_) if round.announced.is_some() => {}
         Action::Start(operation) => begin(status, operation, round, memory, now),
         Action::Unlock { .. } => status.operation = None,
         Action::RefuseRollback { .. } => status.last_handled_rollback.clone_from(&memory.rollback),
@@ -164,7 +166,7 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
         revision: operation.revision,
         to_revision: operation.to_revision,
         to_digest: operation.to_digest.clone(),
-        started_at: round.announced.and_then(|stored| stored.started_at).or(Some(now)),
+        started_at: Some(now),
     });
     match operation.kind {
         OperationKind::Install | OperationKind::Upgrade => {

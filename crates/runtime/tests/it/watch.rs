@@ -178,10 +178,8 @@ async fn a_panic_costs_one_cache_and_neither_the_others_nor_the_operator() -> Re
     api.create(&PostParams::default(), &poison).await?;
     let key = Key::new(world.namespace.clone(), "poison");
     until("the other cache has it", || sound.get(&key).is_some()).await?;
-    until("the panic is told", || {
-        health.notes().get("cache configmaps").is_some_and(|why| why == "panic: poisoned")
-    })
-    .await?;
+    until("the panic is told", || health.notes().get("cache configmaps").is_some_and(|why| why == "panic: poisoned"))
+        .await?;
     assert!(health.readiness().values().all(Result::is_ok) && !running.is_finished());
     let text = metrics.encode()?;
     let counted = text.lines().find_map(|line| line.strip_prefix("strata_watch_panics_total ")).unwrap();

@@ -41,7 +41,7 @@ impl ReleaseController {
                 let is_other = read.as_ref().is_ok_and(|read| read.version != *version);
                 if is_other { Err(moved()) } else { Ok(Answer::Source(read)) }
             }
-            Ask::Chart { namespace, release, chart, request } => {
+            Ask::Chart { namespace, release, chart, request, .. } => {
                 let asker = Key::new(namespace.as_str(), release.as_str());
                 self.find_chart(&asker, chart, request.is_some()).await.map(Answer::Chart)
             }

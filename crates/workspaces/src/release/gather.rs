@@ -18,6 +18,7 @@ impl ReleaseController {
             release: release.name.to_string(),
             revisions: self.cached_revisions(&release),
             sources: sources.map(|source| self.source_version(source, &key.namespace)).collect(),
+            credentials: self.credentials_version(object, &key.namespace),
             // What the runner does for a release is the business of the one that keeps it.
             job: if rival.is_none() { self.job(object, &release) } else { Job::Idle },
             dependencies: self.dependencies(key, desired.as_ref()),
@@ -52,7 +53,12 @@ impl ReleaseController {
         sorted(secrets.iter().filter_map(revision).collect())
     }
 
-    pub(super) fn source_version(&self, source: &ValuesSource, namespace: &str) -> Option<String> {
+    fn credentials_version(&self, object: &HelmRelease, namespace: &str) -> Option<String> {
+        let reference = object.spec.as_ref()?.chart.secret_ref.as_ref()?;
+        self.secrets.store().version(&Key::new(namespace, reference.name.as_str())).map(|version| version.to_string())
+    }
+
+    fn source_version(&self, source: &ValuesSource, namespace: &str) -> Option<String> {
         let key = Key::new(namespace, source.name.as_str());
         let version = match source.kind {
             ValuesKind::Secret => self.secrets.store().version(&key),

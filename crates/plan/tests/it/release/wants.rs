@@ -29,6 +29,7 @@ fn observed(revisions: Vec<Stored>) -> Observed {
         release: "web".into(),
         revisions,
         sources: vec![],
+        credentials: None,
         job: Job::Idle,
         dependencies: vec![],
         cycle: None,
