@@ -17,7 +17,7 @@ mod state;
 mod values;
 
 pub use action::{Action, Operation};
-pub use ask::{Answer, Ask, Note, ObjectRef, Resolved, is_ready, plan};
+pub use ask::{Answer, Ask, Note, ObjectRef, Resolved, has_ended, is_ready, plan};
 pub use decide::{MEMORY, decide};
 pub use dependency::cycle;
 pub use desired::{Attempt, Desired, LEAST_MEMORY, Policy, config_digest, reference_digest, removable, validate};

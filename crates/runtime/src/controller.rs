@@ -106,9 +106,9 @@ pub trait Controller: Send + Sync + Sized + 'static {
         let _ = ask;
         Peer::API_SERVER
     }
-    /// The status that reports what was observed is stored: what is said once need not be kept any longer.
-    fn reported(&self, object: &Self::Object, observed: &Self::Observed) {
-        let _ = (object, observed);
+    /// The status that reports this round is stored: what is said once need not be kept any longer.
+    fn reported(&self, round: &RoundOf<'_, Self>) {
+        let _ = round;
     }
     /// The object is gone.
     fn forget(&self, key: &Key) {
@@ -397,15 +397,18 @@ impl<C: Controller> Running<'_, C> {
         Ok(true)
     }
 
-    fn compute(&self, now: Timestamp) -> Report<C::Status, C::Note> {
-        let round = Round {
+    fn round(&self) -> RoundOf<'_, C> {
+        Round {
             object: &self.object,
             observed: &self.observed,
             inputs: &self.inputs,
             plan: &self.plan,
             progress: &self.progress,
-        };
-        self.shared.controller.report(&round, now)
+        }
+    }
+
+    fn compute(&self, now: Timestamp) -> Report<C::Status, C::Note> {
+        self.shared.controller.report(&self.round(), now)
     }
 
     /// Writes the status if it differs from the stored one.
@@ -455,7 +458,7 @@ impl<C: Controller> Running<'_, C> {
         };
         if stored.is_ok() {
             self.record(&report.discriminator, report.transitions);
-            self.shared.controller.reported(&self.object, &self.observed);
+            self.shared.controller.reported(&self.round());
         }
         tracing::info!(phase = report.phase, actions = self.plan.steps.len(), "reconciled");
         stored

@@ -21,7 +21,7 @@ use jiff::Timestamp;
 use kube::api::GroupVersionKind;
 use plan::{
     fact::Failure,
-    releases::{self, Action, Answer, Ask, Job, Note, Observed, Policy},
+    releases::{self, Action, Answer, Ask, Note, Observed, Policy},
     round::{Peer, Plan, Report},
 };
 use runtime::{Controller, DynamicWatches, Error, Fence, Index, InputsOf, Json, Key, Kind, RoundOf, Turn, Writer};
@@ -147,12 +147,9 @@ impl Controller for ReleaseController {
     }
 
     /// What ended is part of the stored status now; until then it was asked for again.
-    fn reported(&self, object: &HelmRelease, observed: &Observed) {
-        let stored = object.status.as_ref().and_then(|status| status.operation.as_ref());
-        if let Job::Finished(ended) = &observed.job
-            && stored.is_none_or(|stored| releases::Operation::from(stored).label() != ended.operation.label())
-        {
-            self.runner.take(&release_key(object));
+    fn reported(&self, round: &RoundOf<'_, Self>) {
+        if releases::has_ended(round) {
+            self.runner.take(&release_key(round.object));
         }
     }
 

@@ -237,8 +237,7 @@ impl<'a> Asking<'a> {
         if !(after.is_some() || is_behind || is_leaving || (is_unfinished && is_idle)) {
             return Known::Yes(cached.clone());
         }
-        let (namespace, release) = (self.observed.namespace.clone(), self.observed.release.clone());
-        match self.want(Ask::Revisions { namespace, release, after }, MOMENT) {
+        match self.want(revisions_ask(self.observed, after), MOMENT) {
             Some(Fact::Known { value: Answer::Revisions(stored), .. }) => Known::Yes(stored.clone()),
             Some(Fact::Unknown { why, .. }) => {
                 Known::No(format!("Helm's storage Secrets cannot be listed: {}", why.message))
@@ -435,6 +434,17 @@ pub(super) const IDENTITY_AGE: Duration = Duration::from_secs(10);
 /// For how long a look at live objects is believed.
 pub(super) fn look_age(is_watched: bool, interval: Duration) -> Duration {
     if is_watched { interval } else { UNWATCHED }
+}
+
+/// Whether an operation has ended and the round knew what it did.
+pub fn has_ended(round: &super::RoundOf<'_>) -> bool {
+    let Job::Finished(ended) = &round.observed.job else { return false };
+    let ask = revisions_ask(round.observed, Some(ended.operation.label()));
+    matches!(round.inputs.facts.get(&ask), Some(Fact::Known { .. }))
+}
+
+fn revisions_ask(observed: &Observed, after: Option<String>) -> Ask {
+    Ask::Revisions { namespace: observed.namespace.clone(), release: observed.release.clone(), after }
 }
 
 /// Whether a dependency is ready in the generation that is asked for.
