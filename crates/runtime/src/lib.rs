@@ -4,6 +4,7 @@
 //! from leadership to metrics, is the same for all layers.
 
 mod admin;
+pub mod child;
 mod client;
 mod clock;
 mod driver;
@@ -12,6 +13,7 @@ mod error;
 mod event;
 mod health;
 mod index;
+pub mod jobs;
 mod key;
 mod kind;
 mod lease;

@@ -5,6 +5,7 @@ mod gather;
 mod identity;
 mod live;
 mod metrics;
+mod prepare;
 mod storage;
 pub mod values;
 mod view;
@@ -27,6 +28,7 @@ use tokio::time::Instant;
 pub(crate) use identity::Identities;
 pub(crate) use live::Discovered;
 pub(crate) use metrics::ReleaseMetrics;
+pub(crate) use prepare::Preparation;
 pub(crate) use view::{SecretFacts, keep_secret, release_key};
 
 use crate::{
@@ -79,7 +81,8 @@ pub(crate) struct ReleaseLayer {
     pub writer: Writer,
     pub runner: Runner,
     pub charts: Charts,
-    pub identities: Identities,
+    pub identities: Arc<Identities>,
+    pub preparation: Arc<Preparation>,
     pub indexes: Arc<Indexes>,
     pub watches: DynamicWatches,
     pub policy: Policy,

@@ -10,8 +10,8 @@ use jiff::Timestamp;
 
 use super::{
     Action, Chart, Desired, Drift, FailureClass, Identity, Job, Known, Memory, Observed, Operation, Policy, Replicas,
-    State, Stored, StoredStatus, Values, config_digest, last_good, memory::REMOVAL, removable, replicas, state,
-    validate,
+    State, Stored, StoredStatus, Values, config_digest, dependency, last_good, memory::REMOVAL, removable, replicas,
+    state, validate,
 };
 use crate::{Plan, Why};
 
@@ -250,7 +250,7 @@ impl Deciding<'_> {
     /// What must hold before anything is installed or changed.
     fn is_hindered(&self, plan: &mut Plan<Action>) -> bool {
         if let Some(cycle) = &self.observed.cycle {
-            plan.block(Reason::DependencyCycle, format!("cycle: {}", cycle.join(" → ")));
+            plan.block(Reason::DependencyCycle, format!("cycle: {}", dependency::shown(cycle)));
         }
         let missing = self.observed.missing_dependencies();
         if !missing.is_empty() {
@@ -418,7 +418,7 @@ impl Deciding<'_> {
         if self.observed.rival.is_some() || is_suspended || !self.memory.has_acted() {
             return plan.actions.push(release);
         }
-        let Some(desired) = removable(self.object) else {
+        let Some(desired) = removable(self.object, self.policy) else {
             let message = "spec cannot be read, so nobody knows what to uninstall; put it right, or uninstall by hand and remove the finalizer";
             return plan.block(Reason::InvalidSpec, message);
         };

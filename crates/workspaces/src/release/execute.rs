@@ -3,33 +3,30 @@
 use std::time::Duration;
 
 use api::condition::Reason;
-use api::workspace::{CrdPolicy, DriftIgnore, HelmReleaseSpec, OperationKind};
+use api::workspace::{DriftIgnore, OperationKind};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
-    api::{DynamicObject, GroupVersionKind, Patch, PatchParams},
+    api::{GroupVersionKind, Patch, PatchParams},
     core::Status,
 };
 use plan::{
     Plan, Why,
-    releases::{Action, Desired, Drift, Known, Operation, Outcome, Values, last_good, removable, validate},
+    releases::{Action, Drift, Known, Operation, Outcome, last_good, validate},
 };
 use runtime::{Error, Executed, Key};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     Looked, Observed, ReleaseLayer,
     identity::Credentials,
     live::{self, Acting, Target},
-    storage, values,
+    storage,
 };
 use crate::{
     LOSS_MARGIN, MANAGER,
-    helm::{self, Deploy, Found, Request, archive},
+    helm::{self, Request},
 };
-
-/// All CRDs of a chart together; what a cluster stores of one is at most a megabyte.
-const MAX_CRDS: u64 = 16 << 20;
 
 /// Why an action was not carried out.
 pub enum Trouble {
@@ -92,20 +89,22 @@ impl ReleaseLayer {
 
     /// The API server quotes what it refuses, and that may be made of values.
     async fn redacted(&self, key: &Key, observed: &Observed, status: &Status) -> String {
-        match self.secrets(key, observed).await {
+        match self.preparation.secrets(key, observed.subject.object()).await {
             Ok(documents) => helm::redact(&status.message, &helm::secrets_in(&documents).collect::<Vec<_>>()),
             Err(_) => status.reason.clone(),
         }
     }
 
-    /// Everything that can fail comes first; then the operation is stored as begun, and then it begins.
+    /// Everything that can fail comes first; then the operation is stored as begun, and then it is put in line. What helm
+    /// gets is only checked here, and read again when its turn has come.
     async fn start(&self, key: &Key, observed: &Observed, operation: &Operation) -> Result<(), Trouble> {
-        let desired = match operation.kind {
-            OperationKind::Uninstall => removable(observed.subject.object()),
-            _ => validate(observed.subject.object(), &self.policy).ok(),
-        };
-        let desired = desired.ok_or(Trouble::Outdated)?;
-        let request = self.request(key, observed, &desired, operation).await?;
+        let object = observed.subject.object();
+        let desired = self.preparation.desired(object, operation)?;
+        if operation.kind == OperationKind::Uninstall && desired.account.is_some() {
+            let credentials = self.preparation.credentials(key, &desired, operation).await?;
+            self.check_removal(observed, &credentials).await?;
+        }
+        self.preparation.contents(key, object, operation).await?;
         let plan = Plan { actions: vec![Action::Start(operation.clone())], ..Plan::default() };
         let begun = self.status(observed, &plan, &[Outcome::Done]);
         self.write_status(key, observed, &begun).await?;
@@ -119,119 +118,24 @@ impl ReleaseLayer {
         if self.writer.leadership.time_left().is_none_or(|left| left <= 2 * LOSS_MARGIN) {
             return Err(Trouble::Outdated);
         }
-        // Budgets were checked before, so what is refused now is refused because the process ends.
-        self.runner.submit(request).map_err(|_| Trouble::Outdated)
-    }
-
-    async fn request(
-        &self,
-        key: &Key,
-        observed: &Observed,
-        desired: &Desired,
-        operation: &Operation,
-    ) -> Result<Request, Trouble> {
-        let account = desired.account.as_deref();
-        let credentials = self.identities.credentials(&key.namespace, account, operation.timeout).await?;
-        if operation.kind == OperationKind::Uninstall && account.is_some() {
-            self.check_removal(observed, &credentials).await?;
-        }
-        let is_deployment = matches!(operation.kind, OperationKind::Install | OperationKind::Upgrade);
-        let (helm, (values, secret_values)) = if is_deployment {
-            let values = self.checked_values(key, observed).await?;
-            let deploy = self.deploy(key, desired, operation, &credentials, observed).await?;
-            let helm = match operation.kind {
-                OperationKind::Install => helm::Operation::Install(deploy),
-                _ => helm::Operation::Upgrade(deploy),
-            };
-            (helm, values)
-        } else {
-            (other_operation(desired, operation), (Vec::new(), self.secrets(key, observed).await?))
-        };
-        Ok(Request {
+        let request = Request {
             key: observed.release.clone(),
-            operation: helm,
+            // Of the object: who writes it is who is served.
+            namespaces: vec![key.namespace.clone()],
+            operation: match operation.kind {
+                OperationKind::Install => helm::OperationKind::Install,
+                OperationKind::Upgrade | OperationKind::Fetch => helm::OperationKind::Upgrade,
+                OperationKind::Rollback => helm::OperationKind::Rollback,
+                OperationKind::Uninstall => helm::OperationKind::Uninstall,
+                OperationKind::Test => helm::OperationKind::Test,
+            },
             label: operation.label().into(),
-            values,
-            start_by: Some(credentials.start_by(operation.timeout)),
-            kubeconfig: Some(credentials.kubeconfig),
-            files: Vec::new(),
             timeout: operation.timeout,
             memory: desired.memory,
-            secrets: Vec::new(),
-            secret_values,
-        })
-    }
-
-    /// The values' files, if they still are what was planned on, and what of them must be said nowhere.
-    async fn checked_values(
-        &self,
-        key: &Key,
-        observed: &Observed,
-    ) -> Result<(Vec<helm::Private>, Vec<helm::Private>), Trouble> {
-        let spec = observed.subject.object().spec.as_ref().ok_or(Trouble::Outdated)?;
-        let documents = self.documents(spec, &key.namespace).await?;
-        let sources = documents.iter().map(|document| document.source.clone()).collect();
-        let digest = |values: &Values| match values {
-            Values::Read { digest, .. } => Some(digest.clone()),
-            _ => None,
+            contents: self.preparation.reading(key, operation),
         };
-        if digest(&values::values(spec, sources)) != digest(&observed.surroundings.values) {
-            return Err(Trouble::Outdated);
-        }
-        let secrets = values::of_secrets(&documents);
-        Ok((values::files(spec, documents), secrets))
-    }
-
-    /// What helm must not repeat of values that it was given before. A source that is gone tells nothing any more.
-    async fn secrets(&self, key: &Key, observed: &Observed) -> Result<Vec<helm::Private>, Trouble> {
-        let mut documents = Documents::default();
-        for source in observed.subject.object().spec.iter().flat_map(|spec| &spec.values_from) {
-            if let Ok(document) = self.document(source, &key.namespace).await? {
-                documents.add(document)?;
-            }
-        }
-        Ok(values::of_secrets(&documents.all))
-    }
-
-    /// All sources of the values.
-    async fn documents(&self, spec: &HelmReleaseSpec, namespace: &str) -> Result<Vec<values::Document>, Trouble> {
-        let mut documents = Documents::default();
-        for source in &spec.values_from {
-            let document = self.document(source, namespace).await?;
-            documents.add(document.map_err(|_| Trouble::Outdated)?)?;
-        }
-        Ok(documents.all)
-    }
-
-    async fn deploy(
-        &self,
-        key: &Key,
-        desired: &Desired,
-        operation: &Operation,
-        credentials: &Credentials,
-        observed: &Observed,
-    ) -> Result<Deploy, Trouble> {
-        let wanted = self.chart_reference(desired, &key.namespace).await?.map_err(no_chart)?;
-        let chart = match self.charts.find(&observed.release, &wanted) {
-            Found::Ready(chart) | Found::Aging(chart) if Some(&chart.version) == operation.chart_version.as_ref() => {
-                chart
-            }
-            Found::Ready(_) | Found::Aging(_) | Found::Working => return Err(Trouble::Outdated),
-            Found::Failed(failure) => return Err(no_chart(failure.message)),
-        };
-        if desired.crds == CrdPolicy::CreateReplace {
-            let path = chart.path.clone();
-            let read = tokio::task::spawn_blocking(move || archive::crds(&path, MAX_CRDS)).await;
-            let crds = read.map_err(|_| Trouble::Outdated)?.map_err(|error| no_chart(error.to_string()))?;
-            apply_crds(&self.acting(credentials), &crds).await?;
-        }
-        Ok(Deploy {
-            chart,
-            wait: operation.wait,
-            history_max: desired.max_history,
-            skip_crds: desired.crds != CrdPolicy::Create,
-            force_conflicts: true,
-        })
+        // Budgets were checked before, so what is refused now is refused because the process ends.
+        self.runner.submit(request).map_err(|_| Trouble::Outdated)
     }
 
     /// Marks a revision that nobody works on as failed. Gone or changed meanwhile is for the next round to see.
@@ -398,75 +302,12 @@ enum Of {
     AllThere,
 }
 
-/// Documents of values, read one after another.
-#[derive(Default)]
-struct Documents {
-    all: Vec<values::Document>,
-    bytes: usize,
-}
-
-impl Documents {
-    /// They wait in memory for as long as their operation does.
-    const MAX_BYTES: usize = 2 << 20;
-
-    fn add(&mut self, document: values::Document) -> Result<(), Trouble> {
-        self.bytes += document.content.as_ref().map_or(0, |content| content.expose().len());
-        if self.bytes > Self::MAX_BYTES {
-            let message =
-                "the sources of spec.valuesFrom hold more than 2 MiB together; values are configuration, not data";
-            return Err(Trouble::Refused(Why { reason: Reason::ValuesInvalid, message: message.to_owned() }));
-        }
-        self.all.push(document);
-        Ok(())
-    }
-}
-
 /// Replicas of a stopped release are ours, not the chart's.
 fn ignored(observed: &Observed) -> Vec<DriftIgnore> {
     let Some(spec) = &observed.subject.object().spec else { return Vec::new() };
     let stopped = spec.stopped.unwrap_or(false);
     let replicas = stopped.then(|| DriftIgnore { paths: vec!["/spec/replicas".to_owned()], target: None });
     spec.drift_ignore.iter().cloned().chain(replicas).collect()
-}
-
-fn other_operation(desired: &Desired, operation: &Operation) -> helm::Operation {
-    match operation.kind {
-        OperationKind::Rollback => helm::Operation::Rollback {
-            revision: operation.to_revision.unwrap_or(0),
-            wait: operation.wait,
-            history_max: desired.max_history,
-            force_conflicts: true,
-        },
-        OperationKind::Uninstall => {
-            helm::Operation::Uninstall { keep_history: desired.keep_history, wait: operation.wait }
-        }
-        _ => helm::Operation::Test,
-    }
-}
-
-async fn apply_crds(acting: &Acting<'_>, files: &[String]) -> Result<(), Trouble> {
-    let crds: Api<DynamicObject> = Api::all_with(
-        acting.client.clone(),
-        &kube::api::ApiResource::from_gvk(&GroupVersionKind::gvk(
-            "apiextensions.k8s.io",
-            "v1",
-            "CustomResourceDefinition",
-        )),
-    );
-    for file in files {
-        let documents = serde_saphyr::from_multiple::<Value>(file)
-            .map_err(|_| no_chart("a file in the chart's crds folder is not YAML".to_owned()))?;
-        for document in documents.iter().filter(|document| document["kind"] == "CustomResourceDefinition") {
-            let name = document["metadata"]["name"].as_str().unwrap_or_default();
-            let params = PatchParams::apply("helm").force();
-            acting.ask(crds.patch(name, &params, &Patch::Apply(document))).await?;
-        }
-    }
-    Ok(())
-}
-
-fn no_chart(message: String) -> Trouble {
-    Trouble::Refused(Why { reason: Reason::ChartUnavailable, message })
 }
 
 /// Sorts a result into what the report must know and what ends the round.

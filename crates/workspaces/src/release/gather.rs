@@ -1,6 +1,6 @@
 //! Facts about a HelmRelease. Nothing here writes; what the caches tell is not asked for.
 
-use std::{collections::BTreeMap, sync::Mutex, time::Duration};
+use std::{sync::Mutex, time::Duration};
 
 use api::{
     condition::{ConditionStatus, ConditionType},
@@ -23,10 +23,9 @@ use runtime::{Error, Key, Metadata, Subject};
 use super::{
     Looked, Observed, ReleaseLayer, release_key,
     storage::{self, secret_name},
-    values::{self, Document},
-    view,
+    values, view,
 };
-use crate::helm::{self, ChartRef, Class, Found};
+use crate::helm::{self, Class, Found};
 
 /// How long a look at objects that no watch tells of is believed.
 const UNHEARD: Duration = Duration::from_secs(15);
@@ -162,7 +161,7 @@ impl ReleaseLayer {
             };
             match noted.filter(is_settled) {
                 Some(noted) => sources.push(noted.clone()),
-                _ => match self.document(source, namespace).await? {
+                _ => match self.preparation.document(source, namespace).await? {
                     Ok(document) => sources.push(document.source),
                     Err(why) => return Ok(why),
                 },
@@ -178,19 +177,6 @@ impl ReleaseLayer {
             ValuesKind::ConfigMap => self.config_maps.store().version(&key),
         };
         version.map(|version| version.to_string())
-    }
-
-    pub(super) async fn document(
-        &self,
-        source: &ValuesSource,
-        namespace: &str,
-    ) -> Result<Result<Document, Values>, Error> {
-        let key = Key::new(namespace, source.name.as_str());
-        let object = match source.kind {
-            ValuesKind::Secret => self.writer.read("secrets", &key).await?.map(values::of_secret),
-            ValuesKind::ConfigMap => self.writer.read("configmaps", &key).await?.map(values::of_config_map),
-        };
-        Ok(values::read(source, object))
     }
 
     fn dependencies(&self, key: &Key, desired: Option<&Desired>) -> Vec<Dependency> {
@@ -285,7 +271,7 @@ impl ReleaseLayer {
                 return Ok(chart);
             }
         }
-        let wanted = match self.chart_reference(desired, &key.namespace).await? {
+        let wanted = match self.preparation.chart_reference(desired, &key.namespace).await? {
             Ok(wanted) => wanted,
             Err(message) => {
                 return Ok(Chart::Failed(releases::Failure { class: FailureClass::Unauthorised, message }));
@@ -324,23 +310,6 @@ impl ReleaseLayer {
         let mut notes = self.notes.lock();
         let former = notes.entry(key.clone()).or_default().asked_for.replace(asked.to_owned());
         former.as_deref() != Some(asked)
-    }
-
-    /// Where the chart is, with credentials from its Secret. The error says what is missing.
-    pub(super) async fn chart_reference(
-        &self,
-        desired: &Desired,
-        namespace: &str,
-    ) -> Result<Result<ChartRef, String>, Error> {
-        let mut data = BTreeMap::new();
-        if let Some(reference) = &desired.chart.secret_ref {
-            let key = Key::new(namespace, reference.name.as_str());
-            let Some(secret) = self.writer.read::<Secret>("secrets", &key).await? else {
-                return Ok(Err(format!("Secret {} of spec.chart.secretRef is not there; create it", reference.name)));
-            };
-            data = secret.data.unwrap_or_default();
-        }
-        Ok(ChartRef::new(&desired.chart, data))
     }
 
     async fn is_terminating(&self, namespace: &str) -> Result<bool, Error> {
