@@ -83,6 +83,11 @@ pub trait Controller: Send + Sync + Sized + 'static {
         inputs: &InputsOf<Self>,
         now: Timestamp,
     ) -> Plan<Self::Action, Self::Ask>;
+    /// Whether what an announced action needs is there, before the status says that it begins. Reads only.
+    fn check(&self, turn: &Turn<'_, Self>, action: &Self::Action) -> impl Future<Output = Result<(), Error>> + Send {
+        let _ = (turn, action);
+        async { Ok(()) }
+    }
     /// One idempotent effect.
     fn execute(
         &self,
@@ -357,23 +362,22 @@ impl<C: Controller> Running<'_, C> {
             return Ok(Progress::Skipped);
         }
         self.fence.check()?;
-        if step.announced && !self.announce(at).await? {
-            return Ok(Progress::Skipped);
+        if step.announced {
+            self.shared.controller.check(&self.turn(), &step.action).await?;
+            self.announce(at).await?;
         }
         let step = &self.plan.steps[at];
         self.shared.facts.spoil(&step.spoils);
-        let turn = Turn {
-            key: self.key,
-            subject: &self.subject,
-            observed: &self.observed,
-            inputs: &self.inputs,
-            fence: &self.fence,
-        };
-        let done = self.shared.controller.execute(&turn, &step.action).await;
+        let done = self.shared.controller.execute(&self.turn(), &step.action).await;
         // Also a fetch that began during the effect may have seen what was before it.
         self.shared.facts.spoil(&step.spoils);
         self.has_written = true;
         done.map(Progress::Done)
+    }
+
+    fn turn(&self) -> Turn<'_, C> {
+        let (observed, inputs) = (&self.observed, &self.inputs);
+        Turn { key: self.key, subject: &self.subject, observed, inputs, fence: &self.fence }
     }
 
     /// Whether the facts that a step rests on are still those that it was planned on; else they are fetched anew.
@@ -388,13 +392,13 @@ impl<C: Controller> Running<'_, C> {
         rests
     }
 
-    /// Stores the status that says that a step begins. False if it was not stored.
-    async fn announce(&mut self, at: usize) -> Result<bool, Error> {
+    /// Stores the status that says that a step begins.
+    async fn announce(&mut self, at: usize) -> Result<(), Error> {
         self.progress[at] = Progress::Begun;
         let report = self.compute(self.shared.clock.now());
         self.store(&report.status, report.fallback.as_ref()).await?;
         self.record(&report.discriminator, report.transitions);
-        Ok(true)
+        Ok(())
     }
 
     fn round(&self) -> RoundOf<'_, C> {

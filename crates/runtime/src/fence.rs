@@ -36,6 +36,18 @@ impl Fence {
         Self { leadership, clock, generation, deadline, is_current: Arc::new(is_current) }
     }
 
+    /// For work beside the rounds, which ends with the lead or after `limit`, whatever becomes of the object.
+    pub fn of_lead(leadership: Leadership, limit: Duration) -> Self {
+        let clock = leadership.clock().clone();
+        Self::new(leadership, clock, 0, limit, || true)
+    }
+
+    /// Which lead this is: a later one has a larger number. It travels with effects that leave the cluster, so that
+    /// their receiver can refuse those of a former leader.
+    pub fn epoch(&self) -> Option<u64> {
+        self.leadership.epoch()
+    }
+
     /// Time left for an effect, or why there is none.
     pub fn check(&self) -> Result<Duration, Error> {
         let lead = self.leadership.time_left().ok_or(Error::LeadLost)?;

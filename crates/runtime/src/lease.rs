@@ -71,6 +71,10 @@ impl Leadership {
         Self { term: watch::channel(Term::Always { epoch }).1, clock }
     }
 
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
     /// A lead that is not renewed.
     #[cfg(test)]
     pub(crate) fn until(until: Instant, clock: Clock) -> Self {

@@ -4,6 +4,7 @@
 //! from leadership to metrics, is the same for all layers.
 
 mod admin;
+pub mod child;
 mod client;
 mod clock;
 mod cluster;
@@ -17,6 +18,7 @@ mod fence;
 mod health;
 mod hub;
 mod index;
+pub mod jobs;
 mod key;
 mod kind;
 mod layer;

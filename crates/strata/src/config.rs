@@ -139,6 +139,14 @@ pub struct Values {
     #[arg(long, env = "STRATA_HELM_OPERATION_MEMORY", value_parser = bytes, value_name = "BYTES")]
     #[serde(deserialize_with = "read_bytes")]
     pub helm_operation_memory: Option<u64>,
+    /// Memory that one release may ask for by spec.memory [default: --helm-memory less --helm-operation-memory]
+    #[arg(long, env = "STRATA_HELM_MAX_OPERATION_MEMORY", value_parser = bytes, value_name = "BYTES")]
+    #[serde(deserialize_with = "read_bytes")]
+    pub helm_max_operation_memory: Option<u64>,
+    /// Time that one release may ask for by spec.timeout [default: 1h]
+    #[arg(long, env = "STRATA_HELM_MAX_TIMEOUT", value_parser = duration, value_name = "DURATION")]
+    #[serde(deserialize_with = "read_duration")]
+    pub helm_max_timeout: Option<Duration>,
     /// From SIGTERM to SIGKILL for helm processes, at time-outs and when the operator stops [default: 30s]
     #[arg(long, env = "STRATA_HELM_GRACE_PERIOD", value_parser = duration, value_name = "DURATION")]
     #[serde(deserialize_with = "read_duration")]
@@ -186,6 +194,8 @@ impl Values {
             helm: self.helm.or(other.helm),
             helm_memory: self.helm_memory.or(other.helm_memory),
             helm_operation_memory: self.helm_operation_memory.or(other.helm_operation_memory),
+            helm_max_operation_memory: self.helm_max_operation_memory.or(other.helm_max_operation_memory),
+            helm_max_timeout: self.helm_max_timeout.or(other.helm_max_timeout),
             helm_grace_period: self.helm_grace_period.or(other.helm_grace_period),
             helm_lock_patience: self.helm_lock_patience.or(other.helm_lock_patience),
             helm_other_namespaces: self.helm_other_namespaces.or(other.helm_other_namespaces),

@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     // Not for people and before anything else: one of these starts with every helm process.
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|first| first == "guard") {
-        return workspaces::helm::guard::main(arguments);
+        return runtime::child::guard::main(arguments);
     }
     // Several crates could bring a crypto provider; this one is ours.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();

@@ -213,6 +213,9 @@ fn workspaces_config(values: &Values, client: ClientConfig) -> Result<workspaces
     config.grace = values.helm_grace_period.unwrap_or(config.grace);
     config.policy.total_memory = values.helm_memory.unwrap_or(config.policy.total_memory);
     config.operation_memory = operation_memory(values, config.policy.total_memory, config.operation_memory)?;
+    let (total, operation) = (config.policy.total_memory, config.operation_memory);
+    config.policy.largest_memory = largest_memory(values, total, operation)?;
+    config.policy.longest_timeout = values.helm_max_timeout.unwrap_or(config.policy.longest_timeout);
     config.policy.lock_patience = values.helm_lock_patience.unwrap_or(config.policy.lock_patience);
     config.policy.other_namespaces = values.helm_other_namespaces.unwrap_or(false);
     config.policy.local_charts = values.helm_local_charts.unwrap_or(false);
@@ -238,6 +241,27 @@ fn operation_memory(values: &Values, total: u64, default: u64) -> Result<u64, Fa
                 "--helm-operation-memory is {bytes} bytes, all helm processes together may use {total}: none would start"
             );
             Err(Failure::new(message).hint("lower it, or raise --helm-memory"))
+        }
+        Some(bytes) => Ok(bytes),
+    }
+}
+
+/// Bytes that one release may ask for: at most what leaves room for an ordinary operation beside it.
+fn largest_memory(values: &Values, total: u64, operation: u64) -> Result<u64, Failure> {
+    let most = workspaces::helm::largest_memory(total, operation);
+    match values.helm_max_operation_memory {
+        None => Ok(most),
+        Some(bytes) if bytes > most => {
+            let message = format!(
+                "--helm-max-operation-memory is {bytes} bytes, and beside one ordinary operation all helm processes together may use {most}: others would wait for it"
+            );
+            Err(Failure::new(message).hint("lower it, or raise --helm-memory"))
+        }
+        Some(bytes) if bytes < operation => {
+            let message = format!(
+                "--helm-max-operation-memory is {bytes} bytes, less than the {operation} of an ordinary operation"
+            );
+            Err(Failure::new(message).hint("raise it, or lower --helm-operation-memory"))
         }
         Some(bytes) => Ok(bytes),
     }
@@ -284,6 +308,21 @@ mod tests {
             let failure = memory(total, operation).unwrap_err();
             assert!(failure.message.starts_with(message), "{}", failure.message);
             assert!(failure.hint.unwrap().contains(hint));
+        }
+    }
+    #[test]
+    fn one_release_never_gets_all_memory() {
+        const MIB: u64 = 1 << 20;
+        let largest = |total: u64, asked: Option<u64>| {
+            let values = Values { helm_max_operation_memory: asked.map(|mib| mib * MIB), ..Values::default() };
+            largest_memory(&values, total * MIB, 256 * MIB).map(|bytes| bytes / MIB)
+        };
+        assert_eq!(largest(1280, None).unwrap(), 1024);
+        assert_eq!(largest(1280, Some(512)).unwrap(), 512);
+        assert_eq!(largest(256, None).unwrap(), 256, "there is room for one alone");
+        for (asked, message) in [(1025, "is 1074790400 bytes"), (128, "less than the 268435456")] {
+            let failure = largest(1280, Some(asked)).unwrap_err();
+            assert!(failure.message.contains(message), "{}", failure.message);
         }
     }
 }

@@ -14,7 +14,7 @@ use runtime::{Change, Key, Operator, Queue};
 
 use helm::{Charts, ChartsConfig, Guard, Runner};
 pub use release::values;
-use release::{Indexes, ReleaseController, ReleaseMetrics, SecretFacts};
+use release::{Indexes, Preparation, ReleaseController, ReleaseMetrics, SecretFacts};
 
 /// Field manager of everything this layer writes.
 pub const MANAGER: &str = "strata-workspaces";
@@ -70,7 +70,10 @@ impl Config {
 pub(crate) const LOSS_MARGIN: Duration = Duration::from_millis(500);
 
 /// Adds the layer to an operator.
-pub fn install(operator: &mut Operator, config: Config) -> io::Result<()> {
+pub fn install(operator: &mut Operator, mut config: Config) -> io::Result<()> {
+    // What the runner would refuse is refused by a condition before.
+    let most = helm::largest_memory(config.policy.total_memory, config.operation_memory);
+    config.policy.largest_memory = config.policy.largest_memory.min(most);
     let writer = operator.writer(MANAGER);
     let shared = teams::Shared::new(&writer);
     let queue = operator.queue(config.resync);
@@ -84,11 +87,11 @@ pub fn install(operator: &mut Operator, config: Config) -> io::Result<()> {
     operator.watch(&shared.releases, move |change| {
         release_changed(&at, &told, change);
         teams(change);
-        // Nobody is left to ask how its last operation ended.
+        // What waits for it is not to begin any more, and no round will ask how its last operation ended.
         if let Some(former) = change.before.filter(|_| change.after.is_none()).map(release::release_key)
             && at.releases.keys(&former).is_empty()
         {
-            results.take(&former);
+            results.forget(&former);
         }
     });
     let (at, told, teams) = (indexes.clone(), queue.clone(), tell.secret);
@@ -110,12 +113,24 @@ pub fn install(operator: &mut Operator, config: Config) -> io::Result<()> {
     });
     operator.metrics.collect(Box::new(ReleaseMetrics(shared.releases.clone())));
     operator.metrics.collect(Box::new(runner.clone()));
+    let charts = Charts::open(config.charts, runner.clone())?;
+    let identities = release::Identities::new(operator.client.clone(), config.client, operator.clock.clone());
+    let identities = Arc::new(identities);
+    let preparation = Preparation {
+        releases: shared.releases.clone(),
+        writer: writer.clone(),
+        charts: charts.clone(),
+        identities: identities.clone(),
+        policy: config.policy.clone(),
+        leadership: operator.leadership(),
+    };
     let controller = ReleaseController {
         releases: shared.releases,
         secrets: shared.secrets,
         config_maps: shared.config_maps,
-        charts: Charts::open(config.charts, runner.clone())?,
-        identities: release::Identities::new(operator.client.clone(), config.client, operator.clock.clone()),
+        charts,
+        identities,
+        preparation: Arc::new(preparation),
         writer,
         runner,
         indexes,
@@ -153,32 +168,9 @@ fn start_runner(
     let (ending, leadership, grace) = (runner.clone(), operator.leadership(), config.grace);
     // The last moments are for the guard and its SIGKILL.
     operator.part("helm", grace + Duration::from_secs(5), move |stop, pulse| async move {
-        pulse.while_waiting(end_children(&ending, &leadership, &stop, grace)).await;
+        pulse.while_waiting(ending.end_with(&leadership, LOSS_MARGIN, &stop, grace)).await;
     });
     Ok(runner)
-}
-
-async fn end_children(
-    runner: &Runner,
-    leadership: &runtime::Leadership,
-    stop: &tokio_util::sync::CancellationToken,
-    grace: Duration,
-) {
-    loop {
-        let is_leading = async {
-            leadership.acquired().await;
-            leadership.lost(LOSS_MARGIN).await;
-        };
-        tokio::select! {
-            () = stop.cancelled() => return runner.drain(grace).await,
-            () = is_leading => {
-                tracing::warn!("the lead is lost: helm processes are ended");
-                runner.cancel_all(LOSS_MARGIN).await;
-                // A late renewal lets new ones begin, which have to end with it in turn.
-                leadership.decided(LOSS_MARGIN).await;
-            }
-        }
-    }
 }
 
 fn look(queue: &Queue, keys: impl IntoIterator<Item = Key>) {

@@ -6,6 +6,7 @@ mod gather;
 mod identity;
 mod live;
 mod metrics;
+mod prepare;
 mod storage;
 pub mod values;
 mod view;
@@ -29,6 +30,7 @@ use runtime::{Controller, DynamicWatches, Error, Fence, Index, InputsOf, Json, K
 pub(crate) use identity::Identities;
 pub(crate) use live::Discovered;
 pub(crate) use metrics::ReleaseMetrics;
+pub(crate) use prepare::Preparation;
 pub(crate) use view::{SecretFacts, keep_secret, release_key};
 
 use crate::{
@@ -78,7 +80,8 @@ pub(crate) struct ReleaseController {
     pub writer: Writer,
     pub runner: Runner,
     pub charts: Charts,
-    pub identities: Identities,
+    pub identities: Arc<Identities>,
+    pub preparation: Arc<Preparation>,
     pub indexes: Arc<Indexes>,
     pub watches: DynamicWatches,
     pub policy: Policy,
@@ -120,6 +123,16 @@ impl Controller for ReleaseController {
         now: Timestamp,
     ) -> Plan<Action, Ask> {
         releases::plan(object, observed, inputs, now, &self.policy)
+    }
+
+    async fn check(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<(), Error> {
+        match action {
+            Action::Start(operation) => {
+                let checked = self.check_start(turn, operation).await;
+                self.explain(turn.subject.object(), checked).await
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<(), Error> {

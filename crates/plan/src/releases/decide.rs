@@ -11,8 +11,8 @@ use jiff::Timestamp;
 use super::ask::{IDENTITY_AGE, identity_ask, look_age};
 use super::{
     Action, Ask, Chart, Desired, Drift, FailureClass, Identity, Job, Known, Memory, ObjectRef, Operation, Policy,
-    Replicas, State, Stored, StoredStatus, Surroundings, Values, config_digest, last_good, memory::REMOVAL, removable,
-    replicas, state, validate,
+    Replicas, State, Stored, StoredStatus, Surroundings, Values, config_digest, dependency, last_good, memory::REMOVAL,
+    removable, replicas, state, validate,
 };
 use crate::Why;
 use crate::fact::Want;
@@ -259,7 +259,7 @@ impl Deciding<'_> {
     /// What must hold before anything is installed or changed.
     fn is_hindered(&self, plan: &mut Plan) -> bool {
         if let Some(cycle) = &self.observed.cycle {
-            plan.block(Reason::DependencyCycle, format!("cycle: {}", cycle.join(" → ")));
+            plan.block(Reason::DependencyCycle, format!("cycle: {}", dependency::shown(cycle)));
         }
         let missing = self.observed.missing_dependencies();
         if !missing.is_empty() {
@@ -474,7 +474,7 @@ impl Deciding<'_> {
         if self.observed.rival.is_some() || is_suspended || !self.memory.has_acted() {
             return plan.push_after_all(Step::new(release));
         }
-        let Some(desired) = removable(self.object) else {
+        let Some(desired) = removable(self.object, self.policy) else {
             let message = "spec cannot be read, so nobody knows what to uninstall; put it right, or uninstall by hand and remove the finalizer";
             return plan.block(Reason::InvalidSpec, message);
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::condition::Reason;
 use api::workspace::{
     ChartReference, CrdPolicy, DriftDetection, DriftIgnore, HelmRelease, HelmReleaseSpec, InstallRemediation,
-    MAX_RELEASE_NAME, Repository, UpgradeRemediation,
+    MAX_RELEASE_NAME, Repository, Span, UpgradeRemediation,
 };
 use serde_json::json;
 
@@ -19,6 +19,10 @@ use crate::{
 pub struct Policy {
     /// All helm processes together, in bytes.
     pub total_memory: u64,
+    /// The most that one release may ask for, in bytes. Less than the total, so that there is room for others beside it.
+    pub largest_memory: u64,
+    /// The longest time that one release may ask for: for as long it may keep its memory from others.
+    pub longest_timeout: Duration,
     /// Whether a release may go to another namespace than its object's.
     pub other_namespaces: bool,
     /// Whether charts may come from the operator's own disk: who may write HelmReleases could read it then.
@@ -36,6 +40,9 @@ impl Default for Policy {
         Self {
             // Four of the default size for one namespace, and one that it leaves to the others.
             total_memory: 5 << 28,
+            largest_memory: 4 << 28,
+            // Many times what a large chart takes to become ready.
+            longest_timeout: Duration::from_hours(1),
             other_namespaces: false,
             local_charts: false,
             // What the specification gives a helm process that is not ours to show a sign of life.
@@ -117,18 +124,16 @@ pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
     check_repository(&spec.chart, policy)?;
     let memory = memory(spec, policy)?;
     let (install, upgrade) = (spec.install.clone().unwrap_or_default(), spec.upgrade.clone().unwrap_or_default());
-    let timeout = spec.timeout.map_or(TIMEOUT, |span| span.0);
-    if timeout.is_zero() {
-        return Err(invalid("spec.timeout must be more than zero"));
-    }
     let (rollback, wait) = (spec.rollback.clone().unwrap_or_default(), spec.wait.unwrap_or(true));
+    let timeout = timeout("spec.timeout", spec.timeout, policy)?.unwrap_or(TIMEOUT.min(policy.longest_timeout));
+    let rollback_timeout = self::timeout("spec.rollback.timeout", rollback.timeout, policy)?.unwrap_or(timeout);
     Ok(Desired {
         release,
         namespace,
         chart: spec.chart.clone(),
         timeout,
         wait,
-        rollback_timeout: rollback.timeout.map_or(timeout, |span| span.0),
+        rollback_timeout,
         rollback_wait: rollback.wait.unwrap_or(wait),
         account: spec.service_account_name.clone(),
         install: Attempt {
@@ -159,15 +164,33 @@ pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
 
 /// What is needed to uninstall a release, however its spec was changed since: a release must never be left behind
 /// because a limit or a flag of the operator changed. `None` if there is no spec to read.
-pub fn removable(object: &HelmRelease) -> Option<Desired> {
+pub fn removable(object: &HelmRelease, policy: &Policy) -> Option<Desired> {
     let mut object = object.clone();
     let spec = object.spec.as_mut()?;
     spec.memory = None;
-    spec.timeout = spec.timeout.filter(|timeout| !timeout.0.is_zero());
+    let timeout = spec.timeout.map(|span| Span(span.0.min(policy.longest_timeout)));
+    spec.timeout = timeout.filter(|timeout| !timeout.0.is_zero());
+    spec.rollback = None;
     // The chart is not looked at.
     "http://unused".clone_into(&mut spec.chart.repo);
-    let lenient = Policy { other_namespaces: true, ..Policy::default() };
+    let lenient = Policy { other_namespaces: true, ..policy.clone() };
     validate(&object, &lenient).ok()
+}
+
+/// How long an operation may take, where the spec says so.
+fn timeout(field: &str, asked: Option<Span>, policy: &Policy) -> Result<Option<Duration>, Why> {
+    let Some(Span(asked)) = asked else { return Ok(None) };
+    if asked.is_zero() {
+        return Err(invalid(format!("{field} must be more than zero")));
+    }
+    if asked > policy.longest_timeout {
+        return Err(invalid(format!(
+            "{field} is {}, one release may ask for at most {}; lower it, or raise --helm-max-timeout",
+            Span(asked),
+            Span(policy.longest_timeout)
+        )));
+    }
+    Ok(Some(asked))
 }
 
 fn check_repository(chart: &ChartReference, policy: &Policy) -> Result<(), Why> {
@@ -198,6 +221,12 @@ fn memory(spec: &HelmReleaseSpec, policy: &Policy) -> Result<Option<u64>, Why> {
                 policy.total_memory
             ),
         });
+    }
+    if memory > policy.largest_memory {
+        return Err(invalid(format!(
+            "spec.memory asks for {memory} bytes, one release may ask for at most {}, so that there is room for others; lower it, or raise --helm-max-operation-memory",
+            policy.largest_memory
+        )));
     }
     Ok(Some(memory))
 }

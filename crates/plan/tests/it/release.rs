@@ -496,6 +496,31 @@ fn w33_a_cycle_is_shown_as_a_way_back() {
 }
 
 #[test]
+fn w33_a_chain_of_any_length_is_searched_with_little_stack_and_little_work() {
+    // Far less than a thread has; a call per link would need many times as much.
+    let small = std::thread::Builder::new().stack_size(128 << 10);
+    let search = small.spawn(|| {
+        let looked = std::cell::Cell::new(0);
+        let needs = |name: &str| {
+            looked.set(looked.get() + 1);
+            let number: u32 = name.parse().unwrap();
+            vec![if number == 100_000 { "0".to_owned() } else { (number + 1).to_string() }]
+        };
+        assert_eq!(cycle("0", needs), None);
+        assert!(looked.get() <= 1001, "{} releases were looked at", looked.get());
+        cycle("99500", needs)
+    });
+    let found = search.unwrap().join().expect("the stack suffices");
+    assert_eq!(found, None, "too long to be found");
+    let ring = |name: &str| vec![((name.parse::<u32>().unwrap() + 1) % 500).to_string()];
+    let mut world = World::new(json!({}));
+    world.observed.cycle = cycle("0", ring);
+    let message = world.rest().blocked.unwrap().message;
+    assert!(message.starts_with("cycle: 0 → 1 → ") && message.ends_with(" → 499 → 0"), "{message}");
+    assert!(message.contains(" → … 481 more … → ") && message.len() < 300, "{message}");
+}
+
+#[test]
 fn w35_tests_run_once_per_revision_and_are_reported() {
     let mut world = World::new(json!({ "test": { "enable": true } }));
     world.settle();
@@ -749,6 +774,13 @@ fn w21_what_cannot_run_is_refused_and_says_what_to_do() {
     let cases = [
         (json!({ "memory": "2Gi" }), Reason::MemoryExceedsBudget, "--helm-memory"),
         (json!({ "memory": "64Mi" }), Reason::InvalidSpec, "128Mi"),
+        (json!({ "memory": "1280Mi" }), Reason::InvalidSpec, "--helm-max-operation-memory"),
+        (
+            json!({ "timeout": "99999h" }),
+            Reason::InvalidSpec,
+            "spec.timeout is 99999h, one release may ask for at most 1h",
+        ),
+        (json!({ "rollback": { "timeout": "61m" } }), Reason::InvalidSpec, "--helm-max-timeout"),
         (json!({ "targetNamespace": "else" }), Reason::InvalidSpec, "--helm-other-namespaces"),
         (json!({ "chart": local }), Reason::InvalidSpec, "--helm-local-charts"),
     ];
@@ -838,8 +870,13 @@ fn a_release_that_was_never_touched_stays_when_its_object_goes() {
 
 #[test]
 fn w29_a_spec_that_became_invalid_is_uninstalled_all_the_same() {
-    let changes: [fn(&mut World); 3] = [
+    let changes: [fn(&mut World); 5] = [
         |world| world.object.spec.as_mut().unwrap().memory = Some("900Gi".into()),
+        |world| world.object.spec.as_mut().unwrap().timeout = Some("99999h".parse().unwrap()),
+        |world| {
+            let rollback = serde_json::from_value(json!({ "timeout": "99999h" })).unwrap();
+            world.object.spec.as_mut().unwrap().rollback = Some(rollback);
+        },
         |world| world.object.spec.as_mut().unwrap().timeout = Some("0s".parse().unwrap()),
         |world| world.object.spec.as_mut().unwrap().chart.repo = "ftp://x".into(),
     ];
@@ -852,6 +889,7 @@ fn w29_a_spec_that_became_invalid_is_uninstalled_all_the_same() {
         world.settle();
         assert!(world.is_gone);
         assert_eq!(world.kinds(), [Install, Uninstall]);
+        assert!(world.operations[1].timeout <= Policy::default().longest_timeout);
     }
 }
 

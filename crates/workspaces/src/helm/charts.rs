@@ -14,7 +14,7 @@ mod reference;
 mod store;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fmt, fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -31,9 +31,9 @@ use self::{
     store::{Record, Store},
 };
 use super::{
-    command::{self, Operation},
+    command::{self, Operation, OperationKind},
     output::{Class, Failure},
-    runner::{Request, Runner},
+    runner::{Contents, Finished, Request, Runner},
 };
 
 /// A chart on disk. It stays there for as long as somebody holds it.
@@ -129,7 +129,6 @@ impl Table {
 #[derive(Clone)]
 struct Question {
     id: String,
-    asker: Key,
     wanted: ChartRef,
     freshness: Freshness,
 }
@@ -148,13 +147,12 @@ struct Entry {
 impl Charts {
     /// Takes up what the cache holds from earlier.
     pub fn open(config: ChartsConfig, runner: Runner) -> io::Result<Self> {
-        let of_runner = runner.config();
-        let store = Store::new(&of_runner.cache)?;
+        let store = Store::new(runner.cache())?;
         let indexes = Indexes {
-            directory: command::index_directory(&of_runner.cache),
-            downloader: Downloader::new(&of_runner.environment, config.index_bytes),
+            directory: command::index_directory(runner.cache()),
+            downloader: Downloader::new(runner.environment(), config.index_bytes),
             time_to_live: config.time_to_live,
-            clock: of_runner.clock.clone(),
+            clock: runner.clock().clone(),
             cache_bytes: config.cache_bytes,
             repositories: Mutex::default(),
         };
@@ -196,7 +194,7 @@ impl Charts {
 
     fn look(&self, asker: &Key, wanted: &ChartRef, freshness: Freshness) -> Found {
         let inner = &self.0;
-        let clock = &inner.runner.config().clock;
+        let clock = inner.runner.clock();
         let id = wanted.id();
         let mut table = inner.lock();
         let Table { entries, loose, tick } = &mut *table;
@@ -220,13 +218,15 @@ impl Charts {
         let is_worked_on = !entry.askers.is_empty();
         if !entry.askers.contains(asker) {
             entry.askers.push(asker.clone());
+            // Its turn may come before that of the one who asked first.
+            inner.runner.join(&pull_key(&id), &asker.namespace);
         }
         if is_new {
             entry.freshness = freshness;
         }
         if !is_worked_on {
-            let (asker, wanted) = (asker.clone(), wanted.clone());
-            tokio::spawn(inner.clone().work(Question { id, asker, wanted, freshness }));
+            let wanted = wanted.clone();
+            tokio::spawn(inner.clone().work(Question { id, wanted, freshness }));
         }
         found
     }
@@ -263,14 +263,14 @@ impl Inner {
         };
         self.settled.notify_waiters();
         for asker in &askers {
-            (self.runner.config().on_change)(asker);
+            self.runner.changed(asker);
         }
     }
 
     /// Stores an answer and returns who wants to know of it; none if somebody has asked for a fresher one meanwhile.
     fn settle(&self, question: &Question, resolved: Result<Record, Failure>) -> Option<Vec<Key>> {
         let Question { id, wanted, freshness, .. } = question;
-        let now = self.runner.config().clock.instant();
+        let now = self.runner.clock().instant();
         let mut table = self.lock();
         let Table { entries, loose, .. } = &mut *table;
         let Some(entry) = entries.get_mut(id) else { return Some(Vec::new()) };
@@ -304,7 +304,7 @@ impl Inner {
     /// somebody is about to be told of.
     fn evict(&self, table: &mut Table, newest: &str) {
         let retry = self.config.retry;
-        let now = self.runner.config().clock.instant();
+        let now = self.runner.clock().instant();
         table.entries.retain(|_, entry| {
             let has_failed = entry.failure.as_ref().is_some_and(|(_, at)| now - *at < retry);
             entry.record.is_some() || has_failed || !entry.askers.is_empty()
@@ -339,20 +339,20 @@ impl Inner {
     }
 
     async fn resolve(self: Arc<Self>, question: Question) -> Result<Record, Failure> {
-        let Question { id, asker, wanted, freshness } = question;
+        let Question { id, wanted, freshness } = question;
         if let Some(path) = wanted.local() {
             return self.read_local(path, &wanted).await;
         }
         if wanted.is_oci() {
-            return self.pull(&id, &asker, &wanted, None).await;
+            return self.pull(&id, &wanted, None).await;
         }
         let repository = self.indexes.hold(&wanted);
         let index = repository.current(&wanted, freshness).await?;
         let previous = self.lock().entries.get(&id).and_then(|entry| entry.record.clone());
         if let Some(previous) = previous.filter(|record| record.index.as_ref() == Some(&index.digest)) {
-            return Ok(Record { checked_at: self.runner.config().clock.now(), ..previous });
+            return Ok(Record { checked_at: self.runner.clock().now(), ..previous });
         }
-        let pulled = self.pull(&id, &asker, &wanted, Some(index.digest.clone())).await;
+        let pulled = self.pull(&id, &wanted, Some(index.digest.clone())).await;
         if !pulled.as_ref().is_err_and(|failure| failure.class == Class::ChartNotFound) {
             return pulled;
         }
@@ -362,33 +362,47 @@ impl Inner {
         if newer.digest == index.digest {
             return pulled;
         }
-        self.pull(&id, &asker, &wanted, Some(newer.digest)).await
+        self.pull(&id, &wanted, Some(newer.digest)).await
     }
 
     /// Lets helm resolve the version and fetch the archive.
-    async fn pull(&self, id: &str, asker: &Key, wanted: &ChartRef, index: Option<String>) -> Result<Record, Failure> {
+    async fn pull(&self, id: &str, wanted: &ChartRef, index: Option<String>) -> Result<Record, Failure> {
         let incoming = self.store.incoming(id).map_err(|error| index::on_disk(&error))?;
-        // In helm's own working directory.
-        let place = Path::new("");
+        let ended = self.submit_pull(id, wanted, incoming.clone())?;
+        let cancelled = || Failure::new(Class::Cancelled, "fetching the chart was cancelled");
+        let finished = ended.await.ok_or_else(cancelled)?;
+        finished.result.as_ref().map_err(|failure| wanted.explain(failure))?;
+        self.admit(incoming, wanted, finished.stdout, index).await
+    }
+
+    /// In the turn of any namespace that waits for the chart.
+    fn submit_pull(
+        &self,
+        id: &str,
+        wanted: &ChartRef,
+        incoming: PathBuf,
+    ) -> Result<impl Future<Output = Option<Finished>> + use<>, Failure> {
+        // Held until it is submitted, so that each asker is counted here or joins later.
+        let table = self.lock();
+        let askers = table.entries.get(id).into_iter().flat_map(|entry| &entry.askers);
+        let namespaces = askers.map(|asker| asker.namespace.clone()).collect::<BTreeSet<_>>();
+        let chart = wanted.clone();
         let request = Request {
-            // No release is called so.
-            key: Key::new(asker.namespace.clone(), format!("chart/{id}")),
-            operation: Operation::Pull(wanted.pull(place, incoming.clone())),
+            key: pull_key(id),
+            namespaces: namespaces.into_iter().collect(),
+            operation: OperationKind::Pull,
             label: wanted.version().into(),
-            values: Vec::new(),
-            kubeconfig: None,
-            start_by: None,
-            files: wanted.files(place),
             timeout: PULL_TIMEOUT,
             memory: self.config.memory,
-            secrets: wanted.secrets(),
-            secret_values: Vec::new(),
+            contents: Box::new(move || {
+                // In helm's own working directory.
+                let place = Path::new("");
+                let operation = Operation::Pull(chart.pull(place, incoming));
+                let (files, secrets) = (chart.files(place), chart.secrets());
+                Box::pin(async { Ok(Contents { files, secrets, ..Contents::new(operation) }) })
+            }),
         };
-        let finished = self.runner.run(request).await.map_err(|refused| Failure::new(Class::Other, refused))?;
-        let cancelled = || Failure::new(Class::Cancelled, "fetching the chart was cancelled");
-        let finished = finished.ok_or_else(cancelled)?;
-        finished.result.as_ref().map_err(|failure| wanted.explain(failure))?;
-        self.admit(incoming, wanted, finished.stdout.clone(), index).await
+        self.runner.run(request).map_err(|refused| Failure::new(Class::Other, refused))
     }
 
     async fn read_local(&self, path: &Path, wanted: &ChartRef) -> Result<Record, Failure> {
@@ -434,8 +448,13 @@ impl Inner {
     }
 
     fn record(&self, chart: Chart, bytes: u64, index: Option<String>) -> Record {
-        Record { chart: Arc::new(chart), bytes, index, checked_at: self.runner.config().clock.now() }
+        Record { chart: Arc::new(chart), bytes, index, checked_at: self.runner.clock().now() }
     }
+}
+
+/// No release is called so, and no namespace: whoever waits for a chart, its pull is the same.
+fn pull_key(id: &str) -> Key {
+    Key::new("", format!("chart/{id}"))
 }
 
 fn is_too_much(table: &Table, cache_bytes: u64) -> bool {
@@ -449,7 +468,7 @@ mod tests {
     use api::workspace::ChartReference;
 
     use super::{
-        super::{child::Guard, runner},
+        super::{Guard, runner},
         *,
     };
 
@@ -474,7 +493,7 @@ mod tests {
         assert_eq!(path, on_its_way.chart.path);
         inner.lock().entries.insert("stored".into(), Entry::default());
         let freshness = Freshness::Recent;
-        let question = Question { id: "stored".into(), asker: Key::new("a", "web"), wanted: wanted.clone(), freshness };
+        let question = Question { id: "stored".into(), wanted: wanted.clone(), freshness };
         inner.settle(&question, Ok(stored)).unwrap();
         inner.evict(&mut inner.lock(), "another");
         assert!(inner.lock().entries.is_empty() && path.exists());

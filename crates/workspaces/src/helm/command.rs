@@ -94,6 +94,13 @@ pub enum OperationKind {
 }
 
 impl OperationKind {
+    const ALL: [Self; 6] = [Self::Install, Self::Upgrade, Self::Rollback, Self::Uninstall, Self::Test, Self::Pull];
+
+    /// The kind that is called so.
+    pub(super) fn of(name: &str) -> Self {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name).expect("only these are ever submitted")
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Install => "install",

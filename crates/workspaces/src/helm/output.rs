@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use runtime::{child::Private, jobs::Stopped};
 use serde_json::Value;
 
-use super::{command::OperationKind, files::Private};
+use super::command::OperationKind;
 
 /// Why an operation failed, as far as it steers what comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,7 +31,7 @@ pub enum Class {
     DigestMismatch,
     /// Ended by us: cancelled, or the process is shutting down.
     Cancelled,
-    /// Handed back untouched: its turn came too late for its credentials.
+    /// Handed back untouched: what it was planned on changed while it waited.
     NotBegun,
     /// Ended by a signal that was not ours, or never started.
     Killed,
@@ -70,14 +71,6 @@ impl Failure {
     pub(super) fn new(class: Class, message: impl fmt::Display) -> Self {
         Self { class, message: message.to_string() }
     }
-}
-
-/// Why we ended a child ourselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stopped {
-    Deadline,
-    Cancelled,
-    Draining,
 }
 
 /// How a child ended.
@@ -147,14 +140,14 @@ pub(super) fn judge(ending: Ending<'_>, secrets: &[Private]) -> Result<(), Failu
     let said = last_words(ending.stderr);
     let class = match ending.stopped {
         Some(Stopped::Deadline) => Class::Timeout,
-        Some(Stopped::Cancelled | Stopped::Draining) => Class::Cancelled,
+        Some(Stopped::Cancelled | Stopped::Ending) => Class::Cancelled,
         None if ending.exit.is_none() => Class::Killed,
         None => class_of(ending.operation, &said),
     };
     let lead = match (ending.stopped, class, ending.signal) {
         (Some(Stopped::Deadline), ..) => "ended because its time was over; ".to_owned(),
         (Some(Stopped::Cancelled), ..) => "cancelled; ".to_owned(),
-        (Some(Stopped::Draining), ..) => "ended because the operator stops; ".to_owned(),
+        (Some(Stopped::Ending), ..) => "ended because the operator stops; ".to_owned(),
         (None, Class::OutOfMemory, _) => "helm needed more memory than it may use; ".to_owned(),
         (None, Class::Killed, Some(signal)) => format!("helm was ended by signal {signal}; "),
         _ => String::new(),

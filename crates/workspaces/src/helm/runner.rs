@@ -1,33 +1,24 @@
-//! The one owner of all helm processes.
+//! Helm as an executor of [jobs](runtime::jobs): each operation is a child process with a memory limit of its own, under
+//! a guard, in a private directory.
 //!
-//! [`Runner::submit`] puts a request in line and returns. Whatever fits the budget runs, each in a task of its own
-//! with a child under its [`guard`](super::guard); what waits costs a map entry. A layer looks at [`Runner::state`] in
-//! its rounds and is told by `on_change` when a look is worth it.
+//! [`Runner::submit`] puts a request in line and returns; a layer looks at [`Runner::state`] in its rounds, and
+//! `on_change` says when a look is worth it.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    ffi::OsString,
-    fmt, io,
-    path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, ffi::OsString, fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
 use jiff::Timestamp;
 use plan::releases::LEAST_MEMORY;
-use runtime::{Clock, Key};
-use tokio::{
-    sync::{Notify, oneshot, watch},
-    time::Instant,
+use runtime::{
+    Clock, Key, Leadership,
+    child::{self, Guard, OperationDirectory, Private, PrivateDirectory, Report, private_directories},
+    jobs::{self, Budget, Draw, Ended, Executor, Job, Jobs, NotBegun, OnChange, Stopped, Stops, Tally},
 };
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    child::{self, Guard, Stop, Task},
     command::{self, Operation, OperationKind},
-    files::{OperationDirectory, Private, PrivateDirectory, private_directories},
-    guard::Report,
-    output::{self, Class, Ending, Failure, Stopped},
-    queue::Queue,
+    output::{self, Class, Ending, Failure},
 };
 
 /// How a runner works.
@@ -50,9 +41,7 @@ pub struct Config {
     /// Passed on to helm: proxies.
     pub environment: Vec<(OsString, OsString)>,
     pub clock: Clock,
-    /// Told whenever an operation of this key has ended; must not block. False: nobody wants to know, and
-    /// nobody will take the result.
-    pub on_change: Box<dyn Fn(&Key) -> bool + Send + Sync>,
+    pub on_change: OnChange,
 }
 
 impl Config {
@@ -77,43 +66,104 @@ impl Config {
     }
 }
 
-/// One operation on one release.
-#[derive(Clone, Debug)]
+/// The budget that helm operations draw from.
+const MEMORY: &str = "helm memory";
+/// For reading values, credentials and the chart's place when the turn has come: a few requests, each of which is given
+/// up after ten seconds by default.
+const PREPARATION: Duration = Duration::from_mins(1);
+
+/// The most that one operation may use, where an ordinary one uses `operation_memory` of the total.
+pub fn largest_memory(total_memory: u64, operation_memory: u64) -> u64 {
+    Budget::of(total_memory, operation_memory).share
+}
+
+/// One operation on one release: a description, for values and credentials are read when its turn has come.
 pub struct Request {
     /// Namespace and name of the release.
     pub key: Key,
-    pub operation: Operation,
+    /// In whose turn it may start; that namespace is charged for its memory. None: in the turn of the key's own.
+    pub namespaces: Vec<Arc<str>>,
+    pub operation: OperationKind,
     /// What the caller knows this request by; comes back in [`Finished`].
     pub label: Arc<str>,
-    /// In order: later files win.
-    pub values: Vec<Private>,
-    pub kubeconfig: Option<Private>,
-    /// Whose turn comes later is not begun, because its credentials would not last: it is handed back as
-    /// [`Class::NotBegun`], to be submitted anew.
-    pub start_by: Option<Instant>,
-    /// Further files by name, in helm's working directory: repositories, registry credentials, authorities.
-    pub files: Vec<(&'static str, Private)>,
     /// helm's own limit for each wait.
     pub timeout: Duration,
     /// Bytes, instead of the configured.
     pub memory: Option<u64>,
+    pub contents: Reading,
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} of {}", self.operation.as_str(), self.label, self.key)
+    }
+}
+
+/// Reads what helm is to get.
+pub type Reading = Box<dyn FnOnce() -> BoxFuture<'static, Result<Contents, Unread>> + Send>;
+
+/// Why there is nothing that helm could be given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unread {
+    /// What the operation was planned on has changed; the text says what.
+    Outdated(String),
+    Failed(Failure),
+}
+
+/// What helm gets.
+pub struct Contents {
+    pub operation: Operation,
+    /// In order: later files win.
+    pub values: Vec<Private>,
+    pub kubeconfig: Option<Private>,
+    /// Further files by name, in helm's working directory: repositories, registry credentials, authorities.
+    pub files: Vec<(&'static str, Private)>,
     /// Cut out of every message.
     pub secrets: Vec<Private>,
     /// YAML documents; whatever they hold is cut out as well.
     pub secret_values: Vec<Private>,
+    /// What must be done before helm begins.
+    pub first: Option<BoxFuture<'static, Result<(), Failure>>>,
+}
+
+impl Contents {
+    pub fn new(operation: Operation) -> Self {
+        Self {
+            operation,
+            values: Vec::new(),
+            kubeconfig: None,
+            files: Vec::new(),
+            secrets: Vec::new(),
+            secret_values: Vec::new(),
+            first: None,
+        }
+    }
+}
+
+impl fmt::Debug for Contents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Contents").field("operation", &self.operation).finish_non_exhaustive()
+    }
 }
 
 /// Why a request is not even put in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    #[error(
-        "the operation may use {asked} bytes, which is more than the {total} bytes for all helm operations together"
-    )]
-    TooLarge { asked: u64, total: u64 },
+    #[error("the operation may use {asked} bytes, and one helm operation may use {most} of what all may together")]
+    TooLarge { asked: u64, most: u64 },
     #[error("the operation may use {asked} bytes, and helm needs at least {least}")]
     TooSmall { asked: u64, least: u64 },
     #[error("the operator stops")]
     Draining,
+}
+
+impl From<jobs::Refused> for Refused {
+    fn from(refused: jobs::Refused) -> Self {
+        match refused {
+            jobs::Refused::TooLarge { asked, most, .. } => Self::TooLarge { asked, most },
+            jobs::Refused::Draining => Self::Draining,
+        }
+    }
 }
 
 /// Where the operations of one key are.
@@ -129,8 +179,8 @@ pub enum State {
         /// It was asked to end.
         is_ending: bool,
     },
-    /// Until it is taken, or the key's next request: take it, also of an object that is gone.
-    Finished(Arc<Finished>),
+    /// Until it is taken, or the key's next request.
+    Finished(Finished),
 }
 
 /// An operation that has ended.
@@ -149,38 +199,19 @@ pub struct Finished {
     pub peak_bytes: u64,
 }
 
+impl From<Arc<jobs::Finished<Output>>> for Finished {
+    fn from(finished: Arc<jobs::Finished<Output>>) -> Self {
+        let jobs::Finished { kind, label, ended, started_at, duration } = &*finished;
+        let (operation, label) = (OperationKind::of(kind), label.clone());
+        let (started_at, duration) = (*started_at, *duration);
+        let Output { result, exit, stdout, peak_bytes } = output(ended);
+        Self { operation, label, result, exit, stdout, started_at, duration, peak_bytes }
+    }
+}
+
 /// A handle; clones are the same runner.
 #[derive(Clone)]
-pub struct Runner(Arc<Inner>);
-
-struct Inner {
-    config: Config,
-    private: PrivateDirectory,
-    runtime: tokio::runtime::Handle,
-    shared: Mutex<Shared>,
-    ended: Notify,
-}
-
-struct Shared {
-    queue: Queue<Waiting>,
-    running: HashMap<Key, Running>,
-    finished: HashMap<Key, Arc<Finished>>,
-    tallies: BTreeMap<(OperationKind, &'static str), Tally>,
-    is_draining: bool,
-}
-
-struct Waiting {
-    request: Request,
-    /// Who awaits the end in person, instead of by [`Runner::state`].
-    awaited: Option<oneshot::Sender<Arc<Finished>>>,
-}
-
-struct Running {
-    operation: OperationKind,
-    label: Arc<str>,
-    since: Timestamp,
-    stop: watch::Sender<Option<Stop>>,
-}
+pub struct Runner(Jobs<Helm>);
 
 /// The runner at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -194,143 +225,122 @@ pub struct Snapshot {
     pub ended: BTreeMap<(OperationKind, &'static str), Tally>,
 }
 
-/// How many operations ended alike, and how long they took together.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Tally {
-    pub count: u64,
-    pub duration: Duration,
-}
-
 impl Runner {
     /// Makes the directories and removes what killed runners left in them. Operations run on the present runtime.
     pub fn start(config: Config) -> io::Result<Self> {
         let private = PrivateDirectory::open(&config.private)?;
         private_directories().create(command::index_directory(&config.cache))?;
-        // Room for one usual operation is left to others.
-        let share = config.total_memory.saturating_sub(config.operation_memory);
-        let shared = Shared {
-            queue: Queue::new(config.total_memory, share),
-            running: HashMap::new(),
-            finished: HashMap::new(),
-            tallies: BTreeMap::new(),
-            is_draining: false,
+        let Config { total_memory, operation_memory, grace, clock, on_change, .. } = config;
+        let executor = Helm {
+            program: config.helm,
+            guard: config.guard,
+            private,
+            cache: config.cache,
+            operation_memory,
+            overtime: config.overtime,
+            environment: config.environment,
         };
-        let runtime = tokio::runtime::Handle::current();
-        let ended = Notify::new();
-        Ok(Self(Arc::new(Inner { config, private, runtime, shared: Mutex::new(shared), ended })))
+        let budgets = vec![(MEMORY, Budget::of(total_memory, operation_memory))];
+        let config = jobs::Config { budgets, preparation: PREPARATION, grace, clock, on_change };
+        Ok(Self(Jobs::new(executor, config)))
     }
 
     /// Puts a request in line, instead of a waiting one of the same key; what runs is not interrupted. A result that
     /// was not taken yet is forgotten. Never blocks.
     pub fn submit(&self, request: Request) -> Result<(), Refused> {
-        self.push(Waiting { request, awaited: None })
+        Ok(self.0.submit(self.job(request)?)?)
     }
 
-    /// Submits and waits for the end: for callers outside rounds. None if it was cancelled or replaced before it
-    /// started.
-    pub async fn run(&self, request: Request) -> Result<Option<Arc<Finished>>, Refused> {
-        let (sender, receiver) = oneshot::channel();
-        self.push(Waiting { request, awaited: Some(sender) })?;
-        Ok(receiver.await.ok())
+    /// Submits at once, and what it returns waits for the end: for callers outside rounds. None if it was cancelled or
+    /// replaced before it started.
+    pub fn run(&self, request: Request) -> Result<impl Future<Output = Option<Finished>> + use<>, Refused> {
+        let ended = self.0.run(self.job(request)?)?;
+        Ok(async { ended.await.map(Finished::from) })
     }
 
-    fn push(&self, waiting: Waiting) -> Result<(), Refused> {
-        let inner = &self.0;
-        let bytes = waiting.request.memory.unwrap_or(inner.config.operation_memory);
-        let mut shared = inner.lock();
-        if shared.is_draining {
-            return Err(Refused::Draining);
+    /// Lets a waiting operation start in the turn of a further namespace, too.
+    pub fn join(&self, key: &Key, namespace: &Arc<str>) {
+        self.0.join(key, namespace);
+    }
+
+    fn job(&self, request: Request) -> Result<Job<Task>, Refused> {
+        let helm = self.0.executor();
+        let Request { key, namespaces, operation, label, timeout, memory, contents } = request;
+        let memory = memory.unwrap_or(helm.operation_memory);
+        if memory < LEAST_MEMORY {
+            return Err(Refused::TooSmall { asked: memory, least: LEAST_MEMORY });
         }
-        let total = shared.queue.total();
-        if bytes > total {
-            return Err(Refused::TooLarge { asked: bytes, total });
-        }
-        if bytes < LEAST_MEMORY {
-            return Err(Refused::TooSmall { asked: bytes, least: LEAST_MEMORY });
-        }
-        let key = waiting.request.key.clone();
-        shared.finished.remove(&key);
-        drop(shared.queue.push(key, bytes, waiting));
-        inner.advance(&mut shared);
-        Ok(())
+        Ok(Job {
+            namespaces,
+            kind: operation.as_str(),
+            label,
+            draws: vec![Draw::new(MEMORY, memory)],
+            time: timeout.saturating_add(helm.overtime),
+            task: Task { key: key.clone(), timeout, memory, contents },
+            key,
+        })
     }
 
     pub fn state(&self, key: &Key) -> State {
-        let shared = self.0.lock();
-        if let Some(running) = shared.running.get(key) {
-            let (operation, label, since) = (running.operation, running.label.clone(), running.since);
-            let is_ending = running.stop.borrow().is_some();
-            return State::Running { operation, label, since, is_ending };
-        }
-        match shared.finished.get(key) {
-            Some(finished) => State::Finished(finished.clone()),
-            None if shared.queue.is_waiting(key) => State::Waiting,
-            None => State::Idle,
+        match self.0.state(key) {
+            jobs::State::Idle => State::Idle,
+            jobs::State::Waiting => State::Waiting,
+            jobs::State::Running { kind, label, since, is_ending } => {
+                State::Running { operation: OperationKind::of(kind), label, since, is_ending }
+            }
+            jobs::State::Finished(finished) => State::Finished(finished.into()),
         }
     }
 
     /// The result of the key's last operation, once.
-    pub fn take(&self, key: &Key) -> Option<Arc<Finished>> {
-        self.0.lock().finished.remove(key)
+    pub fn take(&self, key: &Key) -> Option<Finished> {
+        self.0.take(key).map(Finished::from)
+    }
+
+    /// The release's object is gone: drops what waits, and the result of what has ended.
+    pub fn forget(&self, key: &Key) {
+        self.0.forget(key);
     }
 
     /// Drops what waits for this key and ends what runs: SIGTERM, the grace, SIGKILL. Never blocks.
     pub fn cancel(&self, key: &Key) {
-        let mut shared = self.0.lock();
-        drop(shared.queue.remove(key));
-        if let Some(running) = shared.running.get(key) {
-            let kill_at = self.0.config.clock.instant() + self.0.config.grace;
-            // The first word counts: a later one would put off the end.
-            running.stop.send_if_modified(|stop| {
-                let is_first = stop.is_none();
-                stop.get_or_insert(Stop { why: Stopped::Cancelled, kill_at });
-                is_first
-            });
-        }
-        // What was dropped may have been the large one that the others waited behind.
-        self.0.advance(&mut shared);
+        self.0.cancel(key);
     }
 
     /// Starts nothing more, drops what waits, ends what runs within `grace`, and returns when all of it is gone.
     pub async fn drain(&self, grace: Duration) {
-        self.0.lock().is_draining = true;
-        self.cancel_all(grace).await;
-        self.0.private.remove();
+        self.0.drain(grace).await;
+        self.0.executor().private.remove();
     }
 
-    /// Drops what waits, ends what runs within `grace`, and returns when all of it is gone; what is submitted meanwhile is
-    /// ended as well.
-    pub async fn cancel_all(&self, grace: Duration) {
-        let stop = Stop { why: Stopped::Draining, kill_at: self.0.config.clock.instant() + grace };
-        loop {
-            let ended = self.0.ended.notified();
-            {
-                let mut shared = self.0.lock();
-                shared.queue.clear();
-                if shared.running.is_empty() {
-                    return;
-                }
-                for running in shared.running.values() {
-                    running.stop.send_replace(Some(stop));
-                }
-            }
-            ended.await;
-        }
+    /// Ends all helm processes whenever the lead is lost, before another replica may act, and when the process stops.
+    pub async fn end_with(&self, leadership: &Leadership, margin: Duration, stop: &CancellationToken, grace: Duration) {
+        self.0.end_with(leadership, margin, stop, grace).await;
+        self.0.executor().private.remove();
     }
 
     pub fn snapshot(&self) -> Snapshot {
-        let shared = self.0.lock();
-        Snapshot {
-            waiting: shared.queue.waiting(),
-            running: shared.running.len(),
-            bytes_in_use: shared.queue.in_use(),
-            bytes_total: shared.queue.total(),
-            ended: shared.tallies.clone(),
-        }
+        let jobs::Snapshot { waiting, running, budgets, ended } = self.0.snapshot();
+        let (bytes_in_use, bytes_total) = budgets.get(MEMORY).copied().unwrap_or_default();
+        let ended = ended.into_iter().map(|((kind, result), tally)| ((OperationKind::of(kind), result), tally));
+        Snapshot { waiting, running, bytes_in_use, bytes_total, ended: ended.collect() }
     }
 
-    pub(super) fn config(&self) -> &Config {
-        &self.0.config
+    pub(super) fn cache(&self) -> &std::path::Path {
+        &self.0.executor().cache
+    }
+
+    pub(super) fn environment(&self) -> &[(OsString, OsString)] {
+        &self.0.executor().environment
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.0.config().clock
+    }
+
+    /// As if an operation of this key had ended.
+    pub(super) fn changed(&self, key: &Key) {
+        (self.0.config().on_change)(key);
     }
 }
 
@@ -340,129 +350,144 @@ impl fmt::Debug for Runner {
     }
 }
 
-impl Inner {
-    fn lock(&self) -> MutexGuard<'_, Shared> {
-        // Nothing panics between two changes that belong together.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// The executor.
+struct Helm {
+    program: PathBuf,
+    guard: Guard,
+    private: PrivateDirectory,
+    cache: PathBuf,
+    operation_memory: u64,
+    overtime: Duration,
+    environment: Vec<(OsString, OsString)>,
+}
 
-    /// Starts what fits.
-    fn advance(self: &Arc<Self>, shared: &mut Shared) {
-        while !shared.is_draining
-            && let Some((key, bytes, waiting)) = shared.queue.start_next()
-        {
-            let (stop, stops) = watch::channel(None);
-            let (operation, label) = (waiting.request.operation.kind(), waiting.request.label.clone());
-            let since = self.config.clock.now();
-            shared.running.insert(key.clone(), Running { operation, label: label.clone(), since, stop });
-            let inner = self.clone();
-            self.runtime.spawn(async move {
-                let Waiting { request, awaited } = waiting;
-                let at_start = inner.config.clock.instant();
-                // In a task of its own, so that a panic costs this operation and not its slot.
-                let ran = tokio::spawn(inner.clone().perform(request, bytes, stops)).await;
-                let (result, report) = ran.unwrap_or_else(|panic| {
-                    (Err(Failure::new(Class::Other, format_args!("the runner failed: {panic}"))), Report::default())
-                });
-                let duration = inner.config.clock.instant() - at_start;
-                let Report { exit, stdout, peak_bytes, .. } = report;
-                let started_at = since;
-                inner.finish(
-                    &key,
-                    Finished { operation, label, result, exit, stdout, started_at, duration, peak_bytes },
-                    awaited,
-                );
-            });
+/// All that is held while an operation waits.
+struct Task {
+    key: Key,
+    timeout: Duration,
+    memory: u64,
+    contents: Reading,
+}
+
+/// An operation whose turn has come.
+struct Prepared {
+    key: Key,
+    timeout: Duration,
+    memory: u64,
+    contents: Contents,
+}
+
+#[derive(Clone, Debug)]
+struct Output {
+    result: Result<(), Failure>,
+    exit: Option<i32>,
+    stdout: String,
+    peak_bytes: u64,
+}
+
+impl Output {
+    fn failed(failure: Failure) -> Self {
+        Self { result: Err(failure), exit: None, stdout: String::new(), peak_bytes: 0 }
+    }
+}
+
+/// What became of an operation, whether helm was started or not.
+fn output(ended: &Ended<Output>) -> Output {
+    let failure = match ended {
+        Ended::Done(output) => return output.clone(),
+        Ended::Outdated(what) => Failure::new(Class::NotBegun, format_args!("not begun: {what}")),
+        Ended::NotBegun(Stopped::Deadline) => {
+            let limit = PREPARATION.as_secs();
+            let message = format_args!("not begun: its values and credentials were not read within {limit} s");
+            Failure::new(Class::Unreachable, message)
+        }
+        Ended::NotBegun(Stopped::Cancelled) => Failure::new(Class::NotBegun, "cancelled before it began"),
+        Ended::NotBegun(Stopped::Ending) => Failure::new(Class::NotBegun, "not begun: the operator stops"),
+        Ended::Abandoned(_) => Failure::new(Class::Killed, "helm did not end when it was killed; it is left alone"),
+        Ended::Panicked(panic) => Failure::new(Class::Other, format_args!("the runner failed: {panic}")),
+    };
+    Output::failed(failure)
+}
+
+impl Executor for Helm {
+    type Task = Task;
+    type Contents = Prepared;
+    type Output = Output;
+
+    async fn prepare(&self, task: Task) -> Result<Prepared, NotBegun<Output>> {
+        let Task { key, timeout, memory, contents } = task;
+        match contents().await {
+            Ok(contents) => Ok(Prepared { key, timeout, memory, contents }),
+            Err(Unread::Outdated(what)) => Err(NotBegun::Outdated(what)),
+            Err(Unread::Failed(failure)) => Err(NotBegun::Failed(Output::failed(failure))),
         }
     }
 
-    async fn perform(
-        self: Arc<Self>,
-        request: Request,
-        memory: u64,
-        stops: watch::Receiver<Option<Stop>>,
-    ) -> (Result<(), Failure>, Report) {
-        if request.start_by.is_some_and(|by| self.config.clock.instant() > by) {
-            let message = "not begun: its credentials grew too old while it waited for its turn";
-            return (Err(Failure::new(Class::NotBegun, message)), Report::default());
+    async fn execute(&self, mut prepared: Prepared, mut stops: Stops) -> Output {
+        if let Some(first) = prepared.contents.first.take() {
+            let done = tokio::select! {
+                done = first => done,
+                _ = stops.asked() => Err(Failure::new(Class::Cancelled, "ended before helm began")),
+            };
+            if let Err(Failure { class, message }) = done {
+                let message = output::redact(&message, &secrets(&prepared.contents));
+                return Output::failed(Failure { class, message });
+            }
         }
-        let ran = match self.files(&request) {
-            Ok(directory) => self.run(&request, &directory, memory, stops).await,
+        let ran = match self.files(&prepared.contents) {
+            Ok(directory) => child::run(self.child(&prepared, &directory), stops).await,
             Err(error) => Err(error),
         };
-        let (mut report, stopped) = match ran {
+        let (report, stopped) = match ran {
             Ok(ran) => ran,
             Err(error) => {
-                let message = format_args!("cannot start helm: {error}");
-                return (Err(Failure::new(Class::Killed, message)), Report::default());
+                return Output::failed(Failure::new(Class::Killed, format_args!("cannot start helm: {error}")));
             }
         };
         let Report { exit, signal, ref stderr, .. } = report;
-        let ending = Ending { operation: request.operation.kind(), exit, signal, stderr, stopped };
-        // Taken apart only now: in parts they are many times as large.
-        let secrets: Vec<_> = output::secrets_in(&request.secret_values).chain(request.secrets.clone()).collect();
+        let ending = Ending { operation: prepared.contents.operation.kind(), exit, signal, stderr, stopped };
+        let secrets = secrets(&prepared.contents);
         let result = output::judge(ending, &secrets);
-        report.stdout = output::redact(&report.stdout, &secrets);
-        (result, report)
+        Output { result, exit, stdout: output::redact(&report.stdout, &secrets), peak_bytes: report.peak_bytes }
     }
 
-    fn files(&self, request: &Request) -> io::Result<OperationDirectory> {
+    fn result(ended: &Ended<Output>) -> &'static str {
+        output(ended).result.map_or_else(|failure| failure.class.as_str(), |()| "success")
+    }
+}
+
+/// Taken apart only when they are needed: in parts they are many times as large.
+fn secrets(contents: &Contents) -> Vec<Private> {
+    output::secrets_in(&contents.secret_values).chain(contents.secrets.clone()).collect()
+}
+
+impl Helm {
+    fn files(&self, contents: &Contents) -> io::Result<OperationDirectory> {
         let directory = self.private.operation()?;
-        for (index, values) in request.values.iter().enumerate() {
+        for (index, values) in contents.values.iter().enumerate() {
             directory.write(&command::values_file(index), values)?;
         }
-        if let Some(kubeconfig) = &request.kubeconfig {
+        if let Some(kubeconfig) = &contents.kubeconfig {
             directory.write(command::KUBECONFIG, kubeconfig)?;
         }
-        for (name, content) in &request.files {
+        for (name, content) in &contents.files {
             directory.write(name, content)?;
         }
         Ok(directory)
     }
 
-    async fn run(
-        &self,
-        request: &Request,
-        directory: &OperationDirectory,
-        memory: u64,
-        stops: watch::Receiver<Option<Stop>>,
-    ) -> io::Result<(Report, Option<Stopped>)> {
-        let mut environment = command::environment(directory.path(), &self.config.cache, memory);
-        environment.extend(self.config.environment.iter().cloned());
-        let task = Task {
-            guard: &self.config.guard,
-            program: &self.config.helm,
-            arguments: request.operation.arguments(&request.key, request.timeout, request.values.len()),
+    fn child<'a>(&'a self, prepared: &Prepared, directory: &'a OperationDirectory) -> child::Task<'a> {
+        let Prepared { key, timeout, memory, contents } = prepared;
+        let mut environment = command::environment(directory.path(), &self.cache, *memory);
+        environment.extend(self.environment.iter().cloned());
+        child::Task {
+            guard: &self.guard,
+            program: &self.program,
+            arguments: contents.operation.arguments(key, *timeout, contents.values.len()),
             environment,
             directory: directory.path(),
-            memory,
-            deadline: self.config.clock.instant() + request.timeout + self.config.overtime,
-            grace: self.config.grace,
-            ends_gently: request.operation.kind().ends_gently(),
-        };
-        child::run(task, stops).await
-    }
-
-    fn finish(self: &Arc<Self>, key: &Key, finished: Finished, awaited: Option<oneshot::Sender<Arc<Finished>>>) {
-        let result = finished.result.as_ref().map_or_else(|failure| failure.class.as_str(), |()| "success");
-        let mut shared = self.lock();
-        let tally = shared.tallies.entry((finished.operation, result)).or_default();
-        tally.count += 1;
-        tally.duration += finished.duration;
-        shared.running.remove(key);
-        shared.queue.finish(key);
-        let finished = Arc::new(finished);
-        let is_polled = awaited.is_none();
-        match awaited {
-            // Who waited may have gone.
-            Some(awaited) => drop(awaited.send(finished)),
-            None => drop(shared.finished.insert(key.clone(), finished)),
-        }
-        self.advance(&mut shared);
-        drop(shared);
-        self.ended.notify_waiters();
-        if is_polled && !(self.config.on_change)(key) {
-            self.lock().finished.remove(key);
+            memory: *memory,
+            ends_gently: contents.operation.kind().ends_gently(),
         }
     }
 }

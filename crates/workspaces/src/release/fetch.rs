@@ -1,8 +1,8 @@
 //! Facts about a HelmRelease that cost a request.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
-use api::workspace::{ChartReference, DriftIgnore, HelmRelease, ValuesKind, ValuesSource};
+use api::workspace::{ChartReference, DriftIgnore, HelmRelease, ValuesSource};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::{
     Api,
@@ -10,7 +10,7 @@ use kube::{
 };
 use plan::{
     fact::{Class, Failure},
-    releases::{self, Answer, Ask, FailureClass, ObjectRef, Resolved, Stored, Values, last_good, validate},
+    releases::{self, Answer, Ask, FailureClass, ObjectRef, Resolved, Stored, last_good, validate},
 };
 use runtime::{Error, Fence, Key, Metadata};
 
@@ -20,10 +20,8 @@ use super::{
     live::{self, Acting, Target},
     release_key,
     storage::{self, secret_name},
-    values::{self, Document},
     view,
 };
-use crate::helm::ChartRef;
 
 impl ReleaseController {
     pub(super) async fn answer(&self, ask: &Ask, fence: &Fence) -> Result<Answer, Failure> {
@@ -35,7 +33,7 @@ impl ReleaseController {
             Ask::Source { namespace, kind, name, key, optional, version } => {
                 let source =
                     ValuesSource { kind: *kind, name: name.clone(), key: Some(key.clone()), optional: Some(*optional) };
-                let read = self.document(&source, namespace).await.map_err(|error| unknown(&error))?;
+                let read = self.preparation.document(&source, namespace).await.map_err(|error| unknown(&error))?;
                 let read = read.map(|document| document.source);
                 // Asked for in one version and found in another: the cache will show it, and ask again.
                 let is_other = read.as_ref().is_ok_and(|read| read.version != *version);
@@ -78,20 +76,6 @@ impl ReleaseController {
         Ok(sorted(list.items.into_iter().filter_map(revision).collect()))
     }
 
-    /// The document of one source, or why there is none.
-    pub(super) async fn document(
-        &self,
-        source: &ValuesSource,
-        namespace: &str,
-    ) -> Result<Result<Document, Values>, Error> {
-        let key = Key::new(namespace, source.name.as_str());
-        let object = match source.kind {
-            ValuesKind::Secret => self.writer.read("secrets", &key).await?.map(values::of_secret),
-            ValuesKind::ConfigMap => self.writer.read("configmaps", &key).await?.map(values::of_config_map),
-        };
-        Ok(values::read(source, object))
-    }
-
     /// The Secret with Helm's whole record of a revision.
     pub(super) async fn stored_in(&self, release: &Key, revision: u32) -> Result<Option<Secret>, Error> {
         let key = Key::new(release.namespace.clone(), secret_name(&release.name, revision));
@@ -104,7 +88,8 @@ impl ReleaseController {
         chart: &ChartReference,
         is_new: bool,
     ) -> Result<Result<Resolved, releases::Failure>, Failure> {
-        let wanted = self.chart_reference(chart, &asker.namespace).await.map_err(|error| unknown(&error))?;
+        let wanted =
+            self.preparation.chart_reference(chart, &asker.namespace).await.map_err(|error| unknown(&error))?;
         let wanted = match wanted {
             Ok(wanted) => wanted,
             Err(message) => return Ok(Err(releases::Failure { class: FailureClass::Unauthorised, message })),
@@ -113,23 +98,6 @@ impl ReleaseController {
         Ok(found
             .map(|chart| Resolved { version: chart.version.clone(), digest: chart.digest.clone() })
             .map_err(failure))
-    }
-
-    /// Where the chart is, with credentials from its Secret. The error says what is missing.
-    pub(super) async fn chart_reference(
-        &self,
-        chart: &ChartReference,
-        namespace: &str,
-    ) -> Result<Result<ChartRef, String>, Error> {
-        let mut data = BTreeMap::new();
-        if let Some(reference) = &chart.secret_ref {
-            let key = Key::new(namespace, reference.name.as_str());
-            let Some(secret) = self.writer.read::<Secret>("secrets", &key).await? else {
-                return Ok(Err(format!("Secret {} of spec.chart.secretRef is not there; create it", reference.name)));
-            };
-            data = secret.data.unwrap_or_default();
-        }
-        Ok(ChartRef::new(chart, data))
     }
 
     async fn find_drift(&self, object: &ObjectRef, secret_uid: &str, fence: &Fence) -> Result<Answer, Failure> {

@@ -1,13 +1,22 @@
 //! Load and misbehaviour, with a shell script in the place of helm.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::Result;
 use plan::releases::LEAST_MEMORY;
 use runtime::Key;
-use workspaces::helm::{Class, Operation, OperationKind, Private, Refused, Request, State};
+use workspaces::helm::{
+    Class, Contents, Failure, Operation, OperationKind, Private, Reading, Refused, Request, State, Unread,
+};
 
-use crate::harness::{Scene, install, is_alive, request, uninstall};
+use crate::harness::{Scene, deploy, install, is_alive, request, uninstall, with};
 
 /// Tells that it runs, and ends when the test opens the gate.
 const GATED: &str = r#"echo "$1 $2" >>"$SCENE/log"; until [ -e "$SCENE/gate" ]; do sleep 0.02; done"#;
@@ -37,18 +46,48 @@ async fn w20_one_at_a_time_and_the_newest_wins() -> Result<()> {
 }
 
 #[tokio::test]
-async fn w20_what_waited_longer_than_its_credentials_last_is_handed_back() -> Result<()> {
+async fn w20_what_changed_while_it_waited_is_handed_back_and_what_waits_is_not_read() -> Result<()> {
     let scene = Scene::fake(GATED, |config| config.total_memory = config.operation_memory)?;
     let (first, late) = (Key::new("a", "first"), Key::new("a", "late"));
     scene.runner.submit(install(&first))?;
-    let start_by = Some(runtime::Clock::default().instant());
-    scene.runner.submit(Request { start_by, ..install(&late) })?;
+    let is_read = Arc::new(AtomicBool::new(false));
+    let reading = is_read.clone();
+    let contents: Reading = Box::new(move || {
+        reading.store(true, Ordering::Relaxed);
+        Box::pin(async { Err(Unread::Outdated("its values changed".to_owned())) })
+    });
+    scene.runner.submit(Request { contents, ..install(&late) })?;
+    scene.until("not started", || (scene.lines("log") == ["upgrade first"]).then_some(())).await?;
+    assert!(matches!(scene.runner.state(&late), State::Waiting) && !is_read.load(Ordering::Relaxed));
     open_gate(&scene)?;
     let failure = scene.finished(&late).await?.result.clone().unwrap_err();
-    assert_eq!(failure.class, Class::NotBegun, "{failure}");
-    assert!(failure.message.contains("grew too old"), "{failure}");
+    assert_eq!((failure.class, failure.message.as_str()), (Class::NotBegun, "not begun: its values changed"));
+    assert!(is_read.load(Ordering::Relaxed));
     scene.run(install(&late)).await?.result.clone()?;
     assert_eq!(scene.lines("log"), ["upgrade first", "upgrade late"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_must_come_before_helm_comes_first_and_its_failure_is_the_operations() -> Result<()> {
+    let scene = Scene::fake(r#"ls "$SCENE" >"$SCENE/seen""#, |_| {})?;
+    let key = Key::new("a", "web");
+    let prepared = |done: Result<(), Failure>| {
+        let marker = scene.path("first");
+        let first = async move {
+            fs::write(marker, "").map_err(|error| Failure { class: Class::Other, message: error.to_string() })?;
+            done
+        };
+        let contents = Contents::new(Operation::Install(deploy("/none.tgz".into())));
+        let secrets = vec![Private::new("canary")];
+        with(&key, Contents { first: Some(Box::pin(first)), secrets, ..contents })
+    };
+    let refused = Failure { class: Class::Forbidden, message: "not with canary".to_owned() };
+    let failure = scene.run(prepared(Err(refused))).await?.result.unwrap_err();
+    assert_eq!((failure.class, failure.message.as_str()), (Class::Forbidden, "not with [redacted]"));
+    assert!(!scene.path("seen").exists());
+    scene.run(prepared(Ok(()))).await?.result?;
+    assert!(scene.lines("seen").contains(&"first".to_owned()));
     Ok(())
 }
 
@@ -69,9 +108,9 @@ async fn w21_the_budget_holds_and_oversize_is_refused() -> Result<()> {
     let snapshot = scene.runner.snapshot();
     assert_eq!((snapshot.running, snapshot.waiting, snapshot.bytes_in_use), (4, 8, 1 << 30));
     let asked = |memory| scene.runner.submit(Request { memory: Some(memory), ..install(&Key::new("a", "x")) });
-    let too_large = asked(2 << 30).unwrap_err();
-    assert_eq!(too_large, Refused::TooLarge { asked: 2 << 30, total: 1 << 30 });
-    assert!(too_large.to_string().contains("2147483648") && too_large.to_string().contains("1073741824"));
+    let too_large = asked(1 << 30).unwrap_err();
+    assert_eq!(too_large, Refused::TooLarge { asked: 1 << 30, most: 768 << 20 }, "room is left for another namespace");
+    assert!(too_large.to_string().contains("1073741824") && too_large.to_string().contains("805306368"));
     assert_eq!(asked(1), Err(Refused::TooSmall { asked: 1, least: LEAST_MEMORY }));
     open_gate(&scene)?;
     scene.idle().await?;
@@ -133,12 +172,14 @@ async fn w24_values_are_private_and_always_removed() -> Result<()> {
     let scene = Scene::fake(look, |_| {})?;
     for (name, class) in [("works", None), ("fails", Some(Class::Other)), ("hangs", Some(Class::Cancelled))] {
         let key = Key::new("a", name);
-        let mut with_values = install(&key);
-        with_values.values = ["canary-1\n", "canary-2\n"].map(Private::new).into();
-        with_values.kubeconfig = Some(Private::new("canary-3\n"));
-        with_values.secrets = vec![Private::new("canary-2")];
-        assert!(!format!("{with_values:?}").contains("canary"));
-        scene.runner.submit(with_values)?;
+        let contents = Contents {
+            values: ["canary-1\n", "canary-2\n"].map(Private::new).into(),
+            kubeconfig: Some(Private::new("canary-3\n")),
+            secrets: vec![Private::new("canary-2")],
+            ..Contents::new(Operation::Install(deploy("/none.tgz".into())))
+        };
+        assert!(!format!("{contents:?}").contains("canary"));
+        scene.runner.submit(with(&key, contents))?;
         if name == "hangs" {
             let line = || scene.lines("line").iter().any(|line| line.contains("hangs")).then_some(());
             scene.until("not started", line).await?;

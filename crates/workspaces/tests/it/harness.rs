@@ -13,7 +13,7 @@ use flate2::{Compression, write::GzEncoder};
 use runtime::Key;
 use tempfile::TempDir;
 use tokio::sync::Notify;
-use workspaces::helm::{Chart, Config, Deploy, Finished, Guard, Operation, Request, Runner, State};
+use workspaces::helm::{Chart, Config, Contents, Deploy, Finished, Guard, Operation, Request, Runner, State};
 
 /// Nothing here takes more than a few seconds on an idle machine; a loaded one is many times slower.
 pub const PATIENCE: Duration = Duration::from_mins(2);
@@ -79,7 +79,7 @@ impl Scene {
         }
     }
 
-    pub async fn finished(&self, key: &Key) -> Result<Arc<Finished>> {
+    pub async fn finished(&self, key: &Key) -> Result<Finished> {
         self.until("not finished", || match self.runner.state(key) {
             State::Finished(_) => self.runner.take(key),
             _ => None,
@@ -87,7 +87,7 @@ impl Scene {
         .await
     }
 
-    pub async fn run(&self, request: Request) -> Result<Arc<Finished>> {
+    pub async fn run(&self, request: Request) -> Result<Finished> {
         let key = request.key.clone();
         self.runner.submit(request)?;
         self.finished(&key).await
@@ -120,18 +120,19 @@ pub fn config(helm: PathBuf, directory: &Path) -> Config {
 }
 
 pub fn request(key: &Key, operation: Operation) -> Request {
+    with(key, Contents::new(operation))
+}
+
+/// A request for helm to get these.
+pub fn with(key: &Key, contents: Contents) -> Request {
     Request {
         key: key.clone(),
-        operation,
+        namespaces: Vec::new(),
+        operation: contents.operation.kind(),
         label: "test".into(),
-        values: Vec::new(),
-        kubeconfig: None,
-        start_by: None,
-        files: Vec::new(),
         timeout: PATIENCE,
         memory: None,
-        secrets: Vec::new(),
-        secret_values: Vec::new(),
+        contents: Box::new(|| Box::pin(async { Ok(contents) })),
     }
 }
 

@@ -8,9 +8,9 @@ use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
 };
-use workspaces::helm::Runner;
+use workspaces::helm::{Contents, Operation, Private, Runner};
 
-use crate::harness::{Scene, config, install, is_alive};
+use crate::harness::{Scene, config, deploy, is_alive, with};
 
 const MARKER: &str = "HELM ";
 /// Refuses to end, and has a child that does as well.
@@ -22,9 +22,9 @@ const DEAF: &str = r#"trap '' TERM; sh -c 'trap "" TERM; sleep 1000; true' & ech
 #[ignore = "started and killed by helm_ends_with_a_killed_operator"]
 async fn victim() -> Result<()> {
     let scene = Scene::fake(DEAF, |_| {})?;
-    let mut request = install(&Key::new("a", "web"));
-    request.values = vec![workspaces::helm::Private::new("canary")];
-    scene.runner.submit(request)?;
+    let install = Operation::Install(deploy("/none.tgz".into()));
+    let contents = Contents { values: vec![Private::new("canary")], ..Contents::new(install) };
+    scene.runner.submit(with(&Key::new("a", "web"), contents))?;
     let pids = scene.until("not started", || scene.lines("pids").pop()).await?;
     println!("\n{MARKER}{}", serde_json::to_string(&(pids, scene.directory.path()))?);
     std::future::pending().await

@@ -10,9 +10,9 @@ use kube::{
 };
 use runtime::Key;
 use testbed::{ControlPlane, User};
-use workspaces::helm::{Class, Deploy, Operation, Private, Request};
+use workspaces::helm::{Class, Contents, Deploy, Operation, Private, Request};
 
-use crate::harness::{PATIENCE, Scene, deploy, pack, request, uninstall};
+use crate::harness::{PATIENCE, Scene, deploy, pack, with};
 
 /// Everything of the values, so that a test sees what helm saw.
 const VALUES: &str = "apiVersion: v1
@@ -63,9 +63,14 @@ impl Release {
         Ok(deploy(pack(self.scene.directory.path(), "chart", "1.0.0", template)?))
     }
 
-    fn with(&self, request: Request, values: &[&str]) -> Request {
+    fn request(&self, name: &str, operation: Operation, values: &[&str]) -> Request {
         let values = values.iter().map(Private::new).collect();
-        Request { kubeconfig: Some(self.kubeconfig.clone()), values, ..request }
+        let kubeconfig = Some(self.kubeconfig.clone());
+        with(&self.key(name), Contents { kubeconfig, values, ..Contents::new(operation) })
+    }
+
+    fn uninstall(&self, name: &str) -> Request {
+        self.request(name, Operation::Uninstall { keep_history: false, wait: false }, &[])
     }
 
     /// Revisions of a release and their states, as helm stores them.
@@ -96,9 +101,8 @@ impl Release {
 #[tokio::test]
 async fn a_release_from_install_to_uninstall() -> Result<()> {
     let release = Release::new().await?;
-    let key = release.key("web");
     let chart = release.chart(VALUES)?;
-    let do_it = |operation, values: &[&str]| release.with(request(&key, operation), values);
+    let do_it = |operation, values: &[&str]| release.request("web", operation, values);
     release.check(do_it(Operation::Install(chart.clone()), &["note: a"]), &[(1, "deployed")]).await?;
     let upgraded = [(1, "superseded"), (2, "deployed")];
     release.check(do_it(Operation::Upgrade(chart), &[]), &upgraded).await?;
@@ -108,18 +112,17 @@ async fn a_release_from_install_to_uninstall() -> Result<()> {
     let rolled_back = [(1, "superseded"), (2, "superseded"), (3, "deployed")];
     release.check(do_it(back, &[]), &rolled_back).await?;
     release.check(do_it(Operation::Test, &[]), &rolled_back).await?;
-    release.check(release.with(uninstall(&key), &[]), &[]).await?;
-    release.check(release.with(uninstall(&key), &[]), &[]).await
+    release.check(release.uninstall("web"), &[]).await?;
+    release.check(release.uninstall("web"), &[]).await
 }
 
 #[tokio::test]
 async fn w40_values_arrive_as_written() -> Result<()> {
     let release = Release::new().await?;
-    let key = release.key("web");
     let first = r#"{"port": "0755", "yes": "true", "big": "9007199254740993", "a.b/c": 1, "list": [1], "over": 1}"#;
     let second = "text: |\n  one\n  two: ü €\nover: two\nlist: []\n";
     let install = Operation::Install(release.chart(VALUES)?);
-    release.check(release.with(request(&key, install), &[first, second]), &[(1, "deployed")]).await?;
+    release.check(release.request("web", install, &[first, second]), &[(1, "deployed")]).await?;
     let maps: Api<ConfigMap> = Api::namespaced(release.client.clone(), &release.namespace);
     let values: serde_json::Value = serde_json::from_str(&maps.get("web").await?.data.unwrap()["values"])?;
     let expected = serde_json::json!({
@@ -134,7 +137,7 @@ async fn w40_values_arrive_as_written() -> Result<()> {
 async fn w21_a_hungry_chart_ends_by_its_own_limit() -> Result<()> {
     let release = Release::new().await?;
     let install = Operation::Install(release.chart(HOG)?);
-    let finished = release.scene.run(release.with(request(&release.key("hog"), install), &[])).await?;
+    let finished = release.scene.run(release.request("hog", install, &[])).await?;
     let failure = finished.result.as_ref().unwrap_err();
     assert_eq!(failure.class, Class::OutOfMemory, "{failure}");
     assert!(finished.peak_bytes < 256 << 20, "{}", finished.peak_bytes);
@@ -145,7 +148,7 @@ async fn w21_a_hungry_chart_ends_by_its_own_limit() -> Result<()> {
 async fn w25_a_wait_in_vain_is_a_timeout() -> Result<()> {
     let release = Release::new().await?;
     let install = Operation::Install(Deploy { wait: true, ..release.chart(WORKLOAD)? });
-    let mut short = release.with(request(&release.key("web"), install), &["replicas: 1"]);
+    let mut short = release.request("web", install, &["replicas: 1"]);
     short.timeout = Duration::from_secs(3);
     let finished = release.scene.run(short).await?;
     assert_eq!(finished.result.as_ref().unwrap_err().class, Class::Timeout, "{finished:?}");
@@ -160,11 +163,11 @@ async fn w26_a_drain_during_upgrades_leaves_none_pending() -> Result<()> {
     let names = ["one", "two", "three", "four", "five"];
     for name in names {
         let install = Operation::Install(chart.clone());
-        release.check(release.with(request(&release.key(name), install), &["replicas: 0"]), &[(1, "deployed")]).await?;
+        release.check(release.request(name, install, &["replicas: 0"]), &[(1, "deployed")]).await?;
     }
     for name in names {
         let upgrade = Operation::Upgrade(Deploy { wait: true, ..chart.clone() });
-        let mut upgrade = release.with(request(&release.key(name), upgrade), &["replicas: 1"]);
+        let mut upgrade = release.request(name, upgrade, &["replicas: 1"]);
         // So that all five run at once.
         upgrade.memory = Some(144 << 20);
         release.scene.runner.submit(upgrade)?;
@@ -201,18 +204,17 @@ async fn failures_have_their_class() -> Result<()> {
     account.metadata.name = Some("powerless".into());
     accounts.create(&PostParams::default(), &account).await?;
     let powerless = control_plane.kubeconfig_as(&User::service_account(&release.namespace, "powerless")).await?;
-    let mut forbidden = release.with(request(&release.key("web"), install()?), &[]);
-    forbidden.kubeconfig = Some(Private::new(std::fs::read(powerless)?));
-    assert_eq!(class(forbidden).await?, Class::Forbidden);
+    let by = |kubeconfig: Private| {
+        let contents = Contents { kubeconfig: Some(kubeconfig), ..Contents::new(install()?) };
+        Ok::<_, anyhow::Error>(with(&release.key("web"), contents))
+    };
+    assert_eq!(class(by(Private::new(std::fs::read(powerless)?))?).await?, Class::Forbidden);
 
     let text =
         String::from_utf8_lossy(release.kubeconfig.expose()).replace(control_plane.server(), "https://127.0.0.1:1");
-    let mut unreachable = release.with(request(&release.key("web"), install()?), &[]);
-    unreachable.kubeconfig = Some(Private::new(text));
-    assert_eq!(class(unreachable).await?, Class::Unreachable);
+    assert_eq!(class(by(Private::new(text))?).await?, Class::Unreachable);
 
     let nothing = Operation::Rollback { revision: 1, wait: false, history_max: 5, force_conflicts: false };
-    let missing = release.with(request(&release.key("web"), nothing), &[]);
-    assert_eq!(class(missing).await?, Class::ReleaseNotFound);
+    assert_eq!(class(release.request("web", nothing, &[])).await?, Class::ReleaseNotFound);
     Ok(())
 }

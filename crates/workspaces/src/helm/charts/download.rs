@@ -12,6 +12,7 @@ use hyper_util::client::{
     legacy::connect::{HttpConnector, proxy::Tunnel},
     proxy::matcher::{Intercept, Matcher},
 };
+use runtime::child::Private;
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, pem::PemObject},
@@ -22,10 +23,7 @@ use tokio::{fs::File, io::AsyncWriteExt};
 use tower::ServiceExt;
 
 use super::{
-    super::{
-        files::Private,
-        output::{Class, Failure, redact},
-    },
+    super::output::{Class, Failure, redact},
     ChartRef, archive,
 };
 

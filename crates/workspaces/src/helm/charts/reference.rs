@@ -8,13 +8,13 @@ use std::{
 use api::workspace::{ChartReference, Repository};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use k8s_openapi::ByteString;
+use runtime::child::Private;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::{
     super::{
         command::{self, Pull},
-        files::Private,
         output::{Class, Failure, redact},
     },
     archive,

@@ -8,13 +8,11 @@ use std::{
 };
 
 use jiff::Timestamp;
+use runtime::child::private_directories;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{
-        files::private_directories,
-        output::{Class, Failure},
-    },
+    super::output::{Class, Failure},
     Chart, archive, index,
 };
 

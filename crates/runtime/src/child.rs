@@ -1,4 +1,8 @@
-//! One helm child under its guard, from start to end.
+//! A child process with limits: under a guard that ends it when we end, with a memory limit of its own, in a private
+//! directory, and with only the ends of its output kept.
+
+mod files;
+pub mod guard;
 
 use std::{
     ffi::OsString,
@@ -12,63 +16,50 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     process::{ChildStdin, ChildStdout, Command},
-    sync::watch,
-    time::{Instant, sleep_until, timeout},
+    time::{sleep_until, timeout},
 };
 
-use super::{
-    guard::{Report, Started},
-    output::Stopped,
-};
+pub use files::{OperationDirectory, Private, PrivateDirectory, private_directories};
+pub use guard::Report;
+
+use crate::jobs::{Stopped, Stops};
+use guard::Started;
 
 /// The two kept ends of a child's streams, should every byte of them need an escape of six.
 const REPORT_BYTES: u64 = 1024 * 1024;
 /// SIGKILL cannot be refused, but a process in the middle of a disk operation ends only after it.
-const KILL_PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const KILL_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How to run [`guard::main`](super::guard::main): our own binary with the arguments that lead there.
+/// How to run [`guard::main`]: our own binary with the arguments that lead there.
 #[derive(Clone, Debug)]
 pub struct Guard {
     pub program: PathBuf,
     pub arguments: Vec<OsString>,
 }
 
-/// We want a child to end: asked for at once, insisted on at `kill_at`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Stop {
-    pub why: Stopped,
-    pub kill_at: Instant,
-}
-
 /// What to run, and how it ends.
 #[derive(Debug)]
-pub(super) struct Task<'a> {
+pub struct Task<'a> {
     pub guard: &'a Guard,
     pub program: &'a Path,
     pub arguments: Vec<OsString>,
     pub environment: Vec<(OsString, OsString)>,
     pub directory: &'a Path,
+    /// Bytes; the kernel refuses it more.
     pub memory: u64,
-    pub deadline: Instant,
-    /// How long after the deadline it is killed.
-    pub grace: Duration,
     /// Whether SIGTERM lets it end in order.
     pub ends_gently: bool,
 }
 
-/// Runs a child to its end, whichever comes first: its own, the deadline's or the one that `stops` asks for.
-pub(super) async fn run(
-    task: Task<'_>,
-    mut stops: watch::Receiver<Option<Stop>>,
-) -> io::Result<(Report, Option<Stopped>)> {
+/// Runs a child to its end: its own, or the one that `stops` asks for. Dropped, it leaves the end to the guard.
+pub async fn run(task: Task<'_>, mut stops: Stops) -> io::Result<(Report, Option<Stopped>)> {
     let mut guard = spawn(&task)?;
     let mut control = guard.stdin.take().expect("stdin is piped");
     let stdout = guard.stdout.take().expect("stdout is piped");
     let mut ending = Box::pin(read_report(stdout));
     let first = tokio::select! {
         report = &mut ending => return Ok((report, None)),
-        () = sleep_until(task.deadline) => Stop { why: Stopped::Deadline, kill_at: task.deadline + task.grace },
-        stop = next(&mut stops) => stop,
+        stop = stops.asked() => stop,
     };
     if task.ends_gently {
         say(&mut control, b't').await;
@@ -82,13 +73,13 @@ pub(super) async fn run(
                 break timeout(KILL_PATIENCE, ending).await.unwrap_or_default();
             }
             // A shutdown may leave less time than there was.
-            stop = next(&mut stops) => kill_at = kill_at.min(stop.kill_at),
+            stop = stops.asked() => kill_at = stop.kill_at,
         }
     };
     Ok((report, Some(first.why)))
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the place that starts helm")]
+#[expect(clippy::disallowed_methods, reason = "this is the place that starts children")]
 fn spawn(task: &Task<'_>) -> io::Result<tokio::process::Child> {
     Command::new(&task.guard.program)
         .args(&task.guard.arguments)
@@ -106,21 +97,9 @@ fn spawn(task: &Task<'_>) -> io::Result<tokio::process::Child> {
         .spawn()
 }
 
-/// The guard may be gone already; then there is nobody to tell.
+/// The guard may be gone already, and its child with it.
 async fn say(control: &mut ChildStdin, byte: u8) {
     let _ = control.write_all(&[byte]).await;
-}
-
-async fn next(stops: &mut watch::Receiver<Option<Stop>>) -> Stop {
-    loop {
-        if stops.changed().await.is_err() {
-            // Nobody is left who could stop it.
-            std::future::pending::<()>().await;
-        }
-        if let Some(stop) = *stops.borrow_and_update() {
-            return stop;
-        }
-    }
 }
 
 /// A guard that ended without a report was killed; what it guarded must not live on.

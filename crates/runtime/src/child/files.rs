@@ -1,4 +1,4 @@
-//! Private files: one directory per operation, readable by us alone, gone when the operation is.
+//! Private files: one directory per child, readable by us alone, gone when the child is.
 
 use std::{
     fmt,
@@ -18,7 +18,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::guard::ORPHAN_GRACE;
 
-/// Content that must not be seen: `Debug` tells its length alone.
+/// Content that must not be shown: `Debug` prints its length alone.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Private(Arc<[u8]>);
 
@@ -38,9 +38,9 @@ impl fmt::Debug for Private {
     }
 }
 
-/// The directory of one runner. Its lock tells others that it is alive.
+/// The directory of one runner of children. Its lock shows others that it is alive.
 #[derive(Debug)]
-pub(super) struct PrivateDirectory {
+pub struct PrivateDirectory {
     path: PathBuf,
     next: AtomicU64,
     _lock: File,
@@ -81,14 +81,14 @@ impl PrivateDirectory {
     /// At the end of the runner; the next one would sweep it as well.
     pub fn remove(&self) {
         if let Err(error) = fs::remove_dir_all(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove the directory of the helm runner");
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the directory of child processes");
         }
     }
 }
 
-/// Removes what runners left that are gone: their lock can be had. A directory without a lock is one that is just
-/// being made, or no runner's at all. Their helm processes may live a little longer, and are waited for: nobody else
-/// may work on their releases meanwhile.
+/// Removes what runners left that are gone: their lock is free. A directory without a lock is one that is just being
+/// made, or no runner's at all. Their children may live a little longer, and are waited for: no other may do the same
+/// work meanwhile.
 fn sweep(parent: &Path, own: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)? {
         let path = entry?.path();
@@ -96,7 +96,7 @@ fn sweep(parent: &Path, own: &Path) -> io::Result<()> {
         let Ok(lock) = File::open(path.join(LOCK)) else { continue };
         if is_runner && path != own && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             if !orphans_ended(&path, ORPHAN_PATIENCE)? {
-                tracing::warn!(path = %path.display(), "a helm process of a former operator does not end");
+                tracing::warn!(path = %path.display(), "a child process of a former operator does not end");
             }
             fs::remove_dir_all(&path)?;
         }
@@ -104,7 +104,7 @@ fn sweep(parent: &Path, own: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for those who are at work in an operation's directory: it is locked for as long.
+/// Waits for the children at work in an operation's directory: it is locked for as long.
 fn orphans_ended(runner: &Path, patience: Duration) -> io::Result<bool> {
     let mut looks = patience.as_millis() / ORPHAN_LOOK.as_millis();
     for entry in fs::read_dir(runner)? {
@@ -127,7 +127,7 @@ fn orphans_ended(runner: &Path, patience: Duration) -> io::Result<bool> {
 
 /// Removed when dropped.
 #[derive(Debug)]
-pub(super) struct OperationDirectory {
+pub struct OperationDirectory {
     path: PathBuf,
 }
 
@@ -145,13 +145,13 @@ impl OperationDirectory {
 impl Drop for OperationDirectory {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.path) {
-            tracing::error!(path = %self.path.display(), %error, "cannot remove the files of a helm operation");
+            tracing::error!(path = %self.path.display(), %error, "cannot remove the files of a child process");
         }
     }
 }
 
 /// Makes a directory for us alone, with its parents.
-pub(super) fn private_directories() -> DirBuilder {
+pub fn private_directories() -> DirBuilder {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o700);
     builder
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn only_somebody_at_work_is_waited_for() {
+    fn only_a_child_at_work_is_waited_for() {
         let parent = tempfile::tempdir().unwrap();
         let dead = PrivateDirectory::open(parent.path()).unwrap();
         let operation = dead.operation().unwrap();

@@ -1,4 +1,4 @@
-//! The process between us and a helm child: the child dies when we do, whatever ends us.
+//! The process between us and a child: the child dies when we do, whatever ends us.
 //!
 //! A parent-death signal needs unsafe code and follows the spawning thread, so our own binary is run again as a guard.
 //! It takes the memory limit upon itself, which the child inherits, starts the child in a process group of its own,
@@ -11,7 +11,7 @@
 //! | end of file: we are gone | asks, and after [`ORPHAN_GRACE`] ends the whole group |
 //!
 //! For as long as the guard or its child lives, the directory that both run in is locked: the next operator knows by it
-//! that somebody is still at work.
+//! that the work is still under way.
 //!
 //! On standard output it writes one line with the child's process id and, when the child has ended, one with a
 //! report. Nothing else runs here, no runtime and no TLS: it has to start in milliseconds.
@@ -21,6 +21,7 @@ use std::{
     fs::File,
     io::{self, Read, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
+    path::Path,
     process::{Child, Command, ExitCode, Stdio},
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
@@ -34,10 +35,10 @@ use rustix::process::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What an orphaned helm has to store that its release failed: two requests. It must be well below the time after
-/// which the next operator takes a `pending-*` release for abandoned (30 s).
+/// What an orphaned child has to leave its work in order: helm stores that its release failed, by two requests. It must
+/// be well below the time after which the next operator takes a `pending-*` release for abandoned (30 s).
 pub const ORPHAN_GRACE: Duration = Duration::from_secs(5);
-/// How much of the end of each stream is kept: many times what a condition shows, nothing beside helm's memory.
+/// How much of the end of each stream is kept: many times what a condition shows, little beside a child's memory.
 const TAIL_BYTES: usize = 64 * 1024;
 /// After the child's group is gone only a process that left the group can still hold a stream open.
 const STREAM_PATIENCE: Duration = Duration::from_secs(1);
@@ -50,7 +51,7 @@ pub(super) struct Started {
 
 /// The last line: how the child ended.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Report {
+pub struct Report {
     pub exit: Option<i32>,
     pub signal: Option<i32>,
     /// The last part of each stream.
@@ -61,11 +62,14 @@ pub(super) struct Report {
 
 /// Runs a guard: `arguments` are the memory limit in bytes, the program, and its arguments.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<_> = arguments.into_iter().collect();
+    let program = arguments.get(1).map(Path::new).and_then(Path::file_name).unwrap_or_default();
+    let program = program.to_string_lossy().into_owned();
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let report = Report { stderr: format!("Error: cannot start helm: {error}"), ..Report::default() };
-            let _ = tell(&report);
+            let report = Report { stderr: format!("Error: cannot start {program}: {error}"), ..Report::default() };
+            let _ = print(&report);
             ExitCode::FAILURE
         }
     }
@@ -81,7 +85,7 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> io::Result<()> {
     flock(&at_work, FlockOperation::NonBlockingLockShared)?;
     // The child inherits it, and with it the lock.
     fcntl_setfd(&at_work, FdFlags::empty())?;
-    #[expect(clippy::disallowed_methods, reason = "this starts helm")]
+    #[expect(clippy::disallowed_methods, reason = "this starts the child")]
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
@@ -92,16 +96,16 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> io::Result<()> {
     let stdout = keep_tail(child.stdout.take());
     let stderr = keep_tail(child.stderr.take());
     let pid = Pid::from_child(&child);
-    tell(&Started { pid: pid.as_raw_nonzero().get() })?;
+    print(&Started { pid: pid.as_raw_nonzero().get() })?;
     let target = Arc::new(Mutex::new(Some(pid)));
     let listener = target.clone();
     thread::spawn(move || listen(&listener));
     let report = await_end(&mut child, pid, &target)?;
     let tail = |from: mpsc::Receiver<String>| from.recv_timeout(STREAM_PATIENCE).unwrap_or_default();
-    tell(&Report { stdout: tail(stdout), stderr: tail(stderr), ..report })
+    print(&Report { stdout: tail(stdout), stderr: tail(stderr), ..report })
 }
 
-fn tell(line: &impl Serialize) -> io::Result<()> {
+fn print(line: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(line)?;
     line.push(b'\n');
     io::stdout().lock().write_all(&line)
@@ -130,8 +134,8 @@ fn signal(target: &Mutex<Option<Pid>>, send: fn(Pid, Signal) -> rustix::io::Resu
     }
 }
 
-/// Waits for the child, ends what it leaves in its group, and only then collects it: until then nobody else can get
-/// its number.
+/// Waits for the child, ends what it leaves in its group, and only then collects it: until then no other process can
+/// get its number.
 fn await_end(child: &mut Child, pid: Pid, target: &Mutex<Option<Pid>>) -> io::Result<Report> {
     while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
     signal(target, kill_process_group, Signal::KILL);
