@@ -326,7 +326,8 @@ impl<C: Controller> Running<'_, C> {
                 Ok(progress) => progress,
                 Err(error) => {
                     let progress = error.progress();
-                    if error.stops_peer() {
+                    // Nothing can be made in a namespace that goes: what is left would be refused one by one.
+                    if error.stops_peer() || error.is_namespace_terminating() {
                         self.silent.insert(self.plan.steps[at].peer.clone());
                     }
                     // What stops a peer says more than what stopped one step.
@@ -459,13 +460,15 @@ impl<C: Controller> Running<'_, C> {
         let missing: Vec<_> =
             self.plan.wants.iter().filter(|want| !self.used.contains_key(&want.ask)).map(|want| &want.ask).collect();
         let is_asking = !missing.is_empty() && !self.has_written;
+        // Each answer brings a round: one that only waits for the others does not count.
+        let is_new = missing.iter().any(|ask| !self.shared.facts.is_fetching(ask));
         let fetches = {
             let mut memory = self.shared.memory();
             let memory = memory.entry(self.key.clone()).or_default();
-            memory.fetches = if is_asking { memory.fetches + 1 } else { 0 };
+            memory.fetches = if is_asking { memory.fetches + u32::from(is_new) } else { 0 };
             memory.fetches
         };
-        if fetches > MOST_FETCHES {
+        if is_new && fetches > MOST_FETCHES {
             self.shared.metrics.asked_in_vain(C::NAME);
             tracing::error!(
                 controller = C::NAME,

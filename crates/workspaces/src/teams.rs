@@ -1,16 +1,12 @@
 //! Workspaces and Users: gather, execute and report; every decision is in `plan::workspaces`.
 
 pub(crate) mod kept;
+mod secret;
 mod shelf;
-mod source;
-mod subject;
 mod team;
 mod user;
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use api::workspace::{HelmRelease, LABEL_MANAGED_BY, LABEL_USER, MANAGED_BY, User, Workspace};
 use k8s_openapi::api::{
@@ -139,7 +135,7 @@ pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config)
         (ObjectKind::Secret, Shelf::of(&shared.secrets, &owned_secrets, false)),
         (ObjectKind::ConfigMap, Shelf::of(&shared.config_maps, &owned_maps, false)),
     ]));
-    let team = team::TeamLayer {
+    let team = team::WorkspaceController {
         workspaces: kinds.workspaces.clone(),
         releases: shared.releases.clone(),
         users: kinds.users.clone(),
@@ -150,21 +146,17 @@ pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config)
         shelves: shelves.clone(),
         concerns: concerns.clone(),
         writer: operator.writer(MANAGER),
-        contents: Mutex::default(),
-        events: operator.events.clone(),
-        clock: operator.clock.clone(),
     };
-    let user = user::UserLayer {
+    let user = user::UserController {
         workspaces: kinds.workspaces.clone(),
         users: kinds.users.clone(),
         pods: kinds.pods.clone(),
         namespaces: kinds.namespaces.clone(),
         shelves,
-        events: operator.events.clone(),
-        clock: operator.clock.clone(),
+        writer: operator.writer(MANAGER),
     };
-    operator.drive(team, workspaces, config.concurrency);
-    operator.drive(user, users, config.concurrency);
+    operator.control(team, workspaces, config.concurrency);
+    operator.control(user, users, config.concurrency);
     let (of_releases, of_secrets, of_maps) = (concerns.clone(), concerns.clone(), concerns);
     Tell {
         release: Box::new(move |change| {

@@ -16,6 +16,9 @@ use serde_json::{Value, json};
 
 use crate::release::SecretFacts;
 
+/// Where `kubectl apply` writes the whole object, with the content of a Secret.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
 /// The controller of an object.
 pub struct Owner<'a> {
     pub kind: &'a str,
@@ -60,7 +63,10 @@ impl Stored {
     }
 
     /// What only metadata are known of.
-    pub fn of_metadata<K>(object: Metadata<K>) -> Self {
+    pub fn of_metadata<K>(mut object: Metadata<K>) -> Self {
+        if let Some(annotations) = &mut object.metadata.annotations {
+            annotations.remove(LAST_APPLIED);
+        }
         Self::new(&object.metadata, || json!({ "metadata": object.metadata }), Value::Null)
     }
 

@@ -1,13 +1,19 @@
 //! The derived objects of all kinds behind one face: what is there, and writes.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-use api::workspace::{LABEL_MANAGED_BY, MANAGED_BY};
+use api::{
+    condition::Reason,
+    workspace::{LABEL_MANAGED_BY, MANAGED_BY},
+};
 use futures::future::BoxFuture;
-use plan::workspaces::{Action, Body, Derived, Found, ObjectId, ObjectKind, Objects, fingerprint, is_lacking};
+use plan::{
+    round::Blocked,
+    workspaces::{
+        Accepted, Action, Body, Data, Derived, Done, Found, ObjectId, ObjectKind, Objects, Wish, fingerprint,
+        is_lacking,
+    },
+};
 use runtime::{Error, Index, Key, Kind, View};
 use serde_json::{Value, json};
 
@@ -80,21 +86,17 @@ impl<W: View, T: Owned + Send + Sync + 'static> Contents for Kind<W, T> {
 }
 
 /// All kinds of derived objects.
-pub struct Shelves {
-    shelves: BTreeMap<ObjectKind, Shelf>,
-    /// What the server made of applies that did not give what was asked for; see [`Found::accepted`].
-    accepted: Mutex<HashMap<(ObjectKind, Key), String>>,
-}
+pub struct Shelves(BTreeMap<ObjectKind, Shelf>);
 
 impl Shelves {
     pub fn new(shelves: impl IntoIterator<Item = (ObjectKind, Shelf)>) -> Self {
-        Self { shelves: shelves.into_iter().collect(), accepted: Mutex::default() }
+        Self(shelves.into_iter().collect())
     }
 
     /// What an owner owns.
     pub async fn owned(&self, namespace: &Arc<str>, uid: &str) -> Result<Objects, Error> {
         let mut objects = Objects::new();
-        for (kind, shelf) in &self.shelves {
+        for (kind, shelf) in &self.0 {
             for key in shelf.owned.keys(&uid.into()) {
                 if key.namespace == *namespace {
                     self.add(&mut objects, ObjectId::new(*kind, &*key.name), &key).await?;
@@ -111,7 +113,7 @@ impl Shelves {
         namespace: &Arc<str>,
         wanted: &[Derived],
     ) -> Result<(), Error> {
-        for derived in wanted.iter().filter(|derived| matches!(derived.wish, plan::workspaces::Wish::Apply(_))) {
+        for derived in wanted.iter().filter(|derived| matches!(derived.wish, Wish::Apply(_))) {
             if !objects.contains_key(&derived.id) {
                 let key = Key::new(namespace.clone(), derived.id.name.as_str());
                 self.add(objects, derived.id.clone(), &key).await?;
@@ -122,62 +124,84 @@ impl Shelves {
 
     pub async fn add(&self, objects: &mut Objects, id: ObjectId, key: &Key) -> Result<(), Error> {
         if let Some(found) = self.shelf(id.kind).look(key).await? {
-            let accepted = self.accepted().get(&(id.kind, key.clone())).cloned();
-            objects.insert(id, Found { accepted, ..found });
+            objects.insert(id, found);
         }
         Ok(())
     }
 
-    /// Carries out an action on a derived object.
-    pub async fn execute(&self, namespace: &Arc<str>, action: &Action) -> Result<(), Error> {
-        let (Action::Apply { id, .. } | Action::Patch { id, .. } | Action::Delete { id, .. }) = action else {
-            unreachable!("finalizers are the owner's")
-        };
+    /// Whether there is an object of this name, as far as it is known.
+    pub fn has(&self, namespace: &Arc<str>, id: &ObjectId) -> bool {
+        self.shelf(id.kind).kind.found(&Key::new(namespace.clone(), id.name.as_str())).is_some()
+    }
+
+    /// Applies an object, with `data` if it is a Secret. If the answer is not what was asked for, asking again would not
+    /// help: then the answer's fingerprint.
+    pub async fn apply(
+        &self,
+        namespace: &Arc<str>,
+        id: &ObjectId,
+        body: &Body,
+        data: Option<Data>,
+    ) -> Result<Done, Error> {
+        tracing::debug!(object = %id, "applying");
         let (shelf, key) = (self.shelf(id.kind), Key::new(namespace.clone(), id.name.as_str()));
+        let mut whole = body.0.clone();
+        if let Some(data) = data {
+            whole["data"] = json!(data);
+        }
+        let applied = shelf.kind.apply(&key, &whole).await;
+        applied.map_err(|error| if id.kind == ObjectKind::Secret { without_words(id, error) } else { error })?;
+        let Some(found) = shelf.kind.found(&key) else { return Ok(None) };
+        // What the apply was decided on is no wish.
+        if let Some(metadata) = whole["metadata"].as_object_mut() {
+            metadata.remove("resourceVersion");
+        }
+        Ok(is_lacking(id, &whole, &found.content.0).then(|| fingerprint(&found.content.0)))
+    }
+
+    /// Carries out any other action on a derived object.
+    pub async fn execute(&self, namespace: &Arc<str>, action: &Action) -> Result<Done, Error> {
+        let key = |id: &ObjectId| Key::new(namespace.clone(), id.name.as_str());
         match action {
-            Action::Apply { body, .. } => {
-                tracing::debug!(object = %id, "applying");
-                shelf.kind.apply(&key, &body.0).await?;
-                self.take_note(id, &key, body);
-                Ok(())
-            }
-            Action::Patch { uid, resource_version, patch, .. } => {
+            Action::Patch { id, uid, resource_version, patch } => {
                 tracing::debug!(object = %id, "patching");
                 let mut patch = patch.0.clone();
                 patch["metadata"]["uid"] = json!(uid);
                 patch["metadata"]["resourceVersion"] = json!(resource_version);
-                shelf.kind.patch(&key, patch).await
+                self.shelf(id.kind).kind.patch(&key(id), patch).await?;
             }
-            Action::Delete { uid, resource_version, .. } => {
+            Action::Delete { id, uid, resource_version } => {
                 tracing::debug!(object = %id, "deleting");
-                self.accepted().remove(&(id.kind, key.clone()));
-                shelf.kind.delete(&key, uid, resource_version).await
+                self.shelf(id.kind).kind.delete(&key(id), uid, resource_version).await?;
             }
-            Action::AddFinalizer { .. } | Action::ReleaseFinalizer { .. } => Ok(()),
+            Action::Apply { .. } | Action::AddFinalizer { .. } | Action::ReleaseFinalizer { .. } => {
+                unreachable!("the controllers themselves carry it out")
+            }
         }
-    }
-
-    /// If the answer to an apply is not what was asked for, asking again would not help.
-    fn take_note(&self, id: &ObjectId, key: &Key, body: &Body) {
-        let Some(found) = self.shelf(id.kind).kind.found(key) else { return };
-        let mut desired = body.0.clone();
-        // What the apply was decided on is no wish.
-        if let Some(metadata) = desired["metadata"].as_object_mut() {
-            metadata.remove("resourceVersion");
-        }
-        let mut accepted = self.accepted();
-        if is_lacking(id, &desired, &found.content.0) {
-            accepted.insert((id.kind, key.clone()), fingerprint(&found.content.0));
-        } else {
-            accepted.remove(&(id.kind, key.clone()));
-        }
+        Ok(None)
     }
 
     fn shelf(&self, kind: ObjectKind) -> &Shelf {
-        self.shelves.get(&kind).expect("every kind has its shelf")
+        self.0.get(&kind).expect("every kind has its shelf")
     }
+}
 
-    fn accepted(&self) -> MutexGuard<'_, HashMap<(ObjectKind, Key), String>> {
-        self.accepted.lock().unwrap_or_else(PoisonError::into_inner)
+/// What the server made of earlier applies.
+pub fn accept(objects: &mut Objects, accepted: &Accepted) {
+    for (id, fingerprint) in accepted {
+        if let Some(found) = objects.get_mut(id) {
+            found.accepted = Some(fingerprint.clone());
+        }
+    }
+}
+
+/// The server may quote what it refuses, and a Secret's content must reach neither a status nor a log.
+fn without_words(id: &ObjectId, error: Error) -> Error {
+    match error.status().filter(|status| matches!(status.code, 400 | 403 | 422)) {
+        Some(status) if !error.is_namespace_terminating() => {
+            let message = format!("{id} was refused: {}", status.reason);
+            Error::Refused(Blocked { reason: Reason::ObjectRejected, message })
+        }
+        _ => error,
     }
 }

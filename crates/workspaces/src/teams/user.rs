@@ -1,62 +1,60 @@
 //! Rounds of Users.
 
-use std::{fs::File, io::Read, sync::Arc};
+use std::sync::Arc;
 
-use api::workspace::{User, Workspace};
+use api::workspace::{User, UserStatus, Workspace};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use plan::{
-    Plan,
+    fact::Never,
+    round::{Plan, Report},
     workspaces::{
-        Action, ObjectId, ObjectKind, Outcome, Round,
-        user::{self, PodFacts},
+        Accepted, Action, Done, ObjectId, ObjectKind,
+        user::{self, Observed, PodFacts},
     },
 };
-use runtime::{Clock, Error, Executed, Json, Key, Kind, Layer, Metadata, Recorder};
+use runtime::{Controller, Error, InputsOf, Json, Key, Kind, Metadata, RoundOf, Turn, Writer};
+use serde_json::json;
 
 use super::{
     kept::Owned,
-    shelf::Shelves,
-    subject::{Statuses, Subject},
+    secret,
+    shelf::{Shelves, accept},
     team::is_terminating,
 };
 
-pub struct UserLayer {
+pub struct UserController {
     pub workspaces: Arc<Kind<Json<Workspace>, Workspace>>,
     pub users: Arc<Kind<Json<User>, User>>,
     pub pods: Arc<Kind<Json<Pod>, PodFacts>>,
     pub namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
     pub shelves: Arc<Shelves>,
-    pub events: Recorder,
-    pub clock: Clock,
+    pub writer: Writer,
 }
 
-/// One User and its surroundings, at the beginning of a round.
-pub struct Observed {
-    subject: Subject<User>,
-    surroundings: user::Observed,
-}
-
-impl Layer for UserLayer {
-    const CONTROLLER: &'static str = "user";
+impl Controller for UserController {
+    const NAME: &'static str = "user";
+    type View = Json<User>;
+    type Object = User;
+    type Status = UserStatus;
     type Observed = Observed;
     type Action = Action;
-    type Outcome = Outcome;
+    type Done = Done;
+    type Note = Accepted;
+    type Ask = Never;
+    type Answer = Never;
+
+    fn kind(&self) -> &Arc<Kind<Json<User>, User>> {
+        &self.users
+    }
 
     fn span(key: &Key) -> tracing::Span {
         tracing::info_span!("round", user = %key, namespace = %key.namespace)
     }
 
-    async fn gather(&self, key: &Key) -> Result<Option<Observed>, Error> {
-        self.users.settle(key).await?;
-        let Some(user) = self.users.get(key) else { return Ok(None) };
-        let subject = Subject::new(user);
-        let user = subject.object();
-        let mut objects = self.shelves.owned(&key.namespace, subject.uid()).await?;
-        let derived = user::derive(user, &objects, new_password);
-        if let Ok(derived) = &derived {
-            self.shelves.add_wanted(&mut objects, &key.namespace, derived).await?;
-        }
+    async fn gather(&self, key: &Key, user: &User, accepted: &Accepted) -> Result<Observed, Error> {
+        let uid = user.metadata.uid.as_deref().unwrap_or_default();
+        let mut objects = self.shelves.owned(&key.namespace, uid).await?;
         let slug = user.spec.as_ref().map(|spec| spec.slug.as_str()).unwrap_or_default();
         let in_namespace = |name: String| Key::new(key.namespace.clone(), name);
         for (kind, name) in [
@@ -65,6 +63,10 @@ impl Layer for UserLayer {
         ] {
             self.shelves.add(&mut objects, ObjectId::new(kind, name.as_str()), &in_namespace(name)).await?;
         }
+        // Only for the names: whoever has them is to be known.
+        let derived = user::derive(user, &objects).unwrap_or_default();
+        self.shelves.add_wanted(&mut objects, &key.namespace, &derived).await?;
+        accept(&mut objects, accepted);
         let workspace = match user.owner().filter(|owner| owner.kind == Workspace::KIND) {
             Some(owner) => {
                 let owner = in_namespace(owner.name.to_owned());
@@ -73,50 +75,43 @@ impl Layer for UserLayer {
             }
             None => None,
         };
-        let surroundings = user::Observed {
+        Ok(Observed {
             is_listed: user::is_listed(user, workspace.as_ref().map(|workspace| &workspace.value)),
             is_namespace_terminating: is_terminating(&self.namespaces, &key.namespace),
-            derived,
             objects,
             pod: self.pods.get(&in_namespace(user::pod_name(slug))).map(|pod| pod.value.clone()),
-        };
-        Ok(Some(Observed { subject, surroundings }))
+        })
     }
 
-    fn plan(&self, observed: &Observed, _: Timestamp) -> Plan<Action> {
-        user::plan(observed.subject.object(), &observed.surroundings)
+    fn plan(&self, user: &User, observed: &Observed, _: &InputsOf<Self>, _: Timestamp) -> Plan<Action> {
+        user::plan(user, observed)
     }
 
-    async fn execute(&self, key: &Key, observed: &Observed, action: &Action) -> Executed<Outcome> {
-        observed.subject.execute(&self.users, &self.shelves, key, action).await
+    async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<Done, Error> {
+        let namespace = &turn.key.namespace;
+        match action {
+            Action::AddFinalizer { finalizers } => {
+                let patch = json!({ "metadata": { "finalizers": finalizers } });
+                turn.subject.patch(&self.users, turn.key, None, patch).await?;
+            }
+            Action::ReleaseFinalizer { finalizers } => {
+                turn.subject.release_finalizer(&self.users, turn.key, finalizers).await?;
+            }
+            Action::Apply { id, body, content } => {
+                let data = match content {
+                    Some(content) => {
+                        Some(secret::data(&self.writer, &self.shelves, (namespace, id), None, content).await?)
+                    }
+                    None => None,
+                };
+                return self.shelves.apply(namespace, id, body, data).await;
+            }
+            Action::Patch { .. } | Action::Delete { .. } => return self.shelves.execute(namespace, action).await,
+        }
+        Ok(None)
     }
 
-    fn keys(&self) -> Vec<Key> {
-        self.users.store().keys()
+    fn report(&self, round: &RoundOf<'_, Self>, now: Timestamp) -> Report<UserStatus, Accepted> {
+        user::report(round, now)
     }
-
-    async fn report(
-        &self,
-        key: &Key,
-        observed: &Observed,
-        plan: &Plan<Action>,
-        outcomes: &[Outcome],
-    ) -> Result<bool, Error> {
-        let Observed { subject, surroundings } = observed;
-        let user = subject.object();
-        let round = Round { object: user, observed: surroundings, plan, outcomes };
-        let after = user::status(&round, self.clock.now());
-        tracing::info!(phase = ?after.phase, actions = plan.actions.len(), "reconciled");
-        let statuses =
-            Statuses { before: user.status.as_ref(), after: &after, conditions: |status| &status.conditions };
-        subject.report(&self.users, &self.events, key, statuses, (plan, outcomes)).await
-    }
-}
-
-/// 128 bits from the kernel: nobody guesses them, and 32 characters can still be typed.
-fn new_password() -> String {
-    let mut bytes = [0; 16];
-    let random = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
-    random.expect("the kernel gives random bytes");
-    format!("{:032x}", u128::from_be_bytes(bytes))
 }

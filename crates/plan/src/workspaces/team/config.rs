@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use api::condition::Reason;
 use api::workspace::{Config, ConfigKind, ValuesKind, ValuesSource, WorkspaceSpec};
-use k8s_openapi::ByteString;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{MOST_TAKEN, Source, Surroundings};
 use crate::Why;
 use crate::object::digest;
-use crate::workspaces::derived::{Derived, ObjectId, ObjectKind, Owner, Wish};
+use crate::workspaces::derived::{Derived, ObjectKind, Owner};
+use crate::workspaces::secret::{Content, Digested, data_of_config};
 
 /// Says which entry of spec.configs an object is a version of.
 const LABEL_CONFIG: &str = "workspaces.strata.dev/config";
@@ -18,22 +18,27 @@ const LABEL_CONFIG: &str = "workspaces.strata.dev/config";
 /// Enough that two versions of one config never meet, short enough to be read out.
 const HASH_DIGITS: usize = 10;
 
-/// The present version of each config.
+/// The present version of each config; without one, why, if that is known.
 pub(super) struct Configs<'a> {
-    versions: BTreeMap<&'a str, Result<Version, Why>>,
+    versions: BTreeMap<&'a str, Result<Version<'a>, Option<Why>>>,
 }
 
-struct Version {
+struct Version<'a> {
     kind: ObjectKind,
     name: String,
-    /// Of a Secret in base64, as the API server has it.
-    data: Value,
+    config: &'a Config,
+    digest: String,
 }
 
 impl<'a> Configs<'a> {
     pub(super) fn new(workspace: &str, spec: &'a WorkspaceSpec, surroundings: &Surroundings) -> Self {
+        let taken = Taken::new(surroundings);
         let version = |(name, config): (&'a String, &'a Config)| {
-            (name.as_str(), Version::new(workspace, name, config, surroundings))
+            let version = digest_of(name, config, &taken).map(|(kind, digest)| {
+                let name = hashed(&format!("{workspace}-{name}"), &digest);
+                Version { kind, name, config, digest }
+            });
+            (name.as_str(), version)
         };
         Self { versions: spec.configs.iter().map(version).collect() }
     }
@@ -41,23 +46,19 @@ impl<'a> Configs<'a> {
     /// The objects; those whose source is missing have no version now, and their former ones are not collected while
     /// something refers to them.
     pub(super) fn objects(&self, owner: &Owner) -> Vec<Derived> {
-        let of_version = |(config, version): (&&str, &Result<Version, Why>)| match version {
-            Ok(Version { kind, name, data }) => owner.derive(
-                *kind,
-                name.as_str(),
-                json!({ "metadata": { "labels": { LABEL_CONFIG: config } }, "immutable": true, "data": data }),
-            ),
-            Err(why) => Derived { id: ObjectId::new(ObjectKind::Secret, *config), wish: Wish::Hold(why.clone()) },
+        let of_version = |(config, version): (&&str, &Result<Version<'_>, Option<Why>>)| match version {
+            Ok(version) => version.object(owner, config),
+            Err(why) => Derived::hold(ObjectKind::Secret, config, why.clone()),
         };
         self.versions.iter().map(of_version).collect()
     }
 
     /// The same references, with the present version wherever a config is named.
-    pub(super) fn follow(&self, sources: &[ValuesSource]) -> Result<Vec<ValuesSource>, Why> {
+    pub(super) fn follow(&self, sources: &[ValuesSource]) -> Result<Vec<ValuesSource>, Option<Why>> {
         sources.iter().map(|source| self.present(source)).collect()
     }
 
-    fn present(&self, source: &ValuesSource) -> Result<ValuesSource, Why> {
+    fn present(&self, source: &ValuesSource) -> Result<ValuesSource, Option<Why>> {
         match self.versions.get(source.name.as_str()) {
             Some(Err(why)) => Err(why.clone()),
             Some(Ok(version)) if values_kind(version.kind) == source.kind => {
@@ -69,39 +70,76 @@ impl<'a> Configs<'a> {
     }
 }
 
-impl Version {
-    fn new(workspace: &str, name: &str, config: &Config, surroundings: &Surroundings) -> Result<Self, Why> {
-        let (kind, data) = match (&config.from_secret, config.kind.unwrap_or_default()) {
-            (Some(source), _) => (ObjectKind::Secret, taken(name, &source.name, surroundings)?),
-            (None, ConfigKind::ConfigMap) => (ObjectKind::ConfigMap, json!(config.data)),
-            (None, ConfigKind::Secret) => {
-                let encode = |text: &String| json!(ByteString(text.clone().into_bytes()));
-                let data: BTreeMap<_, _> = config.data.iter().map(|(key, text)| (key, encode(text))).collect();
-                (ObjectKind::Secret, json!(data))
-            }
+impl Version<'_> {
+    fn object(&self, owner: &Owner, config: &str) -> Derived {
+        let mut fields = json!({ "metadata": { "labels": { LABEL_CONFIG: config } }, "immutable": true });
+        if self.kind == ObjectKind::ConfigMap {
+            fields["data"] = json!(self.config.data);
+            return owner.derive(self.kind, self.name.as_str(), fields);
+        }
+        let content = match &self.config.from_secret {
+            Some(source) => Content::FromSecret { name: source.name.clone(), digest: self.digest.clone() },
+            None => Content::FromConfig { name: config.to_owned() },
         };
-        Ok(Self { kind, name: hash_name(&format!("{workspace}-{name}"), &data), data })
+        owner.derive_secret(self.name.as_str(), fields, content, Some(&self.digest))
     }
 }
 
-/// What a config takes from a Secret.
-fn taken(config: &str, secret: &str, surroundings: &Surroundings) -> Result<Value, Why> {
-    let (reason, message) = match surroundings.sources.get(secret) {
-        Some(Source::Content(data)) => return Ok(json!(data)),
-        Some(Source::TooMuch) => {
-            let most = MOST_TAKEN >> 20;
-            let remedy = "make them smaller, or name the Secret itself in valuesFrom or envFrom";
-            let message = format!("with Secret {secret} more than {most} MiB would be taken from Secrets; {remedy}");
-            (Reason::ValuesInvalid, message)
+fn digest_of(name: &str, config: &Config, taken: &Taken<'_>) -> Result<(ObjectKind, String), Option<Why>> {
+    match (&config.from_secret, config.kind.unwrap_or_default()) {
+        (Some(source), _) => Ok((ObjectKind::Secret, taken.digest(name, &source.name)?)),
+        (None, ConfigKind::ConfigMap) => Ok((ObjectKind::ConfigMap, digest(&json!(config.data)))),
+        (None, ConfigKind::Secret) => Ok((ObjectKind::Secret, Digested::of(&data_of_config(config)).digest)),
+    }
+}
+
+/// What configs take from Secrets.
+struct Taken<'a> {
+    sources: BTreeMap<&'a str, &'a Source>,
+    /// Those with which more than [`MOST_TAKEN`] would be taken.
+    too_much: Vec<&'a str>,
+}
+
+impl<'a> Taken<'a> {
+    fn new(surroundings: &'a Surroundings) -> Self {
+        let sources: BTreeMap<_, _> =
+            surroundings.sources.iter().map(|(name, source)| (name.as_str(), source)).collect();
+        let (mut room, mut too_much) = (MOST_TAKEN, Vec::new());
+        for (name, source) in &sources {
+            let Source::Present { content: Some(content), .. } = source else { continue };
+            match room.checked_sub(content.bytes) {
+                Some(left) => room = left,
+                None => too_much.push(*name),
+            }
         }
-        Some(Source::Missing) | None => (Reason::ValuesMissing, format!("there is no Secret {secret}; create it")),
-    };
-    Err(Why { reason, message: format!("spec.configs.{config}: {message}") })
+        Self { sources, too_much }
+    }
+
+    fn digest(&self, config: &str, secret: &str) -> Result<String, Option<Why>> {
+        let (reason, message) = match self.sources.get(secret) {
+            Some(Source::Present { .. }) if self.too_much.contains(&secret) => {
+                let most = MOST_TAKEN >> 20;
+                let remedy = "make them smaller, or name the Secret itself in valuesFrom or envFrom";
+                let message =
+                    format!("with Secret {secret} more than {most} MiB would be taken from Secrets; {remedy}");
+                (Reason::ValuesInvalid, message)
+            }
+            Some(Source::Present { content: Some(content), .. }) => return Ok(content.digest.clone()),
+            Some(Source::Present { content: None, .. }) => return Err(None),
+            Some(Source::Missing) | None => (Reason::ValuesMissing, format!("there is no Secret {secret}; create it")),
+        };
+        Err(Some(Why { reason, message: format!("spec.configs.{config}: {message}") }))
+    }
 }
 
 /// A name that changes with the content.
-pub(in crate::workspaces) fn hash_name(prefix: &str, content: &Value) -> String {
-    format!("{prefix}-{}", &digest(content)[..HASH_DIGITS])
+fn hashed(prefix: &str, digest: &str) -> String {
+    format!("{prefix}-{}", &digest[..HASH_DIGITS])
+}
+
+/// A name that changes with what it is made for.
+pub(in crate::workspaces) fn hash_name(prefix: &str, what: &serde_json::Value) -> String {
+    hashed(prefix, &digest(what))
 }
 
 fn values_kind(kind: ObjectKind) -> ValuesKind {

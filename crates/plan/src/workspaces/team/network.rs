@@ -2,6 +2,7 @@
 //! others opens one thing. A list that would be empty means "all" to Kubernetes: then there is no policy at all.
 
 use api::workspace::{Network, WorkspaceSpec};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::workspaces::derived::{Derived, ObjectKind, Owner};
@@ -18,7 +19,7 @@ const NOT_INTERNET: [(&str, &[&str]); 2] = [
 ];
 
 /// Where the API server answers.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Endpoint {
     pub address: String,
     pub port: i32,

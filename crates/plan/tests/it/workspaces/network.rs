@@ -9,7 +9,7 @@ use super::world::workspace;
 fn policies(network: Value, api_server: Vec<team::Endpoint>) -> Vec<(String, Value)> {
     let surroundings = team::Surroundings { api_server, ..team::Surroundings::default() };
     let derived = team::derive(&workspace(json!({ "network": network })), &surroundings).unwrap();
-    let policy = |Derived { id, wish }: Derived| match wish {
+    let policy = |Derived { id, wish, .. }: Derived| match wish {
         Wish::Apply(body) if id.kind == ObjectKind::NetworkPolicy => Some((id.name, body.0["spec"].clone())),
         _ => None,
     };
