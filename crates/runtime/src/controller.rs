@@ -460,15 +460,18 @@ impl<C: Controller> Running<'_, C> {
         let missing: Vec<_> =
             self.plan.wants.iter().filter(|want| !self.used.contains_key(&want.ask)).map(|want| &want.ask).collect();
         let is_asking = !missing.is_empty() && !self.has_written;
-        // Each answer brings a round: one that only waits for the others does not count.
-        let is_new = missing.iter().any(|ask| !self.shared.facts.is_fetching(ask));
-        let fetches = {
+        // Each answer brings a round: one that still waits for others does not count.
+        let is_waiting = missing.iter().any(|ask| self.shared.facts.is_fetching(ask));
+        let is_defect = {
             let mut memory = self.shared.memory();
             let memory = memory.entry(self.key.clone()).or_default();
-            memory.fetches = if is_asking { memory.fetches + u32::from(is_new) } else { 0 };
-            memory.fetches
+            memory.fetches = if is_asking { memory.fetches + u32::from(!is_waiting) } else { 0 };
+            let is_defect = memory.fetches > MOST_FETCHES;
+            // The next change or resync asks again.
+            memory.fetches = if is_defect { 0 } else { memory.fetches };
+            is_defect
         };
-        if is_new && fetches > MOST_FETCHES {
+        if is_defect {
             self.shared.metrics.asked_in_vain(C::NAME);
             tracing::error!(
                 controller = C::NAME,

@@ -130,11 +130,12 @@ pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config)
     };
     let kinds = Kinds::new(operator, &concerns);
     let [owned_releases, owned_secrets, owned_maps] = std::array::from_fn(|_| Arc::<Index<Box<str>>>::default());
-    let shelves = Arc::new(kinds.shelves([
+    let of_shared = [
         (ObjectKind::HelmRelease, Shelf::of(&shared.releases, &owned_releases, false)),
         (ObjectKind::Secret, Shelf::of(&shared.secrets, &owned_secrets, false)),
         (ObjectKind::ConfigMap, Shelf::of(&shared.config_maps, &owned_maps, false)),
-    ]));
+    ];
+    let shelves = Arc::new(Shelves::new(kinds.shelves(of_shared), operator.writer(MANAGER)));
     let team = team::WorkspaceController {
         workspaces: kinds.workspaces.clone(),
         releases: shared.releases.clone(),
@@ -153,7 +154,6 @@ pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config)
         pods: kinds.pods.clone(),
         namespaces: kinds.namespaces.clone(),
         shelves,
-        writer: operator.writer(MANAGER),
     };
     operator.control(team, workspaces, config.concurrency);
     operator.control(user, users, config.concurrency);
@@ -221,7 +221,7 @@ impl Kinds {
         }
     }
 
-    fn shelves(&self, shared: [(ObjectKind, Shelf); 3]) -> Shelves {
+    fn shelves(&self, shared: [(ObjectKind, Shelf); 3]) -> Vec<(ObjectKind, Shelf)> {
         fn selected<W: View>((kind, owned): &Shelved<W, Stored>) -> Shelf {
             Shelf::of(kind, owned, true)
         }
@@ -236,7 +236,7 @@ impl Kinds {
             (ObjectKind::NetworkPolicy, selected(&self.policies)),
             (ObjectKind::Ingress, selected(&self.ingresses)),
         ];
-        Shelves::new(shared.into_iter().chain(own))
+        shared.into_iter().chain(own).collect()
     }
 }
 

@@ -372,7 +372,7 @@ pub(super) fn converge<Q>(
     wanted.sort_by_key(|derived| derived.id.kind);
     let is_taken = |id: &ObjectId| objects.get(id).is_some_and(|found| !found.is_of(owner_uid));
     let taken: Vec<_> = wanted.iter().map(|derived| &derived.id).filter(|id| is_taken(id)).map(|id| id.kind).collect();
-    let mut applied = Vec::new();
+    let mut made = Vec::new();
     for Derived { id, wish, content } in wanted {
         let Wish::Apply(body) = wish else { continue };
         if id.kind.relies_on().iter().any(|kind| taken.contains(kind)) {
@@ -393,26 +393,26 @@ pub(super) fn converge<Q>(
             // As it should be; or, once it is gone, its event brings another round.
             Some(_) => continue,
         };
-        let needs: Vec<_> = needs(id, &body, &applied).chain(first).collect();
+        let needs: Vec<_> = needs(id, &body, &made).chain(first).collect();
         let action = Action::Apply { id: id.clone(), body, content: content.clone() };
-        applied.push((id, plan.push_step(Step::new(action).needs(needs))));
+        let step = plan.push_step(Step::new(action).needs(needs));
+        // What is ours already can be relied on, whatever becomes of its repair.
+        if !objects.contains_key(id) {
+            made.push((id, step));
+        }
     }
 }
 
-/// The applies without which this one must not be made: what it relies on, and the configs that it refers to.
-fn needs<'a>(
-    id: &'a ObjectId,
-    body: &Body,
-    applied: &'a [(&ObjectId, StepId)],
-) -> impl Iterator<Item = StepId> + use<'a> {
-    let has_configs = applied.iter().any(|(other, _)| other.kind.is_config());
+/// What must be made before this one is applied: what it relies on, and the configs that it refers to.
+fn needs<'a>(id: &'a ObjectId, body: &Body, made: &'a [(&ObjectId, StepId)]) -> impl Iterator<Item = StepId> + use<'a> {
+    let has_configs = made.iter().any(|(other, _)| other.kind.is_config());
     // Names with a hash in them are not found by accident, so the text alone tells.
     let text = if has_configs { body.0.to_string() } else { String::new() };
     let is_needed = move |other: &ObjectId| {
         let is_referred_to = other.kind.is_config() && text.contains(&other.name);
         is_referred_to || id.kind.relies_on().contains(&other.kind)
     };
-    applied.iter().filter(move |(other, _)| is_needed(other)).map(|(_, step)| *step)
+    made.iter().filter(move |(other, _)| is_needed(other)).map(|(_, step)| *step)
 }
 
 /// Ours, and not wanted any more.

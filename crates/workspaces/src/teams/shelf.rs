@@ -4,20 +4,20 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     condition::Reason,
-    workspace::{LABEL_MANAGED_BY, MANAGED_BY},
+    workspace::{LABEL_MANAGED_BY, MANAGED_BY, WorkspaceSpec},
 };
 use futures::future::BoxFuture;
 use plan::{
     round::Blocked,
     workspaces::{
-        Accepted, Action, Body, Data, Derived, Done, Found, ObjectId, ObjectKind, Objects, Wish, fingerprint,
-        is_lacking,
+        Accepted, Action, Content, Data, Derived, Digested, Done, Found, ObjectId, ObjectKind, Objects, Wish,
+        data_of_config, data_of_password, fingerprint, is_lacking,
     },
 };
-use runtime::{Error, Index, Key, Kind, View};
+use runtime::{Controller, Error, Index, Key, Kind, Turn, View, Writer};
 use serde_json::{Value, json};
 
-use super::kept::Owned;
+use super::{kept::Owned, secret};
 
 /// One kind of derived objects.
 pub struct Shelf {
@@ -86,17 +86,21 @@ impl<W: View, T: Owned + Send + Sync + 'static> Contents for Kind<W, T> {
 }
 
 /// All kinds of derived objects.
-pub struct Shelves(BTreeMap<ObjectKind, Shelf>);
+pub struct Shelves {
+    shelves: BTreeMap<ObjectKind, Shelf>,
+    /// For the Secrets that content is taken from.
+    writer: Writer,
+}
 
 impl Shelves {
-    pub fn new(shelves: impl IntoIterator<Item = (ObjectKind, Shelf)>) -> Self {
-        Self(shelves.into_iter().collect())
+    pub fn new(shelves: impl IntoIterator<Item = (ObjectKind, Shelf)>, writer: Writer) -> Self {
+        Self { shelves: shelves.into_iter().collect(), writer }
     }
 
     /// What an owner owns.
     pub async fn owned(&self, namespace: &Arc<str>, uid: &str) -> Result<Objects, Error> {
         let mut objects = Objects::new();
-        for (kind, shelf) in &self.0 {
+        for (kind, shelf) in &self.shelves {
             for key in shelf.owned.keys(&uid.into()) {
                 if key.namespace == *namespace {
                     self.add(&mut objects, ObjectId::new(*kind, &*key.name), &key).await?;
@@ -129,40 +133,31 @@ impl Shelves {
         Ok(())
     }
 
-    /// Whether there is an object of this name, as far as it is known.
-    pub fn has(&self, namespace: &Arc<str>, id: &ObjectId) -> bool {
-        self.shelf(id.kind).kind.found(&Key::new(namespace.clone(), id.name.as_str())).is_some()
-    }
-
-    /// Applies an object, with `data` if it is a Secret. If the answer is not what was asked for, asking again would not
-    /// help: then the answer's fingerprint.
-    pub async fn apply(
+    /// Carries out an action for the object of a round. `spec` is that of a Workspace.
+    pub async fn execute<C: Controller>(
         &self,
-        namespace: &Arc<str>,
-        id: &ObjectId,
-        body: &Body,
-        data: Option<Data>,
+        turn: &Turn<'_, C>,
+        kind: &Kind<C::View, C::Object>,
+        spec: Option<&WorkspaceSpec>,
+        action: &Action,
     ) -> Result<Done, Error> {
-        tracing::debug!(object = %id, "applying");
-        let (shelf, key) = (self.shelf(id.kind), Key::new(namespace.clone(), id.name.as_str()));
-        let mut whole = body.0.clone();
-        if let Some(data) = data {
-            whole["data"] = json!(data);
-        }
-        let applied = shelf.kind.apply(&key, &whole).await;
-        applied.map_err(|error| if id.kind == ObjectKind::Secret { without_words(id, error) } else { error })?;
-        let Some(found) = shelf.kind.found(&key) else { return Ok(None) };
-        // What the apply was decided on is no wish.
-        if let Some(metadata) = whole["metadata"].as_object_mut() {
-            metadata.remove("resourceVersion");
-        }
-        Ok(is_lacking(id, &whole, &found.content.0).then(|| fingerprint(&found.content.0)))
-    }
-
-    /// Carries out any other action on a derived object.
-    pub async fn execute(&self, namespace: &Arc<str>, action: &Action) -> Result<Done, Error> {
-        let key = |id: &ObjectId| Key::new(namespace.clone(), id.name.as_str());
+        let key = |id: &ObjectId| Key::new(turn.key.namespace.clone(), id.name.as_str());
         match action {
+            Action::AddFinalizer { finalizers } => {
+                let patch = json!({ "metadata": { "finalizers": finalizers } });
+                turn.subject.patch(kind, turn.key, None, patch).await?;
+            }
+            Action::ReleaseFinalizer { finalizers } => {
+                turn.subject.release_finalizer(kind, turn.key, finalizers).await?;
+            }
+            Action::Apply { id, body, content } => {
+                tracing::debug!(object = %id, "applying");
+                let mut body = body.0.clone();
+                if let Some(content) = content {
+                    body["data"] = json!(self.data(&key(id), spec, content).await?);
+                }
+                return self.apply(id, &key(id), body).await;
+            }
             Action::Patch { id, uid, resource_version, patch } => {
                 tracing::debug!(object = %id, "patching");
                 let mut patch = patch.0.clone();
@@ -174,15 +169,42 @@ impl Shelves {
                 tracing::debug!(object = %id, "deleting");
                 self.shelf(id.kind).kind.delete(&key(id), uid, resource_version).await?;
             }
-            Action::Apply { .. } | Action::AddFinalizer { .. } | Action::ReleaseFinalizer { .. } => {
-                unreachable!("the controllers themselves carry it out")
-            }
         }
         Ok(None)
     }
 
+    /// If the answer is not what was asked for, asking again would not help: then the answer's fingerprint.
+    async fn apply(&self, id: &ObjectId, key: &Key, mut body: Value) -> Result<Done, Error> {
+        let kind = &self.shelf(id.kind).kind;
+        let is_secret = id.kind == ObjectKind::Secret;
+        kind.apply(key, &body).await.map_err(|error| if is_secret { without_words(id, error) } else { error })?;
+        let Some(found) = kind.found(key) else { return Ok(None) };
+        // What the apply was decided on is no wish.
+        if let Some(metadata) = body["metadata"].as_object_mut() {
+            metadata.remove("resourceVersion");
+        }
+        Ok(is_lacking(id, &body, &found.content.0).then(|| fingerprint(&found.content.0)))
+    }
+
+    /// The data for a derived Secret, provided that it still is what was planned on.
+    async fn data(&self, secret: &Key, spec: Option<&WorkspaceSpec>, content: &Content) -> Result<Data, Error> {
+        let data = match content {
+            Content::FromSecret { name, digest } => {
+                let source = Key::new(secret.namespace.clone(), name.as_str());
+                let data = secret::read(&self.writer, &source).await?;
+                data.filter(|data| Digested::of(data).digest == *digest)
+            }
+            Content::FromConfig { name } => spec.and_then(|spec| spec.configs.get(name)).map(data_of_config),
+            Content::NewPassword => {
+                let is_free = self.shelf(ObjectKind::Secret).kind.found(secret).is_none();
+                is_free.then(|| data_of_password(secret::new_password()))
+            }
+        };
+        data.ok_or(Error::Outdated)
+    }
+
     fn shelf(&self, kind: ObjectKind) -> &Shelf {
-        self.0.get(&kind).expect("every kind has its shelf")
+        self.shelves.get(&kind).expect("every kind has its shelf")
     }
 }
 

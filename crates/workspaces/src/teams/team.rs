@@ -93,28 +93,7 @@ impl Controller for WorkspaceController {
     }
 
     async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<Done, Error> {
-        let namespace = &turn.key.namespace;
-        match action {
-            Action::AddFinalizer { finalizers } => {
-                let patch = json!({ "metadata": { "finalizers": finalizers } });
-                turn.subject.patch(&self.workspaces, turn.key, None, patch).await?;
-            }
-            Action::ReleaseFinalizer { finalizers } => {
-                turn.subject.release_finalizer(&self.workspaces, turn.key, finalizers).await?;
-            }
-            Action::Apply { id, body, content } => {
-                let spec = turn.subject.object().spec.as_ref();
-                let data = match content {
-                    Some(content) => {
-                        Some(secret::data(&self.writer, &self.shelves, (namespace, id), spec, content).await?)
-                    }
-                    None => None,
-                };
-                return self.shelves.apply(namespace, id, body, data).await;
-            }
-            Action::Patch { .. } | Action::Delete { .. } => return self.shelves.execute(namespace, action).await,
-        }
-        Ok(None)
+        self.shelves.execute(turn, &self.workspaces, turn.subject.object().spec.as_ref(), action).await
     }
 
     fn report(&self, round: &RoundOf<'_, Self>, now: Timestamp) -> Report<WorkspaceStatus, Note> {

@@ -13,12 +13,10 @@ use plan::{
         user::{self, Observed, PodFacts},
     },
 };
-use runtime::{Controller, Error, InputsOf, Json, Key, Kind, Metadata, RoundOf, Turn, Writer};
-use serde_json::json;
+use runtime::{Controller, Error, InputsOf, Json, Key, Kind, Metadata, RoundOf, Turn};
 
 use super::{
     kept::Owned,
-    secret,
     shelf::{Shelves, accept},
     team::is_terminating,
 };
@@ -29,7 +27,6 @@ pub struct UserController {
     pub pods: Arc<Kind<Json<Pod>, PodFacts>>,
     pub namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
     pub shelves: Arc<Shelves>,
-    pub writer: Writer,
 }
 
 impl Controller for UserController {
@@ -88,27 +85,7 @@ impl Controller for UserController {
     }
 
     async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<Done, Error> {
-        let namespace = &turn.key.namespace;
-        match action {
-            Action::AddFinalizer { finalizers } => {
-                let patch = json!({ "metadata": { "finalizers": finalizers } });
-                turn.subject.patch(&self.users, turn.key, None, patch).await?;
-            }
-            Action::ReleaseFinalizer { finalizers } => {
-                turn.subject.release_finalizer(&self.users, turn.key, finalizers).await?;
-            }
-            Action::Apply { id, body, content } => {
-                let data = match content {
-                    Some(content) => {
-                        Some(secret::data(&self.writer, &self.shelves, (namespace, id), None, content).await?)
-                    }
-                    None => None,
-                };
-                return self.shelves.apply(namespace, id, body, data).await;
-            }
-            Action::Patch { .. } | Action::Delete { .. } => return self.shelves.execute(namespace, action).await,
-        }
-        Ok(None)
+        self.shelves.execute(turn, &self.users, None, action).await
     }
 
     fn report(&self, round: &RoundOf<'_, Self>, now: Timestamp) -> Report<UserStatus, Accepted> {

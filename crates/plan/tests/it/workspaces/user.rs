@@ -324,9 +324,16 @@ fn a_refused_account_stops_what_relies_on_it_and_nothing_else() {
         assert_eq!(world.names(kind), [SET], "{kind:?}");
     }
     assert_eq!(status(&world).conditions[0].reason.as_str(), "ObjectRejected");
-    world.refusals.clear();
+    let refusals = std::mem::take(&mut world.refusals);
     world.settle();
     assert_eq!(status(&world).phase, Some(UserPhase::Ready));
+    // An account that is there serves, even if it cannot be repaired.
+    world.refusals = refusals;
+    world.object(ObjectKind::ServiceAccount, SET).content.0["metadata"]["labels"] = json!({});
+    world.change(|spec| spec["stopped"] = json!(true));
+    world.team_round();
+    world.user_round("ana");
+    assert_eq!(world.object(ObjectKind::StatefulSet, SET).content.0["spec"]["replicas"], 0);
 }
 
 #[test]
