@@ -77,7 +77,7 @@ impl Controller for WorkspaceController {
             rival,
             is_namespace_terminating: is_terminating(&self.namespaces, &key.namespace),
             surroundings,
-            referred_to: self.referred_to(key, former_configs(&objects, &derived)),
+            referred_to: self.referred_to(key, &former_configs(&objects, &derived)),
             objects,
         })
     }
@@ -139,7 +139,7 @@ impl WorkspaceController {
 
     /// Which of these configs something in the namespace names that the Workspace does not own; what it owns is known
     /// anyway.
-    fn referred_to(&self, key: &Key, configs: Vec<&ObjectId>) -> BTreeSet<String> {
+    fn referred_to(&self, key: &Key, configs: &[&ObjectId]) -> BTreeSet<String> {
         let mut referred_to = BTreeSet::new();
         if configs.is_empty() {
             return referred_to;
