@@ -1,10 +1,10 @@
 //! Workspaces and Users: the objects derived from them, and what to say of them.
 //!
 //! ```text
-//! team::derive(&Workspace, &Surroundings)         → the objects that shall be there, or what is wrong with the spec
-//! team::plan(&Workspace, &team::Observed, &Inputs) → Plan<Action>
+//! workspace::derive(&Workspace, &Surroundings)         → the objects that shall be there, or what is wrong with the spec
+//! workspace::plan(&Workspace, &workspace::Observed, &Inputs) → Plan<Action>
 //!   … runtime executes every step whose needs are done …
-//! team::report(&Round, now)                       → WorkspaceStatus, whole, events, and what to remember
+//! workspace::report(&Round, now)                       → WorkspaceStatus, whole, events, and what to remember
 //! ```
 //!
 //! `user` has the same functions for Users. A Workspace writes HelmReleases and Users but nothing of theirs, so that a
@@ -15,8 +15,8 @@ mod derived;
 mod ingress;
 mod report;
 mod secret;
-pub mod team;
 pub mod user;
+pub mod workspace;
 
 pub use derived::{
     Accepted, Action, Body, Derived, Done, Found, ObjectId, ObjectKind, Objects, Wish, fingerprint, is_lacking,

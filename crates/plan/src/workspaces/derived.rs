@@ -15,7 +15,7 @@ use crate::Why;
 use crate::object::{differs, digest};
 use crate::round::{BlockedObject, Plan, Step, StepId};
 
-/// Only labelled objects are watched, so nobody tells when a name that a stranger holds becomes free.
+/// Only labelled objects are watched, so no event says when a name that a stranger holds becomes free.
 const TAKEN_LOOK: Duration = Duration::from_secs(30);
 
 /// The kinds that are derived, in the order in which they are applied: what others refer to or rely on comes first.
@@ -245,7 +245,7 @@ pub fn fingerprint(content: &Value) -> String {
 /// One effect on the cluster. Idempotent; carries the uid and version it was decided on wherever something is there.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Store this list as the owner's `metadata.finalizers` (it holds ours), provided nobody changed it meanwhile.
+    /// Store this list as the owner's `metadata.finalizers` (it holds ours), provided it has not changed meanwhile.
     AddFinalizer { finalizers: Vec<String> },
     /// Server-side apply. Without uid and version in the body it creates, and fails should the name exist. The executor
     /// adds the content of a Secret.
@@ -255,7 +255,7 @@ pub enum Action {
     Patch { id: ObjectId, uid: String, resource_version: String, patch: Body },
     /// Delete the object, provided it still is this one in this version.
     Delete { id: ObjectId, uid: String, resource_version: String },
-    /// Store this list as the owner's `metadata.finalizers` (ours taken out), provided nobody changed it meanwhile.
+    /// Store this list as the owner's `metadata.finalizers` (ours taken out), provided it has not changed meanwhile.
     ReleaseFinalizer { finalizers: Vec<String> },
 }
 
@@ -406,7 +406,7 @@ pub(super) fn converge<Q>(
 /// What must be made before this one is applied: what it relies on, and the configs that it refers to.
 fn needs<'a>(id: &'a ObjectId, body: &Body, made: &'a [(&ObjectId, StepId)]) -> impl Iterator<Item = StepId> + use<'a> {
     let has_configs = made.iter().any(|(other, _)| other.kind.is_config());
-    // Names with a hash in them are not found by accident, so the text alone tells.
+    // Names with a hash in them are not found by accident, so the text alone decides.
     let text = if has_configs { body.0.to_string() } else { String::new() };
     let is_needed = move |other: &ObjectId| {
         let is_referred_to = other.kind.is_config() && text.contains(&other.name);

@@ -28,7 +28,7 @@ impl<'a> Attempts<'a> {
         Self { all: round.attempts().collect(), blocked: blocked(round.plan) }
     }
 
-    /// Whether there is nobody left to tell: the namespace goes, or the object just went.
+    /// Whether there is nothing left to report to: the namespace is being deleted, or the object is gone.
     pub(super) fn is_mute(&self) -> bool {
         self.all.iter().any(|(action, progress)| match progress {
             Progress::Refused(Refusal::NamespaceTerminating) => true,

@@ -13,7 +13,7 @@ use crate::object::differs;
 use crate::workspaces::derived::{Derived, Found, ObjectId, ObjectKind, Objects, Owner};
 use crate::workspaces::ingress::{Backend, authentication_remedy, host_limit, ingress};
 use crate::workspaces::secret::{Content, PASSWORD};
-use crate::workspaces::team::hash_name;
+use crate::workspaces::workspace::hash_name;
 
 /// Stated whole, so that the same spec gives the same pod next year.
 pub const DEFAULT_IMAGE: &str = "codercom/code-server:4.96.4";
@@ -63,23 +63,23 @@ pub(super) fn owner(user: &User) -> Owner {
 }
 
 /// Everything that shall be there, or what is wrong with the spec. Of `objects` those count that the User owns: its
-/// password is kept, and so is the form in which its volume was made.
+/// password stays, and so does the form in which its volume was made.
 pub fn derive(user: &User, objects: &Objects) -> Result<Vec<Derived>, Why> {
     let Some(spec) = &user.spec else {
         return Err(invalid("spec cannot be read; write it as `kubectl explain user.spec` shows"));
     };
     check_hosts(spec)?;
     let owner = owner(user);
-    let kept = password(&owner.uid, objects);
+    let present = password(&owner.uid, objects);
     if !spec.has_code_server() {
-        return Ok(kept.map(|name| Derived::keep(ObjectKind::Secret, name)).into_iter().collect());
+        return Ok(present.map(|name| Derived::keep(ObjectKind::Secret, name)).into_iter().collect());
     }
     let default = CodeServer::default();
     let settings = spec.code_server.as_ref().unwrap_or(&default);
     let name = object_name(&spec.slug);
     let live = objects.get(&ObjectId::new(ObjectKind::StatefulSet, name.as_str())).filter(|set| set.is_of(&owner.uid));
-    let secret = match kept {
-        Some(kept) => Derived::keep(ObjectKind::Secret, kept),
+    let secret = match present {
+        Some(name) => Derived::keep(ObjectKind::Secret, name),
         None => password_secret(&owner, &name, live),
     };
     let mut derived = vec![

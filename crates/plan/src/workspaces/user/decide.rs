@@ -30,10 +30,7 @@ pub fn is_listed(user: &User, workspace: Option<&Workspace>) -> bool {
     let (Some(workspace), Some(spec)) = (workspace, &user.spec) else { return false };
     let mut owners = user.metadata.owner_references.iter().flatten().filter(|owner| owner.controller == Some(true));
     let is_owner = owners.any(|owner| Some(&owner.uid) == workspace.metadata.uid.as_ref());
-    let lists = workspace
-        .spec
-        .as_ref()
-        .is_none_or(|spec_of_workspace| spec_of_workspace.users.iter().any(|listed| listed.slug == spec.slug));
+    let lists = workspace.spec.as_ref().is_none_or(|owner| owner.users.iter().any(|listed| listed.slug == spec.slug));
     is_owner && lists && workspace.metadata.deletion_timestamp.is_none()
 }
 
@@ -92,7 +89,7 @@ fn is_volume_to_go(spec: Option<&UserSpec>) -> bool {
 
 /// Everything goes with the User by itself, but for the volume, which goes only where the spec says so: after the
 /// StatefulSet, which would make another one. Another User's StatefulSet of that name may use the volume: it stays. So
-/// does that of a person who is still on the team: whoever deleted the User by hand did not remove them.
+/// does that of a person whom the Workspace still lists: the user who deleted the User by hand did not remove them.
 fn clean_up(plan: &mut Plan<Action>, user: &User, uid: &str, observed: &Observed) {
     let is_final = !observed.is_namespace_terminating && !observed.is_listed;
     let mut volume = None;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use plan::workspaces::{Data, Digested, ObjectId, ObjectKind, Wish, encoded, team};
+use plan::workspaces::{Data, Digested, ObjectId, ObjectKind, Wish, encoded, workspace};
 use serde_json::{Value, json};
 
 use super::world::{World, chart, workspace};
@@ -19,7 +19,7 @@ fn spec(data: Value) -> Value {
 }
 
 fn name(spec: Value) -> String {
-    let derived = team::derive(&workspace(spec), &team::Surroundings::default()).unwrap();
+    let derived = workspace::derive(&workspace(spec), &workspace::Surroundings::default()).unwrap();
     derived.into_iter().find(|derived| derived.id.kind == ObjectKind::Secret).unwrap().id.name
 }
 
@@ -82,7 +82,7 @@ fn data(value: &str) -> Data {
     Data::from([("a".to_owned(), encoded(value.as_bytes().to_vec()))])
 }
 
-fn of_team(world: &World) -> Vec<String> {
+fn of_workspace(world: &World) -> Vec<String> {
     world.names(ObjectKind::Secret).into_iter().filter(|n| n.starts_with("team-")).map(str::to_owned).collect()
 }
 
@@ -98,9 +98,9 @@ fn w10_content_may_come_from_a_secret() {
     assert!(world.condition("Ready").starts_with("True"));
     // The source does not matter, the content does.
     let made = name(spec(json!({ "a": "1" })));
-    assert_eq!(of_team(&world), [made.as_str()]);
+    assert_eq!(of_workspace(&world), [made.as_str()]);
     assert_eq!(world.contents[&ObjectId::new(ObjectKind::Secret, made)], data("1"));
-    let too_much = data(&"x".repeat(team::MOST_TAKEN));
+    let too_much = data(&"x".repeat(workspace::MOST_TAKEN));
     for (source, reason) in [(None, "ValuesMissing"), (Some((2, too_much)), "ValuesInvalid")] {
         world.done.clear();
         world.sources = source.into_iter().map(|source| ("source".to_owned(), source)).collect();
@@ -115,17 +115,18 @@ fn w10_content_may_come_from_a_secret() {
 fn w10_one_version_of_a_source_is_asked_for_once() {
     let mut world = World::new(from_source());
     world.sources.insert("source".to_owned(), (1, data("1")));
-    let asks = |world: &World| world.team_plan().wants.into_iter().map(|want| want.ask).collect::<Vec<_>>();
-    let ask = |version| team::SourceAsk { namespace: "ns".into(), name: "source".into(), resource_version: version };
+    let asks = |world: &World| world.workspace_plan().wants.into_iter().map(|want| want.ask).collect::<Vec<_>>();
+    let ask =
+        |version| workspace::SourceAsk { namespace: "ns".into(), name: "source".into(), resource_version: version };
     assert_eq!(asks(&world), [ask(1)]);
     world.settle();
     assert_eq!(asks(&world), [], "remembered");
     world.sources.insert("source".to_owned(), (2, data("2")));
     assert_eq!(asks(&world), [ask(2)]);
     world.settle();
-    assert_eq!(of_team(&world), [name(spec(json!({ "a": "2" })))]);
+    assert_eq!(of_workspace(&world), [name(spec(json!({ "a": "2" })))]);
     let of_source = world.note.sources["source"].clone();
-    assert_eq!(of_source, team::Source::Present { resource_version: 2, content: Some(Digested::of(&data("2"))) });
+    assert_eq!(of_source, workspace::Source::Present { resource_version: 2, content: Some(Digested::of(&data("2"))) });
 }
 
 #[test]
@@ -135,16 +136,16 @@ fn w10_while_a_source_cannot_be_read_all_that_was_made_of_it_stays_and_the_rest_
     // Nothing refers to this one.
     world.change(|spec| spec["configs"]["spare"] = json!({ "fromSecret": { "name": "source" } }));
     world.settle();
-    let (before, status) = (of_team(&world), world.status());
+    let (before, status) = (of_workspace(&world), world.status());
     assert_eq!(before.len(), 2);
     // As after a restart, with the API server in trouble.
-    world.note = team::Note::default();
+    world.note = workspace::Note::default();
     world.are_sources_readable = false;
     world.done.clear();
     world.settle();
-    assert_eq!((world.done.clone(), of_team(&world)), (vec![], before));
+    assert_eq!((world.done.clone(), of_workspace(&world)), (vec![], before));
     assert_eq!(world.status(), status, "no news");
-    assert!(world.team_plan().next_look.is_some(), "nobody tells when it can be read");
+    assert!(world.workspace_plan().next_look.is_some(), "nobody tells when it can be read");
     world.change(|spec| spec["services"]["db"] = json!({ "chart": chart("db") }));
     world.settle();
     assert_eq!(world.names(ObjectKind::HelmRelease), ["db", "web"]);
@@ -154,17 +155,17 @@ fn w10_while_a_source_cannot_be_read_all_that_was_made_of_it_stays_and_the_rest_
 fn w10_a_source_that_changes_before_it_is_taken_is_not_taken() {
     let mut world = World::new(from_source());
     world.sources.insert("source".to_owned(), (1, data("1")));
-    world.team_round();
-    assert_eq!(of_team(&world), [name(spec(json!({ "a": "1" })))]);
+    world.workspace_round();
+    assert_eq!(of_workspace(&world), [name(spec(json!({ "a": "1" })))]);
     world.objects.retain(|id, _| !id.name.starts_with("team-values"));
     world.contents.clear();
     // Its event has not arrived: the version and its digest are the former ones.
     world.sources.insert("source".to_owned(), (1, data("2")));
-    world.team_round();
-    assert_eq!(of_team(&world), [""; 0], "not under a name that speaks of other content");
+    world.workspace_round();
+    assert_eq!(of_workspace(&world), [""; 0], "not under a name that speaks of other content");
     world.sources.insert("source".to_owned(), (2, data("2")));
     world.settle();
-    assert_eq!(of_team(&world), [name(spec(json!({ "a": "2" })))]);
+    assert_eq!(of_workspace(&world), [name(spec(json!({ "a": "2" })))]);
 }
 
 #[test]
@@ -177,9 +178,10 @@ fn no_content_of_a_secret_is_in_what_is_planned_on_or_in_a_plan() {
     world.settle();
     let held: Vec<_> = world.contents.values().flat_map(Data::values).collect();
     assert_eq!(held.len(), 3, "inline, taken and password");
-    let (observed, user) = (world.team_observed(), world.user("ana"));
+    let (observed, user) = (world.workspace_observed(), world.user("ana"));
     let text =
-        serde_json::to_string(&(observed, &world.note, world.user_observed(&user), world.team_plan().wants)).unwrap();
+        serde_json::to_string(&(observed, &world.note, world.user_observed(&user), world.workspace_plan().wants))
+            .unwrap();
     for canary in ["canary-inline", "canary-source"].iter().map(|canary| encoded(canary.as_bytes().to_vec())) {
         assert!(held.contains(&&canary), "the canary is alive");
         assert!(!text.contains(&canary));
@@ -191,7 +193,7 @@ fn no_content_of_a_secret_is_in_what_is_planned_on_or_in_a_plan() {
 fn a_secret_beside_a_config_map_config_of_one_name_is_left_alone() {
     let mut other = spec(json!({}));
     other["configs"]["values"]["kind"] = json!("ConfigMap");
-    let derived = team::derive(&workspace(other), &team::Surroundings::default()).unwrap();
+    let derived = workspace::derive(&workspace(other), &workspace::Surroundings::default()).unwrap();
     let release = derived.iter().find(|derived| derived.id.kind == ObjectKind::HelmRelease).unwrap();
     let Wish::Apply(body) = &release.wish else { panic!("held") };
     assert_eq!(body.0["spec"]["valuesFrom"][0]["name"], "values");

@@ -315,7 +315,7 @@ fn a_password_that_is_a_strangers_is_not_read() {
 #[test]
 fn a_refused_account_stops_what_relies_on_it_and_nothing_else() {
     let mut world = World::new(one_user(json!({})));
-    world.team_round();
+    world.workspace_round();
     let refused = plan::round::Progress::Refused(plan::round::Refusal::Rejected("no".to_owned()));
     world.refusals.insert(ObjectId::new(ObjectKind::ServiceAccount, SET), refused);
     world.user_round("ana");
@@ -331,7 +331,7 @@ fn a_refused_account_stops_what_relies_on_it_and_nothing_else() {
     world.refusals = refusals;
     world.object(ObjectKind::ServiceAccount, SET).content.0["metadata"]["labels"] = json!({});
     world.change(|spec| spec["stopped"] = json!(true));
-    world.team_round();
+    world.workspace_round();
     world.user_round("ana");
     assert_eq!(world.object(ObjectKind::StatefulSet, SET).content.0["spec"]["replicas"], 0);
 }
@@ -354,7 +354,7 @@ fn the_finalizer_is_not_released_before_the_volume_is_deleted() {
 fn the_plan_knows_no_password() {
     let world = {
         let mut world = World::new(one_user(json!({})));
-        world.team_round();
+        world.workspace_round();
         world
     };
     let user = world.user("ana");

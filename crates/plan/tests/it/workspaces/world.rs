@@ -10,12 +10,12 @@ use plan::fact::{Class, Fact};
 use plan::round::{Inputs, Plan, Progress, Round};
 use plan::workspaces::{
     Accepted, Action, Body, Content, Data, Derived, Digested, Done, Found, ObjectId, ObjectKind, Objects,
-    data_of_config, data_of_password, team, user,
+    data_of_config, data_of_password, user, workspace,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-pub type TeamPlan = Plan<Action, team::SourceAsk>;
+pub type WorkspacePlan = Plan<Action, workspace::SourceAsk>;
 
 pub fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
@@ -51,14 +51,14 @@ pub fn basic() -> Value {
 pub struct World {
     pub workspace: Workspace,
     pub objects: Objects,
-    pub api_server: Vec<team::Endpoint>,
+    pub api_server: Vec<workspace::Endpoint>,
     /// Secrets that configs may take from, with their versions.
     pub sources: BTreeMap<String, (u64, Data)>,
     /// Whether Secrets can be read now.
     pub are_sources_readable: bool,
     /// The content of the Secrets that were made.
     pub contents: BTreeMap<ObjectId, Data>,
-    pub note: team::Note,
+    pub note: workspace::Note,
     pub rival: Option<String>,
     pub is_namespace_terminating: bool,
     pub now: Timestamp,
@@ -76,11 +76,11 @@ impl World {
         Self {
             workspace: workspace(spec),
             objects: Objects::new(),
-            api_server: vec![team::Endpoint { address: "192.0.2.1".into(), port: 6443 }],
+            api_server: vec![workspace::Endpoint { address: "192.0.2.1".into(), port: 6443 }],
             sources: BTreeMap::new(),
             are_sources_readable: true,
             contents: BTreeMap::new(),
-            note: team::Note::default(),
+            note: workspace::Note::default(),
             rival: None,
             is_namespace_terminating: false,
             now: at(0),
@@ -137,21 +137,21 @@ impl World {
     }
 
     /// As gathering finds them: with the digests that are remembered.
-    pub fn surroundings(&self) -> team::Surroundings {
+    pub fn surroundings(&self) -> workspace::Surroundings {
         let configs = self.workspace.spec.iter().flat_map(|spec| spec.configs.values());
         let names = configs.filter_map(|config| config.from_secret.as_ref()).map(|source| source.name.clone());
         let source = |name: String| {
             let source = match self.sources.get(&name) {
                 Some((version, _)) => self.note.source(&name, *version),
-                None => team::Source::Missing,
+                None => workspace::Source::Missing,
             };
             (name, source)
         };
-        team::Surroundings { api_server: self.api_server.clone(), sources: names.map(source).collect() }
+        workspace::Surroundings { api_server: self.api_server.clone(), sources: names.map(source).collect() }
     }
 
-    pub fn team_observed(&self) -> team::Observed {
-        team::Observed {
+    pub fn workspace_observed(&self) -> workspace::Observed {
+        workspace::Observed {
             rival: self.rival.clone(),
             is_namespace_terminating: self.is_namespace_terminating,
             surroundings: self.surroundings(),
@@ -164,21 +164,21 @@ impl World {
     pub fn derived(&self) -> Vec<Derived> {
         let mut surroundings = self.surroundings();
         for (name, (version, data)) in &self.sources {
-            let source = team::Source::Present { resource_version: *version, content: Some(Digested::of(data)) };
+            let source = workspace::Source::Present { resource_version: *version, content: Some(Digested::of(data)) };
             surroundings.sources.insert(name.clone(), source);
         }
-        team::derive(&self.workspace, &surroundings).unwrap()
+        workspace::derive(&self.workspace, &surroundings).unwrap()
     }
 
-    pub fn team_plan(&self) -> TeamPlan {
-        self.team_plan_on(&self.team_observed()).1
+    pub fn workspace_plan(&self) -> WorkspacePlan {
+        self.workspace_plan_on(&self.workspace_observed()).1
     }
 
     /// Plans until all that it asks for is answered, as runtime does.
-    fn team_plan_on(&self, observed: &team::Observed) -> (team::InputsOf, TeamPlan) {
-        let mut inputs = team::InputsOf { note: self.note.clone(), ..team::InputsOf::default() };
+    fn workspace_plan_on(&self, observed: &workspace::Observed) -> (workspace::InputsOf, WorkspacePlan) {
+        let mut inputs = workspace::InputsOf { note: self.note.clone(), ..workspace::InputsOf::default() };
         loop {
-            let plan = self.same_from_file(&self.workspace, observed, &inputs, team::plan);
+            let plan = self.same_from_file(&self.workspace, observed, &inputs, workspace::plan);
             let missing = plan.wants.iter().filter(|want| inputs.facts.get(&want.ask).is_none());
             let missing: Vec<_> = missing.map(|want| want.ask.clone()).collect();
             if missing.is_empty() {
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    fn fetch(&self, ask: &team::SourceAsk) -> Fact<Option<Digested>> {
+    fn fetch(&self, ask: &workspace::SourceAsk) -> Fact<Option<Digested>> {
         if !self.are_sources_readable {
             let why = plan::fact::Failure { class: Class::Transient, message: "no answer".to_owned() };
             return Fact::Unknown { why, last: None };
@@ -237,13 +237,13 @@ impl World {
     }
 
     /// One round of the Workspace; whether it did or said anything.
-    pub fn team_round(&mut self) -> bool {
-        let observed = self.team_observed();
-        let (inputs, plan) = self.team_plan_on(&observed);
+    pub fn workspace_round(&mut self) -> bool {
+        let observed = self.workspace_observed();
+        let (inputs, plan) = self.workspace_plan_on(&observed);
         let progress = self.execute(&plan, None);
         let round =
             Round { object: &self.workspace, observed: &observed, inputs: &inputs, plan: &plan, progress: &progress };
-        let report = team::report(&round, self.now);
+        let report = workspace::report(&round, self.now);
         self.events.extend(report.done.into_iter().chain(report.transitions));
         self.note = report.note;
         let is_news = report.status != self.status();
@@ -300,7 +300,7 @@ impl World {
     /// Rounds until none acts or reports, with helm and the StatefulSet controller at work in between.
     pub fn settle(&mut self) {
         for _ in 0..20 {
-            let mut is_busy = self.team_round();
+            let mut is_busy = self.workspace_round();
             let slugs: Vec<_> = self.names(ObjectKind::User).into_iter().map(str::to_owned).collect();
             for slug in slugs {
                 is_busy |= self.user_round(&slug);

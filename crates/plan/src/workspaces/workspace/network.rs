@@ -60,7 +60,7 @@ pub(super) fn policies(owner: &Owner, spec: &WorkspaceSpec, api_server: &[Endpoi
     std::iter::once(deny).chain(open).collect()
 }
 
-/// Both lists are always stated: one that somebody fills by hand is then seen to differ.
+/// Both lists are always stated: one that a user fills by hand is then seen to differ.
 fn policy(owner: &Owner, name: &str, types: &[&str], ingress: &[Value], egress: &[Value]) -> Derived {
     let spec = json!({ "podSelector": {}, "policyTypes": types, "ingress": ingress, "egress": egress });
     owner.derive(ObjectKind::NetworkPolicy, format!("{}-{name}", owner.name), json!({ "spec": spec }))

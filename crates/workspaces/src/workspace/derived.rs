@@ -17,17 +17,17 @@ use plan::{
 use runtime::{Controller, Error, Index, Key, Kind, Turn, View, Writer};
 use serde_json::{Value, json};
 
-use super::{kept::Owned, secret};
+use super::{projection::Owned, secret};
 
 /// One kind of derived objects.
-pub struct Shelf {
-    kind: Arc<dyn Contents>,
+pub struct DerivedKind {
+    kind: Arc<dyn AnyKind>,
     owned: Arc<Index<Box<str>>>,
-    /// Whether only labelled objects are watched: nobody tells what becomes of the others.
+    /// Whether only labelled objects are watched: no event says what becomes of the others.
     is_selected: bool,
 }
 
-impl Shelf {
+impl DerivedKind {
     pub fn of<W: View, T: Owned + Send + Sync + 'static>(
         kind: &Arc<Kind<W, T>>,
         owned: &Arc<Index<Box<str>>>,
@@ -50,7 +50,7 @@ impl Shelf {
 }
 
 /// A kind with its types erased.
-trait Contents: Send + Sync {
+trait AnyKind: Send + Sync {
     fn found(&self, key: &Key) -> Option<Found>;
     fn settle<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<(), Error>>;
     fn refresh<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<(), Error>>;
@@ -59,7 +59,7 @@ trait Contents: Send + Sync {
     fn delete<'a>(&'a self, key: &'a Key, uid: &'a str, version: &'a str) -> BoxFuture<'a, Result<(), Error>>;
 }
 
-impl<W: View, T: Owned + Send + Sync + 'static> Contents for Kind<W, T> {
+impl<W: View, T: Owned + Send + Sync + 'static> AnyKind for Kind<W, T> {
     fn found(&self, key: &Key) -> Option<Found> {
         self.get(key).map(|version| T::found(&version))
     }
@@ -86,22 +86,22 @@ impl<W: View, T: Owned + Send + Sync + 'static> Contents for Kind<W, T> {
 }
 
 /// All kinds of derived objects.
-pub struct Shelves {
-    shelves: BTreeMap<ObjectKind, Shelf>,
+pub struct DerivedKinds {
+    kinds: BTreeMap<ObjectKind, DerivedKind>,
     /// For the Secrets that content is taken from.
     writer: Writer,
 }
 
-impl Shelves {
-    pub fn new(shelves: impl IntoIterator<Item = (ObjectKind, Shelf)>, writer: Writer) -> Self {
-        Self { shelves: shelves.into_iter().collect(), writer }
+impl DerivedKinds {
+    pub fn new(kinds: impl IntoIterator<Item = (ObjectKind, DerivedKind)>, writer: Writer) -> Self {
+        Self { kinds: kinds.into_iter().collect(), writer }
     }
 
     /// What an owner owns.
     pub async fn owned(&self, namespace: &Arc<str>, uid: &str) -> Result<Objects, Error> {
         let mut objects = Objects::new();
-        for (kind, shelf) in &self.shelves {
-            for key in shelf.owned.keys(&uid.into()) {
+        for (kind, of_kind) in &self.kinds {
+            for key in of_kind.owned.keys(&uid.into()) {
                 if key.namespace == *namespace {
                     self.add(&mut objects, ObjectId::new(*kind, &*key.name), &key).await?;
                 }
@@ -127,7 +127,7 @@ impl Shelves {
     }
 
     pub async fn add(&self, objects: &mut Objects, id: ObjectId, key: &Key) -> Result<(), Error> {
-        if let Some(found) = self.shelf(id.kind).look(key).await? {
+        if let Some(found) = self.kind(id.kind).look(key).await? {
             objects.insert(id, found);
         }
         Ok(())
@@ -163,11 +163,11 @@ impl Shelves {
                 let mut patch = patch.0.clone();
                 patch["metadata"]["uid"] = json!(uid);
                 patch["metadata"]["resourceVersion"] = json!(resource_version);
-                self.shelf(id.kind).kind.patch(&key(id), patch).await?;
+                self.kind(id.kind).kind.patch(&key(id), patch).await?;
             }
             Action::Delete { id, uid, resource_version } => {
                 tracing::debug!(object = %id, "deleting");
-                self.shelf(id.kind).kind.delete(&key(id), uid, resource_version).await?;
+                self.kind(id.kind).kind.delete(&key(id), uid, resource_version).await?;
             }
         }
         Ok(None)
@@ -175,7 +175,7 @@ impl Shelves {
 
     /// If the answer is not what was asked for, asking again would not help: then the answer's fingerprint.
     async fn apply(&self, id: &ObjectId, key: &Key, mut body: Value) -> Result<Done, Error> {
-        let kind = &self.shelf(id.kind).kind;
+        let kind = &self.kind(id.kind).kind;
         let is_secret = id.kind == ObjectKind::Secret;
         kind.apply(key, &body).await.map_err(|error| if is_secret { without_words(id, error) } else { error })?;
         let Some(found) = kind.found(key) else { return Ok(None) };
@@ -196,15 +196,15 @@ impl Shelves {
             }
             Content::FromConfig { name } => spec.and_then(|spec| spec.configs.get(name)).map(data_of_config),
             Content::NewPassword => {
-                let is_free = self.shelf(ObjectKind::Secret).kind.found(secret).is_none();
+                let is_free = self.kind(ObjectKind::Secret).kind.found(secret).is_none();
                 is_free.then(|| data_of_password(secret::new_password()))
             }
         };
         data.ok_or(Error::Outdated)
     }
 
-    fn shelf(&self, kind: ObjectKind) -> &Shelf {
-        self.shelves.get(&kind).expect("every kind has its shelf")
+    fn kind(&self, kind: ObjectKind) -> &DerivedKind {
+        self.kinds.get(&kind).expect("every kind is there")
     }
 }
 

@@ -39,7 +39,7 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<WorkspaceStatus, No
     attempts.report(status, [&former.conditions, &conditions], phase, note)
 }
 
-/// The status to store; equal to the stored one when there is nobody to tell.
+/// The status to store; equal to the stored one when there is nothing to report to.
 fn status(round: &RoundOf<'_>, attempts: &Attempts<'_>, former: &WorkspaceStatus, now: Timestamp) -> WorkspaceStatus {
     if attempts.is_mute() || round.observed.is_namespace_terminating {
         return former.clone();

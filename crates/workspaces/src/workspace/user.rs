@@ -16,9 +16,9 @@ use plan::{
 use runtime::{Controller, Error, InputsOf, Json, Key, Kind, Metadata, RoundOf, Turn};
 
 use super::{
-    kept::Owned,
-    shelf::{Shelves, accept},
-    team::is_terminating,
+    controller::is_terminating,
+    derived::{DerivedKinds, accept},
+    projection::Owned,
 };
 
 pub struct UserController {
@@ -26,7 +26,7 @@ pub struct UserController {
     pub users: Arc<Kind<Json<User>, User>>,
     pub pods: Arc<Kind<Json<Pod>, PodFacts>>,
     pub namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
-    pub shelves: Arc<Shelves>,
+    pub derived_kinds: Arc<DerivedKinds>,
 }
 
 impl Controller for UserController {
@@ -51,18 +51,18 @@ impl Controller for UserController {
 
     async fn gather(&self, key: &Key, user: &User, accepted: &Accepted) -> Result<Observed, Error> {
         let uid = user.metadata.uid.as_deref().unwrap_or_default();
-        let mut objects = self.shelves.owned(&key.namespace, uid).await?;
+        let mut objects = self.derived_kinds.owned(&key.namespace, uid).await?;
         let slug = user.spec.as_ref().map(|spec| spec.slug.as_str()).unwrap_or_default();
         let in_namespace = |name: String| Key::new(key.namespace.clone(), name);
         for (kind, name) in [
             (ObjectKind::StatefulSet, user::object_name(slug)),
             (ObjectKind::PersistentVolumeClaim, user::claim_name(slug)),
         ] {
-            self.shelves.add(&mut objects, ObjectId::new(kind, name.as_str()), &in_namespace(name)).await?;
+            self.derived_kinds.add(&mut objects, ObjectId::new(kind, name.as_str()), &in_namespace(name)).await?;
         }
-        // Only for the names: whoever has them is to be known.
+        // Only for the names: the objects that have them are to be known.
         let derived = user::derive(user, &objects).unwrap_or_default();
-        self.shelves.add_wanted(&mut objects, &key.namespace, &derived).await?;
+        self.derived_kinds.add_wanted(&mut objects, &key.namespace, &derived).await?;
         accept(&mut objects, accepted);
         let workspace = match user.owner().filter(|owner| owner.kind == Workspace::KIND) {
             Some(owner) => {
@@ -85,7 +85,7 @@ impl Controller for UserController {
     }
 
     async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<Done, Error> {
-        self.shelves.execute(turn, &self.users, None, action).await
+        self.derived_kinds.execute(turn, &self.users, None, action).await
     }
 
     fn report(&self, round: &RoundOf<'_, Self>, now: Timestamp) -> Report<UserStatus, Accepted> {

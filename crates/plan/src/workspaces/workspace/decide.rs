@@ -137,7 +137,7 @@ fn is_at_rest(user: &Found) -> bool {
     status.observed_generation == user.generation && status.phase != Some(UserPhase::Progressing)
 }
 
-/// Names with a hash in them are not found by accident, so the text alone tells.
+/// Names with a hash in them are not found by accident, so the text alone decides.
 fn is_referred_to(name: &str, observed: &Observed) -> bool {
     let mut own = observed.objects.iter().filter(|(id, _)| !id.kind.is_config()).map(|(_, found)| &found.content);
     observed.referred_to.contains(name) || own.any(|content| content.0.to_string().contains(name))

@@ -13,7 +13,7 @@ pub async fn read(writer: &Writer, secret: &Key) -> Result<Option<Data>, Error> 
     Ok(read.map(|secret| data(secret).collect()))
 }
 
-/// 128 bits from the kernel: nobody guesses them, and 32 characters can still be typed.
+/// 128 bits from the kernel cannot be guessed, and 32 characters can still be typed.
 pub fn new_password() -> String {
     let mut bytes = [0; 16];
     let random = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));

@@ -1,4 +1,4 @@
-//! What of each kind is kept in memory.
+//! What of each kind stays in memory.
 #![allow(clippy::unnecessary_wraps, clippy::needless_pass_by_value, reason = "the form that every kind's filter has")]
 
 use api::workspace::{HelmRelease, LABEL_MANAGED_BY, MANAGED_BY, User, Workspace};
@@ -9,7 +9,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use plan::workspaces::{Body, Found, team::Endpoint, user::PodFacts};
+use plan::workspaces::{Body, Found, user::PodFacts, workspace::Endpoint};
 use runtime::{Json, Metadata, Versioned};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -149,8 +149,8 @@ fn part<T: DeserializeOwned>(part: &Value) -> Option<T> {
 }
 
 macro_rules! typed {
-    ($keep:ident, $kind:ident) => {
-        pub fn $keep(object: Json<$kind>) -> Option<$kind> {
+    ($project:ident, $kind:ident) => {
+        pub fn $project(object: Json<$kind>) -> Option<$kind> {
             let (spec, status) = (part(&object.content["spec"]), part(&object.status));
             Some($kind { metadata: object.metadata, spec, status })
         }

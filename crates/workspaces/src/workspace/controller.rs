@@ -13,7 +13,7 @@ use plan::{
     round::{Plan, Report},
     workspaces::{
         Action, Derived, Digested, Done, ObjectId, Objects,
-        team::{self, Endpoint, Note, Observed, Source, SourceAsk, Surroundings},
+        workspace::{self, Endpoint, Note, Observed, Source, SourceAsk, Surroundings},
     },
 };
 use runtime::{Controller, Error, Fence, InputsOf, Json, Key, Kind, Metadata, RoundOf, Turn, Writer};
@@ -21,9 +21,9 @@ use serde_json::json;
 
 use super::{
     Concerns, Releases, Secrets,
-    kept::{Owned, Stored},
+    derived::{DerivedKinds, accept},
+    projection::{Owned, Stored},
     secret,
-    shelf::{Shelves, accept},
 };
 
 pub struct WorkspaceController {
@@ -34,7 +34,7 @@ pub struct WorkspaceController {
     pub secrets: Arc<Secrets>,
     pub namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
     pub endpoints: Arc<Kind<Json<EndpointSlice>, Vec<Endpoint>>>,
-    pub shelves: Arc<Shelves>,
+    pub derived_kinds: Arc<DerivedKinds>,
     pub concerns: Concerns,
     pub writer: Writer,
 }
@@ -62,16 +62,16 @@ impl Controller for WorkspaceController {
     async fn gather(&self, key: &Key, workspace: &Workspace, note: &Note) -> Result<Observed, Error> {
         let others = self.concerns.workspaces_of.keys(&key.namespace);
         let others: Vec<_> = others.iter().filter_map(|other| self.workspaces.get(other)).collect();
-        let rival = team::rival(&workspace.metadata, others.iter().map(|other| &other.value.metadata));
+        let rival = workspace::rival(&workspace.metadata, others.iter().map(|other| &other.value.metadata));
         // A rival may do nothing, so it looks at nothing either.
         let spec = workspace.spec.as_ref().filter(|_| rival.is_none());
         let sources = self.sources(key, spec, note).await?;
         let surroundings = Surroundings { api_server: self.api_server(), sources };
-        // Only for the names: whoever has them is to be known.
-        let derived = team::derive(workspace, &surroundings).unwrap_or_default();
+        // Only for the names: the objects that have them are to be known.
+        let derived = workspace::derive(workspace, &surroundings).unwrap_or_default();
         let uid = workspace.metadata.uid.as_deref().unwrap_or_default();
-        let mut objects = self.shelves.owned(&key.namespace, uid).await?;
-        self.shelves.add_wanted(&mut objects, &key.namespace, &derived).await?;
+        let mut objects = self.derived_kinds.owned(&key.namespace, uid).await?;
+        self.derived_kinds.add_wanted(&mut objects, &key.namespace, &derived).await?;
         accept(&mut objects, &note.accepted);
         Ok(Observed {
             rival,
@@ -89,15 +89,15 @@ impl Controller for WorkspaceController {
         inputs: &InputsOf<Self>,
         _: Timestamp,
     ) -> Plan<Action, SourceAsk> {
-        team::plan(workspace, observed, inputs)
+        workspace::plan(workspace, observed, inputs)
     }
 
     async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<Done, Error> {
-        self.shelves.execute(turn, &self.workspaces, turn.subject.object().spec.as_ref(), action).await
+        self.derived_kinds.execute(turn, &self.workspaces, turn.subject.object().spec.as_ref(), action).await
     }
 
     fn report(&self, round: &RoundOf<'_, Self>, now: Timestamp) -> Report<WorkspaceStatus, Note> {
-        team::report(round, now)
+        workspace::report(round, now)
     }
 
     async fn fetch(&self, ask: &SourceAsk, _: &Fence) -> Result<Option<Digested>, Failure> {
@@ -145,12 +145,12 @@ impl WorkspaceController {
             return referred_to;
         }
         let mut search = |text: String| {
-            // Names with a hash in them are not found by accident, so the text alone tells.
+            // Names with a hash in them are not found by accident, so the text alone decides.
             let found = configs.iter().filter(|config| text.contains(&config.name));
             referred_to.extend(found.map(|config| config.name.clone()));
         };
         let is_near = |other: &Key| other.namespace == key.namespace;
-        let is_own = |owner: Option<super::kept::Owner<'_>>| {
+        let is_own = |owner: Option<super::projection::Owner<'_>>| {
             owner.is_some_and(|owner| owner.kind == Workspace::KIND && *owner.name == *key.name)
         };
         self.releases.store().for_each(|other, release: &HelmRelease| {

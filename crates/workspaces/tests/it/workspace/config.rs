@@ -7,7 +7,7 @@ use api::workspace::{HelmRelease, WorkspacePhase};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use serde_json::{Value, json};
 use testbed::fault::{Calls, Fault, Verb};
-use workspaces::teams;
+use workspaces::workspace;
 
 use super::harness::{Space, World, chart, condition, eventually, uid, user};
 
@@ -162,7 +162,7 @@ async fn w10_sources_that_answer_one_after_the_other_are_waited_for() -> Result<
 /// Events are held for all namespaces, so the world is this test's own.
 #[tokio::test]
 async fn w10_content_that_changed_unseen_is_not_stored_under_the_name_of_the_former() -> Result<()> {
-    let world = World::start(teams::Config::default()).await?;
+    let world = World::start(workspace::Config::default()).await?;
     let space = world.space("unseen").await?;
     let source = |value: &str| json!({ "metadata": { "name": "source" }, "stringData": { "a": value } });
     space.create::<Secret>(source("1")).await?;
