@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{MOST_TAKEN, Source, Surroundings};
 use crate::Why;
 use crate::object::digest;
-use crate::workspaces::derived::{Derived, ObjectKind, Owner};
+use crate::workspaces::derived::{Derived, ObjectKind, Objects, Owner};
 use crate::workspaces::secret::{Content, Digested, data_of_config};
 
 /// Says which entry of spec.configs an object is a version of.
@@ -91,6 +91,19 @@ fn digest_of(name: &str, config: &Config, taken: &Taken<'_>) -> Result<(ObjectKi
         (None, ConfigKind::ConfigMap) => Ok((ObjectKind::ConfigMap, digest(&json!(config.data)))),
         (None, ConfigKind::Secret) => Ok((ObjectKind::Secret, Digested::of(&data_of_config(config)).digest)),
     }
+}
+
+/// Whether it is not known yet what a config is, and there is no former version of it either.
+pub(super) fn is_awaited(spec: &WorkspaceSpec, surroundings: &Surroundings, uid: &str, objects: &Objects) -> bool {
+    let is_unknown = |config: &Config| {
+        let source = config.from_secret.as_ref().and_then(|source| surroundings.sources.get(&source.name));
+        matches!(source, Some(Source::Present { content: None, .. }))
+    };
+    let has_version = |name: &String| {
+        let mut ours = objects.values().filter(|found| found.is_of(uid));
+        ours.any(|found| found.content.0["metadata"]["labels"][LABEL_CONFIG] == **name)
+    };
+    spec.configs.iter().any(|(name, config)| is_unknown(config) && !has_version(name))
 }
 
 /// What configs take from Secrets.

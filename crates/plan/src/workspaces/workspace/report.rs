@@ -8,9 +8,10 @@ use api::workspace::{
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 
+use super::config::is_awaited;
 use super::derive::{enabled, service_host, validate};
 use super::network::is_isolated;
-use super::{Note, Observed, SourceAsk};
+use super::{Note, Observed, SourceAsk, Surroundings};
 use crate::Why;
 use crate::round::{Report, Round};
 use crate::workspaces::derived::{Action, Done, Found, ObjectId, ObjectKind, inventory};
@@ -31,24 +32,33 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<WorkspaceStatus, No
     let attempts = Attempts::new(round);
     let workspace = round.object;
     let former = workspace.status.clone().unwrap_or_default();
-    let status = status(round, &attempts, &former, now);
     let namespace = workspace.metadata.namespace.as_deref().unwrap_or_default();
     let surroundings = round.observed.surroundings.with(namespace, &round.inputs.facts);
+    let status = status(round, &attempts, &surroundings, &former, now);
     let note = Note { accepted: attempts.accepted(&round.observed.objects), sources: surroundings.sources };
     let (conditions, phase) = (status.conditions.clone(), status.phase);
     attempts.report(status, [&former.conditions, &conditions], phase, note)
 }
 
 /// The status to store; equal to the stored one when there is nothing to report to.
-fn status(round: &RoundOf<'_>, attempts: &Attempts<'_>, former: &WorkspaceStatus, now: Timestamp) -> WorkspaceStatus {
-    if attempts.is_mute() || round.observed.is_namespace_terminating {
+fn status(
+    round: &RoundOf<'_>,
+    attempts: &Attempts<'_>,
+    surroundings: &Surroundings,
+    former: &WorkspaceStatus,
+    now: Timestamp,
+) -> WorkspaceStatus {
+    let (workspace, observed) = (round.object, round.observed);
+    let uid = workspace.metadata.uid.as_deref().unwrap_or_default();
+    let spec = validate(workspace).ok().filter(|_| observed.rival.is_none());
+    // Nothing can be said of a spec before it is known what it stands for.
+    let is_awaited = spec.is_some_and(|spec| is_awaited(spec, surroundings, uid, &observed.objects));
+    if attempts.is_mute() || observed.is_namespace_terminating || is_awaited {
         return former.clone();
     }
-    let workspace = round.object;
-    let uid = workspace.metadata.uid.as_deref().unwrap_or_default();
     let is_going = workspace.metadata.deletion_timestamp.is_some();
     let view = View { round, attempts, uid, troubles: attempts.troubles(), is_going };
-    let (services, users) = match validate(workspace).ok().filter(|_| round.observed.rival.is_none()) {
+    let (services, users) = match spec {
         Some(spec) => (view.services(spec), view.users(spec)),
         // What there is stays as it is, and so does what was said of it.
         None => (summaries(&former.services), summaries(&former.users)),
@@ -62,7 +72,7 @@ fn status(round: &RoundOf<'_>, attempts: &Attempts<'_>, former: &WorkspaceStatus
         users_ready: Some(users.share()),
         services: services.all,
         users: users.all,
-        inventory: inventory(uid, &round.observed.objects, attempts.applied()),
+        inventory: inventory(uid, &observed.objects, attempts.applied()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use api::workspace::WorkspaceStatus;
 use plan::workspaces::{Data, Digested, ObjectId, ObjectKind, Wish, encoded, workspace};
 use serde_json::{Value, json};
 
@@ -149,6 +150,20 @@ fn w10_while_a_source_cannot_be_read_all_that_was_made_of_it_stays_and_the_rest_
     world.change(|spec| spec["services"]["db"] = json!({ "chart": chart("db") }));
     world.settle();
     assert_eq!(world.names(ObjectKind::HelmRelease), ["db", "web"]);
+}
+
+#[test]
+fn w10_nothing_is_said_of_a_spec_before_its_sources_are_known() {
+    let mut world = World::new(from_source());
+    world.sources.insert("source".to_owned(), (1, data("1")));
+    world.are_sources_readable = false;
+    world.settle();
+    assert_eq!(world.status(), WorkspaceStatus::default(), "not ready, and nothing is wrong with it");
+    assert!(world.has_finalizer());
+    assert_eq!((of_workspace(&world).len(), world.names(ObjectKind::HelmRelease).len()), (0, 0));
+    world.are_sources_readable = true;
+    world.settle();
+    assert!(world.condition("Ready").starts_with("True"));
 }
 
 #[test]
