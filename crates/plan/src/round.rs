@@ -25,13 +25,16 @@ pub struct Plan<A, Q = Never> {
     pub steps: Vec<Step<A, Q>>,
     /// Why the object is not where it should be when neither a step nor waiting helps, the most important first.
     pub blocked: Vec<Blocked>,
+    /// Objects that are blocked by themselves while the rest goes on, the most important first.
+    pub blocked_objects: Vec<BlockedObject>,
     /// When to plan again even if no event arrives; `None` leaves it to events and the resync.
     pub next_look: Option<Duration>,
 }
 
 impl<A, Q> Default for Plan<A, Q> {
     fn default() -> Self {
-        Self { wants: Vec::new(), steps: Vec::new(), blocked: Vec::new(), next_look: None }
+        let (wants, steps) = (Vec::new(), Vec::new());
+        Self { wants, steps, blocked: Vec::new(), blocked_objects: Vec::new(), next_look: None }
     }
 }
 
@@ -178,6 +181,14 @@ pub struct Draw {
 pub struct Blocked {
     pub reason: Reason,
     pub message: String,
+}
+
+/// One of several objects that a plan is about, and why it is as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockedObject {
+    /// In the words of the controller, for example kind and name.
+    pub object: String,
+    pub why: Blocked,
 }
 
 /// What became of one step.

@@ -1,22 +1,24 @@
 //! Workspaces and Users: the objects derived from them, and what to say of them.
 //!
 //! ```text
-//! team::derive(&Workspace, &Surroundings) → the objects that shall be there, or why the spec cannot be had
-//! team::plan(&Workspace, &team::Observed) → Plan<Action>
-//!   … the executor tries every action; one that is refused stops no other …
-//! team::status(&Round, now)               → WorkspaceStatus, whole
+//! workspace::derive(&Workspace, &Surroundings)         → the objects that shall be there, or what is wrong with the spec
+//! workspace::plan(&Workspace, &workspace::Observed, &Inputs) → Plan<Action>
+//!   … runtime executes every step whose needs are done …
+//! workspace::report(&Round, now)                       → WorkspaceStatus, whole, events, and what to remember
 //! ```
 //!
 //! `user` has the same functions for Users. A Workspace writes HelmReleases and Users but nothing of theirs, so that a
-//! broken chart or user never keeps it from the rest.
+//! broken chart or user never keeps it from the rest. The content of Secrets is none of all this: plans name it by
+//! digests, see [`Content`].
 
 mod derived;
 mod ingress;
 mod report;
-pub mod team;
+mod secret;
 pub mod user;
+pub mod workspace;
 
 pub use derived::{
-    Action, Body, Derived, Found, ObjectId, ObjectKind, Objects, Outcome, Wish, fingerprint, is_lacking,
+    Accepted, Action, Body, Derived, Done, Found, ObjectId, ObjectKind, Objects, Wish, fingerprint, is_lacking,
 };
-pub use report::{Round, events};
+pub use secret::{Content, Data, Digested, data_of_config, data_of_password, encoded};

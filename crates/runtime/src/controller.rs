@@ -342,7 +342,8 @@ impl<C: Controller> Running<'_, C> {
                 Ok(progress) => progress,
                 Err(error) => {
                     let progress = error.progress();
-                    if error.stops_peer() {
+                    // Nothing can be made in a namespace that goes: what is left would be refused one by one.
+                    if error.stops_peer() || error.is_namespace_terminating() {
                         self.silent.insert(self.plan.steps[at].peer.clone());
                     }
                     // What stops a peer says more than what stopped one step.
@@ -488,7 +489,11 @@ impl<C: Controller> Running<'_, C> {
         let missing: Vec<_> =
             self.plan.wants.iter().filter(|want| !self.used.contains_key(&want.ask)).map(|want| &want.ask).collect();
         let is_asking = !missing.is_empty() && !self.has_written;
-        if is_asking && self.count_fetches() > MOST_FETCHES {
+        // Each answer brings a round: one that still waits for others does not count.
+        let is_waiting = missing.iter().any(|ask| self.shared.facts.is_fetching(ask));
+        if is_asking && !is_waiting && self.count_fetches() > MOST_FETCHES {
+            // The next change or resync asks again.
+            self.shared.memory().entry(self.key.clone()).or_default().asked = None;
             self.shared.metrics.asked_in_vain(C::NAME);
             tracing::error!(
                 controller = C::NAME,

@@ -126,6 +126,11 @@ impl<Q: Clone + Eq + Hash, F: Clone> FactCache<Q, F> {
         Some(Begun(entry.sequence))
     }
 
+    /// Whether a fetch is under way.
+    pub(crate) fn is_fetching(&self, ask: &Q) -> bool {
+        self.lock().entries.get(ask).is_some_and(|entry| entry.fetch.is_some())
+    }
+
     /// Stores what a fetch gave, unless the fact was spoiled meanwhile. Returns the keys that wait for it.
     pub(crate) fn end(
         &self,
@@ -226,9 +231,11 @@ mod tests {
     async fn one_fetch_serves_all_that_wait() {
         let cache = cache(MOST_BYTES);
         let begun = cache.begin(&"a", &key("one"), Instant::now()).unwrap();
+        assert!(cache.is_fetching(&"a"));
         assert_eq!(cache.begin(&"a", &key("two"), Instant::now()), None);
         let waiting = cache.end(&"a", begun, Ok((7, 4)), Instant::now());
         assert_eq!(waiting, BTreeSet::from([key("one"), key("two")]));
+        assert!(!cache.is_fetching(&"a"));
         assert_eq!(known(&cache, "a"), Some(7));
         tokio::time::advance(MINUTE + Duration::from_secs(1)).await;
         assert_eq!(known(&cache, "a"), None, "too old");

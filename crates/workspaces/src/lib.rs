@@ -1,9 +1,10 @@
-//! Workspaces: per-team environments. Helm releases, which also stand alone, and teams' environments made of them.
+//! Workspaces: per-team environments. Helm releases, which also stand alone, and Workspaces, which are
+//! made of releases and Users.
 
 pub mod helm;
 mod release;
 pub mod rights;
-pub mod teams;
+pub mod workspace;
 
 use std::{ffi::OsString, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -75,14 +76,14 @@ pub fn install(operator: &mut Operator, mut config: Config) -> io::Result<()> {
     let most = helm::largest_memory(config.policy.total_memory, config.operation_memory);
     config.policy.largest_memory = config.policy.largest_memory.min(most);
     let writer = operator.writer(MANAGER);
-    let shared = teams::Shared::new(&writer);
+    let shared = workspace::Shared::new(&writer);
     let queue = operator.queue(config.resync);
     let indexes = Arc::<Indexes>::default();
     let changes = Arc::<release::Changes>::default();
     let runner = start_runner(operator, &config, &queue, &indexes)?;
 
-    let teams = teams::Config { concurrency: config.concurrency, resync: config.resync };
-    let tell = teams::install(operator, &shared, &teams);
+    let settings = workspace::Config { concurrency: config.concurrency, resync: config.resync };
+    let tell = workspace::install(operator, &shared, &settings);
     let (at, told, teams, results) = (indexes.clone(), queue.clone(), tell.release, runner.clone());
     operator.watch(&shared.releases, move |change| {
         release_changed(&at, &told, change);

@@ -35,7 +35,7 @@ pub(crate) use view::{SecretFacts, keep_secret, release_key};
 
 use crate::{
     helm::{Charts, Runner},
-    teams::{ConfigMaps, Releases, Secrets},
+    workspace::{ConfigMaps, Releases, Secrets},
 };
 
 /// The ways back from what changed to the releases that must look.

@@ -7,12 +7,15 @@ use std::time::Duration;
 use api::condition::Reason;
 use api::workspace::{API_VERSION, DIGEST_ANNOTATION, InventoryEntry, LABEL_MANAGED_BY, MANAGED_BY};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::secret::Content;
+use crate::Why;
 use crate::object::{differs, digest};
-use crate::{Plan, Why};
+use crate::round::{BlockedObject, Plan, Step, StepId};
 
-/// Only labelled objects are watched, so nobody tells when a name that a stranger holds becomes free.
+/// Only labelled objects are watched, so no event says when a name that a stranger holds becomes free.
 const TAKEN_LOOK: Duration = Duration::from_secs(30);
 
 /// The kinds that are derived, in the order in which they are applied: what others refer to or rely on comes first.
@@ -31,6 +34,22 @@ pub enum ObjectKind {
     HelmRelease,
     Ingress,
 }
+
+/// In the order of the declaration.
+const KINDS: [ObjectKind; 12] = [
+    ObjectKind::ConfigMap,
+    ObjectKind::Secret,
+    ObjectKind::NetworkPolicy,
+    ObjectKind::ServiceAccount,
+    ObjectKind::Role,
+    ObjectKind::RoleBinding,
+    ObjectKind::Service,
+    ObjectKind::PersistentVolumeClaim,
+    ObjectKind::StatefulSet,
+    ObjectKind::User,
+    ObjectKind::HelmRelease,
+    ObjectKind::Ingress,
+];
 
 impl ObjectKind {
     pub const fn as_str(self) -> &'static str {
@@ -88,8 +107,9 @@ impl ObjectKind {
     }
 }
 
-/// One object in the namespace of its owner.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// One object in the namespace of its owner. Written as its kind and name, so that it can be the key of a JSON map.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct ObjectId {
     pub kind: ObjectKind,
     pub name: String,
@@ -107,8 +127,26 @@ impl fmt::Display for ObjectId {
     }
 }
 
-/// A whole object. It may hold secrets and values, so it is never shown.
-#[derive(Clone, PartialEq)]
+impl From<ObjectId> for String {
+    fn from(id: ObjectId) -> Self {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for ObjectId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let found = text.split_once(' ').and_then(|(kind, name)| {
+            let kind = KINDS.into_iter().find(|known| known.as_str() == kind)?;
+            Some(Self::new(kind, name))
+        });
+        found.ok_or_else(|| format!("{text} is not the kind and name of a derived object"))
+    }
+}
+
+/// An object without the content of Secrets. It may hold a user's values, so it is never shown.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Body(pub Value);
 
 impl fmt::Debug for Body {
@@ -122,6 +160,8 @@ impl fmt::Debug for Body {
 pub struct Derived {
     pub id: ObjectId,
     pub wish: Wish,
+    /// Of a Secret that is to be applied: what the body does not say.
+    pub content: Option<Content>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -130,12 +170,23 @@ pub enum Wish {
     Apply(Body),
     /// It shall stay as it is.
     Keep,
-    /// What it shall be is not known at the moment; if it is there, it stays as it is.
-    Hold(Why),
+    /// What it shall be is not known at the moment; if it is there, it stays as it is. Without a reason it is being
+    /// found out.
+    Hold(Option<Why>),
+}
+
+impl Derived {
+    pub(super) fn hold(kind: ObjectKind, name: &str, why: Option<Why>) -> Self {
+        Self { id: ObjectId::new(kind, name), wish: Wish::Hold(why), content: None }
+    }
+
+    pub(super) fn keep(kind: ObjectKind, name: &str) -> Self {
+        Self { id: ObjectId::new(kind, name), wish: Wish::Keep, content: None }
+    }
 }
 
 /// An object that is there.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Found {
     pub uid: String,
     pub resource_version: String,
@@ -147,7 +198,7 @@ pub struct Found {
     pub content: Body,
     pub status: Value,
     /// What [`fingerprint`] gave for the server's answer to our last apply. What still differs in it will not be
-    /// mended by another: a webhook or another field manager wants it so.
+    /// repaired by another: a webhook or another field manager wants it so.
     pub accepted: Option<String>,
 }
 
@@ -194,32 +245,26 @@ pub fn fingerprint(content: &Value) -> String {
 /// One effect on the cluster. Idempotent; carries the uid and version it was decided on wherever something is there.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Store this list as the owner's `metadata.finalizers` (it holds ours), provided nobody changed it meanwhile.
+    /// Store this list as the owner's `metadata.finalizers` (it holds ours), provided it has not changed meanwhile.
     AddFinalizer { finalizers: Vec<String> },
-    /// Server-side apply. Without uid and version in the body it creates, and fails should the name exist.
-    Apply { id: ObjectId, body: Body },
+    /// Server-side apply. Without uid and version in the body it creates, and fails should the name exist. The executor
+    /// adds the content of a Secret.
+    Apply { id: ObjectId, body: Body, content: Option<Content> },
     /// Change some fields of an object that is no longer derived and stays for the time being, provided it still is
     /// this one in this version.
     Patch { id: ObjectId, uid: String, resource_version: String, patch: Body },
     /// Delete the object, provided it still is this one in this version.
     Delete { id: ObjectId, uid: String, resource_version: String },
-    /// Store this list as the owner's `metadata.finalizers` (ours taken out), provided nobody changed it meanwhile.
+    /// Store this list as the owner's `metadata.finalizers` (ours taken out), provided it has not changed meanwhile.
     ReleaseFinalizer { finalizers: Vec<String> },
 }
 
-/// What came of one action. A round has one outcome for each action it tried; a refused object stops no other.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Done,
-    /// The API server refuses the object as it is: quota, admission, validation, a missing right.
-    Rejected {
-        message: String,
-    },
-    /// The namespace is going away; nothing can be created there.
-    NamespaceTerminating,
-    /// Anything that may pass: conflict, time-out, server error. The round is tried again.
-    Failed,
-}
+/// What an action gives back: the [`fingerprint`] of what the server made of an apply that did not give what was asked
+/// for.
+pub type Done = Option<String>;
+
+/// What the server made of applies that did not give what was asked for; see [`Found::accepted`].
+pub type Accepted = BTreeMap<ObjectId, String>;
 
 /// Whose objects they are.
 #[derive(Clone, Debug)]
@@ -245,6 +290,28 @@ impl Owner {
 
     /// The object with these fields; `fields` may bring labels and annotations of its own.
     pub(super) fn derive(&self, kind: ObjectKind, name: impl Into<String>, fields: Value) -> Derived {
+        self.derive_with(kind, name, fields, None, &Value::Null)
+    }
+
+    /// A Secret. `digest` names its content, where that is known.
+    pub(super) fn derive_secret(
+        &self,
+        name: impl Into<String>,
+        fields: Value,
+        content: Content,
+        digest: Option<&str>,
+    ) -> Derived {
+        self.derive_with(ObjectKind::Secret, name, fields, Some(content), &json!(digest))
+    }
+
+    fn derive_with(
+        &self,
+        kind: ObjectKind,
+        name: impl Into<String>,
+        fields: Value,
+        content: Option<Content>,
+        content_digest: &Value,
+    ) -> Derived {
         let id = ObjectId::new(kind, name);
         let Value::Object(mut body) = fields else { unreachable!("fields are an object") };
         body.insert("apiVersion".to_owned(), json!(kind.api_version()));
@@ -258,9 +325,12 @@ impl Owner {
         for (label, value) in self.labels() {
             metadata["labels"][label] = json!(value);
         }
-        let name = digest(&Value::Object(body.clone()));
-        body["metadata"]["annotations"][DIGEST_ANNOTATION] = json!(name);
-        Derived { id, wish: Wish::Apply(Body(Value::Object(body))) }
+        let mut whole = Value::Object(body.clone());
+        if !content_digest.is_null() {
+            whole["data"] = content_digest.clone();
+        }
+        body["metadata"]["annotations"][DIGEST_ANNOTATION] = json!(digest(&whole));
+        Derived { id, wish: Wish::Apply(Body(Value::Object(body))), content }
     }
 
     pub(super) fn labels(&self) -> Map<String, Value> {
@@ -269,61 +339,80 @@ impl Owner {
     }
 }
 
-/// What stands in the way of one object, or of all.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Trouble {
-    pub id: Option<ObjectId>,
-    pub why: Why,
-}
-
-impl Trouble {
-    pub(super) fn whole(why: Why) -> Self {
-        Self { id: None, why }
-    }
-
-    pub(super) fn of(id: &ObjectId, reason: Reason, message: impl Into<String>) -> Self {
-        Self { id: Some(id.clone()), why: Why { reason, message: message.into() } }
-    }
-}
-
-/// Wanted objects that strangers hold the names of, and those of which it is not known what they shall be.
-pub(super) fn troubles(owner_uid: &str, wanted: &[Derived], objects: &Objects) -> Vec<Trouble> {
-    let trouble = |Derived { id, wish }: &Derived| match (wish, objects.get(id)) {
-        (Wish::Hold(why), _) => Some(Trouble { id: Some(id.clone()), why: why.clone() }),
-        (Wish::Apply(_), Some(found)) if !found.is_of(owner_uid) => {
-            let message = format!("{id} exists and belongs to someone else; rename or delete it");
-            Some(Trouble::of(id, Reason::ObjectTaken, message))
+/// Adds what is in the way of wanted objects: strangers that hold their names, and what they shall be if that cannot be
+/// known.
+pub(super) fn block<Q>(plan: &mut Plan<Action, Q>, owner_uid: &str, wanted: &[Derived], objects: &Objects) {
+    for Derived { id, wish, .. } in wanted {
+        match (wish, objects.get(id)) {
+            (Wish::Hold(Some(why)), _) => block_object(plan, id, why.clone()),
+            (Wish::Apply(_), Some(found)) if !found.is_of(owner_uid) => {
+                let message = format!("{id} exists and belongs to someone else; rename or delete it");
+                block_object(plan, id, Why { reason: Reason::ObjectTaken, message });
+            }
+            _ => {}
         }
-        _ => None,
-    };
-    wanted.iter().filter_map(trouble).collect()
+    }
 }
 
-/// Applies what is wanted and not so, but for what relies on something that a stranger holds the name of.
-pub(super) fn converge(plan: &mut Plan<Action>, owner_uid: &str, wanted: &[Derived], objects: &Objects) {
+/// Keeps the most important first.
+pub(super) fn block_object<Q>(plan: &mut Plan<Action, Q>, id: &ObjectId, why: Why) {
+    plan.blocked_objects.push(BlockedObject { object: id.to_string(), why });
+    plan.blocked_objects.sort_by_key(|blocked| blocked.why.reason);
+}
+
+/// Applies what is wanted and not so, after `first`, but for what relies on something that a stranger holds the name of.
+pub(super) fn converge<Q>(
+    plan: &mut Plan<Action, Q>,
+    owner_uid: &str,
+    wanted: &[Derived],
+    objects: &Objects,
+    first: Option<StepId>,
+) {
     let mut wanted: Vec<_> = wanted.iter().collect();
     wanted.sort_by_key(|derived| derived.id.kind);
     let is_taken = |id: &ObjectId| objects.get(id).is_some_and(|found| !found.is_of(owner_uid));
     let taken: Vec<_> = wanted.iter().map(|derived| &derived.id).filter(|id| is_taken(id)).map(|id| id.kind).collect();
-    for Derived { id, wish } in wanted {
+    let mut made = Vec::new();
+    for Derived { id, wish, content } in wanted {
         let Wish::Apply(body) = wish else { continue };
         if id.kind.relies_on().iter().any(|kind| taken.contains(kind)) {
             continue;
         }
-        match objects.get(id) {
-            None => plan.actions.push(Action::Apply { id: id.clone(), body: body.clone() }),
-            Some(found) if !found.is_of(owner_uid) => plan.look_within(TAKEN_LOOK),
-            // Once it is gone, its event brings another round.
-            Some(found) if found.is_going => {}
-            Some(found) if found.is_to_apply(id, &body.0) => {
+        let body = match objects.get(id) {
+            None => body.clone(),
+            Some(found) if !found.is_of(owner_uid) => {
+                plan.look_within(TAKEN_LOOK);
+                continue;
+            }
+            Some(found) if !found.is_going && found.is_to_apply(id, &body.0) => {
                 let mut body = body.clone();
                 body.0["metadata"]["uid"] = json!(found.uid);
                 body.0["metadata"]["resourceVersion"] = json!(found.resource_version);
-                plan.actions.push(Action::Apply { id: id.clone(), body });
+                body
             }
-            Some(_) => {}
+            // As it should be; or, once it is gone, its event brings another round.
+            Some(_) => continue,
+        };
+        let needs: Vec<_> = needs(id, &body, &made).chain(first).collect();
+        let action = Action::Apply { id: id.clone(), body, content: content.clone() };
+        let step = plan.push_step(Step::new(action).needs(needs));
+        // What is ours already can be relied on, whatever becomes of its repair.
+        if !objects.contains_key(id) {
+            made.push((id, step));
         }
     }
+}
+
+/// What must be made before this one is applied: what it relies on, and the configs that it refers to.
+fn needs<'a>(id: &'a ObjectId, body: &Body, made: &'a [(&ObjectId, StepId)]) -> impl Iterator<Item = StepId> + use<'a> {
+    let has_configs = made.iter().any(|(other, _)| other.kind.is_config());
+    // Names with a hash in them are not found by accident, so the text alone decides.
+    let text = if has_configs { body.0.to_string() } else { String::new() };
+    let is_needed = move |other: &ObjectId| {
+        let is_referred_to = other.kind.is_config() && text.contains(&other.name);
+        is_referred_to || id.kind.relies_on().contains(&other.kind)
+    };
+    made.iter().filter(move |(other, _)| is_needed(other)).map(|(_, step)| *step)
 }
 
 /// Ours, and not wanted any more.
@@ -359,21 +448,15 @@ pub(super) fn release_finalizer(metadata: &ObjectMeta, finalizer: &str) -> Optio
 }
 
 /// What is ours at the end of a round.
-pub(super) fn inventory(
+pub(super) fn inventory<'a>(
     owner_uid: &str,
-    objects: &Objects,
-    plan: &Plan<Action>,
-    outcomes: &[Outcome],
+    objects: &'a Objects,
+    applied: impl Iterator<Item = &'a ObjectId>,
 ) -> Vec<InventoryEntry> {
-    let mut present: BTreeSet<_> =
-        objects.iter().filter(|(_, found)| found.is_of(owner_uid)).map(|(id, _)| id.clone()).collect();
-    for (action, outcome) in plan.actions.iter().zip(outcomes) {
-        // What was deleted may take its time to go; the next round sees.
-        if let (Action::Apply { id, .. }, Outcome::Done) = (action, outcome) {
-            present.insert(id.clone());
-        }
-    }
-    present.into_iter().map(entry).collect()
+    let ours = objects.iter().filter(|(_, found)| found.is_of(owner_uid)).map(|(id, _)| id);
+    // What was deleted may take its time to go; the next round sees.
+    let present: BTreeSet<_> = ours.chain(applied).collect();
+    present.into_iter().cloned().map(entry).collect()
 }
 
 fn entry(id: ObjectId) -> InventoryEntry {

@@ -5,43 +5,129 @@ use std::collections::BTreeSet;
 use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use jiff::Timestamp;
 
-use super::derived::{Action, ObjectId, ObjectKind, Outcome, Trouble};
+use super::derived::{Accepted, Action, Done, ObjectId, ObjectKind, Objects};
+use crate::Why;
 use crate::event::{Event, EventKind};
-use crate::{Plan, Why};
+use crate::round::{Plan, Progress, Refusal, Report, Round};
 
-/// One round after its actions: everything that a status is computed from.
-#[derive(Clone, Copy, Debug)]
-pub struct Round<'a, K, O> {
-    pub object: &'a K,
-    pub observed: &'a O,
-    pub plan: &'a Plan<Action>,
-    pub outcomes: &'a [Outcome],
+/// What stands in the way of one object, or of all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Trouble {
+    pub id: Option<ObjectId>,
+    pub why: Why,
 }
 
-impl<K, O> Round<'_, K, O> {
-    /// Whether there is nobody left to tell: the namespace goes, or the object just went.
+/// The actions of a round with what became of them, and what was in the way when it was planned.
+pub(super) struct Attempts<'a> {
+    all: Vec<(&'a Action, &'a Progress<Done>)>,
+    blocked: Vec<Trouble>,
+}
+
+impl<'a> Attempts<'a> {
+    pub(super) fn new<K, O, N, Q, F>(round: &Round<'a, K, O, Action, Done, N, Q, F>) -> Self {
+        Self { all: round.attempts().collect(), blocked: blocked(round.plan) }
+    }
+
+    /// Whether there is nothing left to report to: the namespace is being deleted, or the object is gone.
     pub(super) fn is_mute(&self) -> bool {
-        let is_release = |action: &Action| matches!(action, Action::ReleaseFinalizer { .. });
-        self.outcomes.contains(&Outcome::NamespaceTerminating)
-            || self.plan.actions.iter().zip(self.outcomes).any(|(a, o)| is_release(a) && *o == Outcome::Done)
+        self.all.iter().any(|(action, progress)| match progress {
+            Progress::Refused(Refusal::NamespaceTerminating) => true,
+            Progress::Done(_) => matches!(action, Action::ReleaseFinalizer { .. }),
+            _ => false,
+        })
     }
 
     /// Objects that this round set out to change: nothing that is known of them is about their new form.
-    pub(super) fn changed(&self) -> BTreeSet<&ObjectId> {
-        let actions = self.plan.actions.iter();
-        actions.filter_map(|action| if let Action::Apply { id, .. } = action { Some(id) } else { None }).collect()
+    pub(super) fn changed(&self) -> BTreeSet<&'a ObjectId> {
+        self.all.iter().filter_map(|(action, _)| applied_id(action)).collect()
     }
 
-    /// What the API server refused.
-    pub(super) fn rejections(&self) -> impl Iterator<Item = Trouble> {
-        let attempts = self.plan.actions.iter().zip(self.outcomes);
-        attempts.filter_map(|(action, outcome)| match (action, outcome) {
-            (Action::Apply { id, .. }, Outcome::Rejected { message }) => {
-                Some(Trouble::of(id, Reason::ObjectRejected, format!("{id} was refused: {message}")))
+    /// Objects that were applied.
+    pub(super) fn applied(&self) -> impl Iterator<Item = &'a ObjectId> {
+        self.done().filter_map(|(action, _)| applied_id(action))
+    }
+
+    /// Everything that is in the way, the most important first: known when it was planned, or refused by the API server.
+    pub(super) fn troubles(&self) -> Vec<Trouble> {
+        let refused = self.all.iter().filter_map(|(action, progress)| {
+            let id = applied_id(action)?;
+            let why = match progress {
+                Progress::Refused(Refusal::Rejected(message)) => {
+                    Why { reason: Reason::ObjectRejected, message: format!("{id} was refused: {message}") }
+                }
+                Progress::Refused(Refusal::Because(why)) => why.clone(),
+                _ => return None,
+            };
+            Some(Trouble { id: Some(id.clone()), why })
+        });
+        let mut troubles: Vec<_> = self.blocked.iter().cloned().chain(refused).collect();
+        troubles.sort_by_key(|trouble| trouble.why.reason);
+        troubles
+    }
+
+    /// What the server made of applies, to be remembered for objects that are still there.
+    pub(super) fn accepted(&self, objects: &Objects) -> Accepted {
+        let of_object = |(id, found): (&ObjectId, &super::Found)| Some((id.clone(), found.accepted.clone()?));
+        let mut accepted: Accepted = objects.iter().filter_map(of_object).collect();
+        for (action, done) in self.done() {
+            match (action, done) {
+                (Action::Apply { id, .. }, Some(fingerprint)) => drop(accepted.insert(id.clone(), fingerprint.clone())),
+                (Action::Apply { id, .. } | Action::Delete { id, .. }, _) => drop(accepted.remove(id)),
+                _ => {}
             }
+        }
+        accepted
+    }
+
+    fn done(&self) -> impl Iterator<Item = (&'a Action, &'a Done)> {
+        self.all.iter().filter_map(|(action, progress)| match progress {
+            Progress::Done(done) => Some((*action, done)),
             _ => None,
         })
     }
+
+    fn removals(&self) -> Vec<Event> {
+        let removal = |(action, _): (&Action, &Done)| match action {
+            Action::Delete { id, .. } if matches!(id.kind, ObjectKind::HelmRelease | ObjectKind::User) => {
+                let note = format!("Removed {id}");
+                Some(Event { kind: EventKind::Normal, reason: "Removed", action: "Delete", note })
+            }
+            _ => None,
+        };
+        self.done().filter_map(removal).collect()
+    }
+
+    /// The report of a status, with `conditions` before and after it.
+    pub(super) fn report<S, N>(
+        &self,
+        status: S,
+        conditions: [&[Condition]; 2],
+        phase: Option<impl std::fmt::Debug>,
+        note: N,
+    ) -> Report<S, N> {
+        Report {
+            done: self.removals(),
+            transitions: transition(conditions[0], conditions[1]).into_iter().collect(),
+            status,
+            fallback: None,
+            discriminator: String::new(),
+            phase: phase.map_or_else(String::new, |phase| format!("{phase:?}")),
+            note,
+        }
+    }
+}
+
+fn applied_id(action: &Action) -> Option<&ObjectId> {
+    if let Action::Apply { id, .. } = action { Some(id) } else { None }
+}
+
+fn blocked<Q>(plan: &Plan<Action, Q>) -> Vec<Trouble> {
+    let whole = plan.blocked.iter().map(|why| Trouble { id: None, why: why.clone() });
+    let single = plan
+        .blocked_objects
+        .iter()
+        .map(|blocked| Trouble { id: ObjectId::try_from(blocked.object.clone()).ok(), why: blocked.why.clone() });
+    whole.chain(single).collect()
 }
 
 /// How the conditions of one object are made.
@@ -85,27 +171,17 @@ fn shortened(mut message: String) -> String {
     message
 }
 
-/// What to tell, once, when something changes: what was removed, trouble that is new, readiness gained or lost.
-/// `before` and `after` are the stored and the new conditions. The way to a first readiness is not told.
-pub fn events(before: &[Condition], after: &[Condition], plan: &Plan<Action>, outcomes: &[Outcome]) -> Vec<Event> {
-    let done = plan.actions.iter().zip(outcomes).filter(|(_, outcome)| **outcome == Outcome::Done);
-    let removal = |(action, _): (&Action, &Outcome)| match action {
-        Action::Delete { id, .. } if matches!(id.kind, ObjectKind::HelmRelease | ObjectKind::User) => {
-            Some(Event { kind: EventKind::Normal, reason: "Removed", action: "Delete", note: format!("Removed {id}") })
-        }
-        _ => None,
-    };
-    let mut events: Vec<_> = done.filter_map(removal).collect();
+/// What to record, once, when something changes: trouble that is new, readiness gained or lost. `before` and `after` are
+/// the stored and the new conditions. The way to a first readiness is not recorded.
+fn transition(before: &[Condition], after: &[Condition]) -> Option<Event> {
     let ready = |conditions: &[Condition]| conditions.iter().find(|c| c.kind == ConditionType::Ready).cloned();
-    let (before, after) = (ready(before), ready(after));
-    let Some(after) = after else { return events };
+    let (before, after) = (ready(before), ready(after)?);
     let is_same = before.as_ref().is_some_and(|before| before.status == after.status && before.reason == after.reason);
     let is_ready = after.status == ConditionStatus::True;
     let was_ready = before.is_some_and(|before| before.status == ConditionStatus::True);
     let is_normal = is_ready || after.reason.is_progress();
-    if !is_same && (is_ready || was_ready || !is_normal) {
+    (!is_same && (is_ready || was_ready || !is_normal)).then(|| {
         let kind = if is_ready || after.reason == Reason::Terminating { EventKind::Normal } else { EventKind::Warning };
-        events.push(Event { kind, reason: after.reason.as_str(), action: "Observe", note: after.message });
-    }
-    events
+        Event { kind, reason: after.reason.as_str(), action: "Observe", note: after.message }
+    })
 }

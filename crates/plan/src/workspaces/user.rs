@@ -8,4 +8,4 @@ mod report;
 pub use build::{DEFAULT_IMAGE, claim_name, derive, exposure_host, object_name, pod_name, slug_of_pod};
 pub use decide::{Observed, is_listed, plan};
 pub use pod::PodFacts;
-pub use report::status;
+pub use report::{RoundOf, report};

@@ -9,7 +9,7 @@ use prometheus_client::{
     metrics::{MetricType, gauge::ConstGauge},
 };
 
-use crate::teams::Releases;
+use crate::workspace::Releases;
 
 /// Counted when asked for.
 pub(crate) struct ReleaseMetrics(pub Arc<Releases>);

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     helm::{self, ChartRef, Charts, Class, Contents, Deploy, Failure, Found, Private, Unread, archive},
-    teams::Releases,
+    workspace::Releases,
 };
 
 /// All CRDs of a chart together; what a cluster stores of one is at most a megabyte.

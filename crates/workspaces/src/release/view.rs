@@ -5,7 +5,7 @@ use k8s_openapi::{api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::Obje
 use plan::releases::{Stored, StoredStatus};
 use runtime::{Key, Metadata};
 
-use crate::teams::kept;
+use crate::workspace::projection;
 
 /// A Secret as far as its metadata tell of it.
 #[derive(Clone, Debug)]
@@ -13,12 +13,15 @@ pub struct SecretFacts {
     /// The release whose revision Helm keeps in it, if it is one of Helm's.
     pub revision: Option<Box<(String, Stored)>>,
     /// For those who derive Secrets.
-    pub stored: kept::Stored,
+    pub stored: projection::Stored,
 }
 
 #[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
 pub fn keep_secret(view: Metadata<Secret>) -> Option<SecretFacts> {
-    Some(SecretFacts { revision: revision(&view.metadata).map(Box::new), stored: kept::Stored::of_metadata(view) })
+    Some(SecretFacts {
+        revision: revision(&view.metadata).map(Box::new),
+        stored: projection::Stored::of_metadata(view),
+    })
 }
 
 /// What Helm's labels on a storage Secret say.

@@ -1,5 +1,5 @@
 //! The workspaces layer on real parts: the helm runner (with a fake helm for load and misbehaviour alone), HelmReleases
-//! by an operator that has the rights which the chart gives it, and teams.
+//! by an operator that has the rights which the chart gives it, Workspaces and Users.
 #![expect(clippy::unwrap_used, reason = "all of this is tests; clippy takes only the marked functions for such")]
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
@@ -8,7 +8,7 @@ mod harness;
 mod lifetime;
 mod release;
 mod source;
-mod teams;
+mod workspace;
 
 mod canary;
 // One reader of captured logs for both layers' tests.

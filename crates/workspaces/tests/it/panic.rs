@@ -10,7 +10,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::{
-    teams,
+    workspace,
     world::{Running, Vacant},
 };
 
@@ -51,7 +51,7 @@ async fn w15_a_panic_in_a_round_of_each_kind_ends_that_round_alone() -> Result<(
     };
     let panics = |kind: &str| operator.metric("controller_runtime_reconcile_panics_total", &[kind]);
     for (space, name) in [(&shaken, "shaky"), (&calm, "calm")] {
-        let space = teams::Space { client: space.client.clone(), namespace: space.namespace.clone() };
+        let space = workspace::Space { client: space.client.clone(), namespace: space.namespace.clone() };
         space.ready_workspace(name, spec(name)).await?;
     }
     assert_eq!(["workspace", "user", "helmrelease"].map(|kind| format!("{}", panics(kind))), ["1"; 3]);

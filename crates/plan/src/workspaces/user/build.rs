@@ -6,14 +6,14 @@ use api::condition::Reason;
 use api::workspace::{
     Access, CodeServer, Exposure, LABEL_USER, LABEL_USER_UID, LABEL_WORKSPACE, User, UserSpec, ValuesKind, ValuesSource,
 };
-use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
 use crate::Why;
 use crate::object::differs;
-use crate::workspaces::derived::{Derived, Found, ObjectId, ObjectKind, Objects, Owner, Wish};
+use crate::workspaces::derived::{Derived, Found, ObjectId, ObjectKind, Objects, Owner};
 use crate::workspaces::ingress::{Backend, authentication_remedy, host_limit, ingress};
-use crate::workspaces::team::hash_name;
+use crate::workspaces::secret::{Content, PASSWORD};
+use crate::workspaces::workspace::hash_name;
 
 /// Stated whole, so that the same spec gives the same pod next year.
 pub const DEFAULT_IMAGE: &str = "codercom/code-server:4.96.4";
@@ -26,8 +26,8 @@ const CODER: i64 = 1000;
 /// Any new value makes a new pod.
 const RESTARTED_AT_ANNOTATION: &str = "workspaces.strata.dev/restarted-at";
 const NAME: &str = "code-server";
-/// Key of the password in its Secret.
-const PASSWORD: &str = "password";
+/// The variable that the image takes its password from.
+const PASSWORD_VARIABLE: &str = "PASSWORD";
 
 /// The name of all objects of a code-server but the Secret.
 pub fn object_name(slug: &str) -> String {
@@ -62,27 +62,26 @@ pub(super) fn owner(user: &User) -> Owner {
     Owner::new(User::KIND, &user.metadata, labels)
 }
 
-/// Everything that shall be there, or why the spec cannot be had. `objects` are those that the User owns: its password
-/// is kept, and so is the form in which its volume was made. `new_password` is used where there is none.
-pub fn derive(user: &User, objects: &Objects, new_password: impl FnOnce() -> String) -> Result<Vec<Derived>, Why> {
+/// Everything that shall be there, or what is wrong with the spec. Of `objects` those count that the User owns: its
+/// password stays, and so does the form in which its volume was made.
+pub fn derive(user: &User, objects: &Objects) -> Result<Vec<Derived>, Why> {
     let Some(spec) = &user.spec else {
         return Err(invalid("spec cannot be read; write it as `kubectl explain user.spec` shows"));
     };
     check_hosts(spec)?;
     let owner = owner(user);
-    let kept = password(objects);
+    let present = password(&owner.uid, objects);
     if !spec.has_code_server() {
-        let keep = |name: &str| Derived { id: ObjectId::new(ObjectKind::Secret, name), wish: Wish::Keep };
-        return Ok(kept.map(keep).into_iter().collect());
+        return Ok(present.map(|name| Derived::keep(ObjectKind::Secret, name)).into_iter().collect());
     }
     let default = CodeServer::default();
     let settings = spec.code_server.as_ref().unwrap_or(&default);
     let name = object_name(&spec.slug);
-    let secret = match kept {
-        Some(kept) => Derived { id: ObjectId::new(ObjectKind::Secret, kept), wish: Wish::Keep },
-        None => password_secret(&owner, &name, new_password()),
+    let live = objects.get(&ObjectId::new(ObjectKind::StatefulSet, name.as_str())).filter(|set| set.is_of(&owner.uid));
+    let secret = match present {
+        Some(name) => Derived::keep(ObjectKind::Secret, name),
+        None => password_secret(&owner, &name, live),
     };
-    let live = objects.get(&ObjectId::new(ObjectKind::StatefulSet, name.as_str()));
     let mut derived = vec![
         owner.derive(ObjectKind::ServiceAccount, name.as_str(), json!({})),
         role(&owner, &name, &spec.slug),
@@ -114,22 +113,26 @@ fn check_hosts(spec: &UserSpec) -> Result<(), Why> {
 }
 
 /// The Secret that the pod reads its password from, or, before there is a pod, the first one.
-fn password(objects: &Objects) -> Option<&str> {
-    let is_used = |name: &&str| {
-        let sets = objects.iter().filter(|(id, _)| id.kind == ObjectKind::StatefulSet);
-        sets.map(|(_, set)| set).any(|set| set.content.0.to_string().contains(*name))
-    };
-    let secrets = || {
-        let present = objects.iter().filter(|(id, found)| id.kind == ObjectKind::Secret && !found.is_going);
-        present.map(|(id, _)| id.name.as_str())
-    };
+fn password<'a>(uid: &str, objects: &'a Objects) -> Option<&'a str> {
+    let of_kind = |kind: ObjectKind| objects.iter().filter(move |(id, found)| id.kind == kind && found.is_of(uid));
+    let is_used = |name: &&str| of_kind(ObjectKind::StatefulSet).any(|(_, set)| password_of(set) == Some(*name));
+    let secrets = || of_kind(ObjectKind::Secret).filter(|(_, found)| !found.is_going).map(|(id, _)| id.name.as_str());
     secrets().find(is_used).or_else(|| secrets().next())
 }
 
-fn password_secret(owner: &Owner, name: &str, password: String) -> Derived {
-    let data = json!({ PASSWORD: ByteString(password.into_bytes()) });
-    let name = hash_name(&format!("{name}-{PASSWORD}"), &data);
-    owner.derive(ObjectKind::Secret, name, json!({ "immutable": true, "data": data }))
+/// The name of the Secret that a StatefulSet takes the password from.
+fn password_of(set: &Found) -> Option<&str> {
+    let containers = set.content.0.pointer("/spec/template/spec/containers")?.as_array()?;
+    let mut variables = containers.iter().filter_map(|container| container["env"].as_array()).flatten();
+    variables.find(|variable| variable["name"] == PASSWORD_VARIABLE)?["valueFrom"]["secretKeyRef"]["name"].as_str()
+}
+
+/// A Secret for a new password. Its name is another than that of a Secret which is lost: pods read a password only when
+/// they start, so the StatefulSet must change with it.
+fn password_secret(owner: &Owner, name: &str, live: Option<&Found>) -> Derived {
+    let lost = live.and_then(password_of);
+    let name = hash_name(&format!("{name}-{PASSWORD}"), &json!({ "owner": owner.uid, "lost": lost }));
+    owner.derive_secret(name, json!({ "immutable": true }), Content::NewPassword, None)
 }
 
 /// A person may look at the pod that is theirs, and at no other.
@@ -189,7 +192,7 @@ fn stateful_set(owner: &Owner, spec: &UserSpec, settings: &CodeServer, secret: &
     let set = json!({
         "replicas": i32::from(spec.stopped != Some(true)),
         "serviceName": name,
-        // With the other policy a pod that never became ready would keep a mended one from taking its place.
+        // With the other policy a pod that never became ready would keep a repaired one from taking its place.
         "podManagementPolicy": "Parallel",
         "selector": { "matchLabels": selector(&spec.slug) },
         // The volume goes only with the User, if at all.
@@ -215,7 +218,8 @@ fn container(settings: &CodeServer, secret: &str) -> Value {
         let from = if source.kind == ValuesKind::Secret { "secretKeyRef" } else { "configMapKeyRef" };
         Some(json!({ "name": key, "valueFrom": { from: reference } }))
     });
-    let password = json!({ "name": "PASSWORD", "valueFrom": { "secretKeyRef": { "name": secret, "key": PASSWORD } } });
+    let password =
+        json!({ "name": PASSWORD_VARIABLE, "valueFrom": { "secretKeyRef": { "name": secret, "key": PASSWORD } } });
     let own = settings.env.iter().map(|variable| json!(variable));
     let containers = ports(settings).into_iter();
     let mut container = json!({

@@ -2,22 +2,22 @@
 
 use api::workspace::{CodeServer, FINALIZER, LABEL_USER_UID, Retention, User, UserSpec, Workspace};
 
+use serde::{Deserialize, Serialize};
+
 use super::PodFacts;
-use super::build::{claim_name, object_name};
+use super::build::{claim_name, derive, object_name};
+use crate::round::{Plan, Step, StepId};
 use crate::workspaces::derived::{
-    Action, Derived, Found, ObjectId, ObjectKind, Objects, Trouble, add_finalizer, converge, delete, release_finalizer,
-    surplus, troubles,
+    Action, Derived, Found, ObjectId, ObjectKind, Objects, add_finalizer, block, converge, delete, release_finalizer,
+    surplus,
 };
-use crate::{Plan, Why};
 
 /// What is known about one User's surroundings.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
     pub is_namespace_terminating: bool,
     /// What [`is_listed`] gave.
     pub is_listed: bool,
-    /// What [`super::derive`] gave.
-    pub derived: Result<Vec<Derived>, Why>,
     /// Everything that the User owns, whatever has a name of something derived, and of the slug's names the
     /// StatefulSet and the claim of the home directory.
     pub objects: Objects,
@@ -30,49 +30,41 @@ pub fn is_listed(user: &User, workspace: Option<&Workspace>) -> bool {
     let (Some(workspace), Some(spec)) = (workspace, &user.spec) else { return false };
     let mut owners = user.metadata.owner_references.iter().flatten().filter(|owner| owner.controller == Some(true));
     let is_owner = owners.any(|owner| Some(&owner.uid) == workspace.metadata.uid.as_ref());
-    let lists = workspace.spec.as_ref().is_none_or(|team| team.users.iter().any(|listed| listed.slug == spec.slug));
+    let lists = workspace.spec.as_ref().is_none_or(|owner| owner.users.iter().any(|listed| listed.slug == spec.slug));
     is_owner && lists && workspace.metadata.deletion_timestamp.is_none()
 }
 
-/// The next actions for one User.
+/// The next actions for one User, and all that is in the way.
 pub fn plan(user: &User, observed: &Observed) -> Plan<Action> {
-    assess(user, observed).0
-}
-
-/// The next actions, and all that is in the way.
-pub(super) fn assess(user: &User, observed: &Observed) -> (Plan<Action>, Vec<Trouble>) {
     let mut plan = Plan::default();
     let uid = user.metadata.uid.as_deref().unwrap_or_default();
-    let mut found = Vec::new();
     if user.metadata.deletion_timestamp.is_some() {
         clean_up(&mut plan, user, uid, observed);
     } else if observed.is_namespace_terminating {
         // Nothing is made where everything goes.
     } else {
-        match &observed.derived {
+        match derive(user, &observed.objects) {
             Ok(derived) => {
-                if is_volume_to_go(user.spec.as_ref()) {
-                    plan.actions.extend(add_finalizer(&user.metadata, FINALIZER));
-                }
-                converge(&mut plan, uid, derived, &observed.objects);
-                found.extend(troubles(uid, derived, &observed.objects));
-                prune(&mut plan, uid, derived, &observed.objects);
+                let finalizer =
+                    add_finalizer(&user.metadata, FINALIZER).filter(|_| is_volume_to_go(user.spec.as_ref()));
+                let first = finalizer.map(|action| plan.push(action));
+                converge(&mut plan, uid, &derived, &observed.objects, first);
+                block(&mut plan, uid, &derived, &observed.objects);
+                prune(&mut plan, uid, &derived, &observed.objects, first);
             }
-            Err(why) => found.push(Trouble::whole(why.clone())),
+            Err(why) => plan.blocked.push(why),
         }
     }
-    found.sort_by_key(|trouble| trouble.why.reason);
-    plan.blocked = found.first().map(|trouble| trouble.why.clone());
-    (plan, found)
+    plan
 }
 
-fn prune(plan: &mut Plan<Action>, uid: &str, derived: &[Derived], objects: &Objects) {
+fn prune(plan: &mut Plan<Action>, uid: &str, derived: &[Derived], objects: &Objects, first: Option<StepId>) {
     let mut sets = objects.iter().filter(|(id, found)| id.kind == ObjectKind::StatefulSet && found.is_of(uid));
     let is_at_rest = sets.all(|(_, set)| is_through(set));
     for (id, found) in surplus(uid, derived, objects) {
         // Not from under a pod that is being changed: it may start again.
         if is_at_rest || id.kind != ObjectKind::Secret {
-            plan.actions.push(delete(id, found));
+            plan.push_step(Step::new(delete(id, found)).needs(first));
         }
     }
 }
@@ -97,21 +89,27 @@ fn is_volume_to_go(spec: Option<&UserSpec>) -> bool {
 
 /// Everything goes with the User by itself, but for the volume, which goes only where the spec says so: after the
 /// StatefulSet, which would make another one. Another User's StatefulSet of that name may use the volume: it stays. So
-/// does that of a person who is still on the team: whoever deleted the User by hand did not remove them.
+/// does that of a person whom the Workspace still lists: the user who deleted the User by hand did not remove them.
 fn clean_up(plan: &mut Plan<Action>, user: &User, uid: &str, observed: &Observed) {
     let is_final = !observed.is_namespace_terminating && !observed.is_listed;
+    let mut volume = None;
     if let Some(spec) = user.spec.as_ref().filter(|spec| is_volume_to_go(Some(spec)) && is_final) {
         let id = ObjectId::new(ObjectKind::StatefulSet, object_name(&spec.slug));
         let set = observed.objects.get(&id);
         if let Some(found) = set.filter(|found| found.is_of(uid)) {
-            plan.actions.extend((!found.is_going).then(|| delete(&id, found)));
+            if !found.is_going {
+                plan.push(delete(&id, found));
+            }
             return;
         }
         let claim = ObjectId::new(ObjectKind::PersistentVolumeClaim, claim_name(&spec.slug));
         let is_due = |found: &&Found| set.is_none() && !found.is_going && is_claim_of(found, uid);
-        plan.actions.extend(observed.objects.get(&claim).filter(is_due).map(|found| delete(&claim, found)));
+        let due = observed.objects.get(&claim).filter(is_due);
+        volume = due.map(|found| plan.push(delete(&claim, found)));
     }
-    plan.actions.extend(release_finalizer(&user.metadata, FINALIZER));
+    if let Some(release) = release_finalizer(&user.metadata, FINALIZER) {
+        plan.push_step(Step::new(release).needs(volume));
+    }
 }
 
 /// Claims have no owner, lest they go with it; the StatefulSet's template says whom they were made for. One of an

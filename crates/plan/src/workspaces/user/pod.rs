@@ -1,12 +1,13 @@
 //! What a code-server's pod says about why it is not ready.
 
 use api::condition::Reason;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Why;
 
 /// The little of a pod that explains trouble.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodFacts {
     /// Why the container waits: reason and message.
     pub waiting: Option<(Box<str>, Box<str>)>,
@@ -27,7 +28,7 @@ impl PodFacts {
         }
     }
 
-    /// What does not mend by waiting alone.
+    /// What waiting alone does not repair.
     pub(super) fn trouble(&self) -> Option<Why> {
         if let Some((word, message)) = &self.waiting {
             let reason = match &**word {

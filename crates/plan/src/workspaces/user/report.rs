@@ -6,20 +6,33 @@ use jiff::Timestamp;
 
 use super::Observed;
 use super::build::object_name;
-use super::decide::{assess, is_through};
+use super::decide::is_through;
 use crate::Why;
-use crate::workspaces::derived::{ObjectId, ObjectKind, inventory};
+use crate::round::{Report, Round};
+use crate::workspaces::derived::{Accepted, Action, Done, ObjectId, ObjectKind, inventory};
 use crate::workspaces::ingress::url;
-use crate::workspaces::report::{Conditions, Round};
+use crate::workspaces::report::{Attempts, Conditions};
 
-/// The status to store; equal to the stored one when there is nobody to tell.
-pub fn status(round: &Round<'_, User, Observed>, now: Timestamp) -> UserStatus {
-    let user = round.object;
-    let former = user.status.clone().unwrap_or_default();
-    if round.is_mute() || round.observed.is_namespace_terminating {
-        return former;
+/// A round as the controller sees it.
+pub type RoundOf<'a> = Round<'a, User, Observed, Action, Done, Accepted>;
+
+/// The whole report of a round.
+pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<UserStatus, Accepted> {
+    let attempts = Attempts::new(round);
+    let former = round.object.status.clone().unwrap_or_default();
+    let status = status(round, &attempts, &former, now);
+    let note = attempts.accepted(&round.observed.objects);
+    let (conditions, phase) = (status.conditions.clone(), status.phase);
+    attempts.report(status, [&former.conditions, &conditions], phase, note)
+}
+
+/// The status to store; equal to the stored one when there is nothing to report to.
+fn status(round: &RoundOf<'_>, attempts: &Attempts<'_>, former: &UserStatus, now: Timestamp) -> UserStatus {
+    if attempts.is_mute() || round.observed.is_namespace_terminating {
+        return former.clone();
     }
-    let (phase, why) = state(round);
+    let user = round.object;
+    let (phase, why) = state(round, attempts);
     let is_ready = matches!(phase, UserPhase::Ready | UserPhase::Stopped | UserPhase::Disabled);
     let is_true = if is_ready { ConditionStatus::True } else { ConditionStatus::False };
     let conditions = Conditions { former: &former.conditions, generation: user.metadata.generation, now };
@@ -32,31 +45,28 @@ pub fn status(round: &Round<'_, User, Observed>, now: Timestamp) -> UserStatus {
             Some(spec) if spec.has_code_server() => spec.host.as_ref().map(|host| url(host, spec.ingress.as_ref())),
             _ => None,
         },
-        inventory: inventory(uid, &round.observed.objects, round.plan, round.outcomes),
+        inventory: inventory(uid, &round.observed.objects, attempts.applied()),
     }
 }
 
-fn state(round: &Round<'_, User, Observed>) -> (UserPhase, Why) {
+fn state(round: &RoundOf<'_>, attempts: &Attempts<'_>) -> (UserPhase, Why) {
     let say = |phase, reason, message: &str| (phase, Why { reason, message: message.to_owned() });
     if round.object.metadata.deletion_timestamp.is_some() {
         return say(UserPhase::Terminating, Reason::Terminating, "The code-server is being removed");
     }
-    let mut troubles = assess(round.object, round.observed).1;
-    troubles.extend(round.rejections());
-    troubles.sort_by_key(|trouble| trouble.why.reason);
-    if let Some(trouble) = troubles.into_iter().next() {
+    if let Some(trouble) = attempts.troubles().into_iter().next() {
         return (UserPhase::Failed, trouble.why);
     }
     match round.object.spec.as_ref() {
-        Some(spec) if spec.has_code_server() => compute(round, spec),
+        Some(spec) if spec.has_code_server() => compute(round, attempts, spec),
         _ => say(UserPhase::Disabled, Reason::Disabled, "There is no code-server: no permission, or disabled"),
     }
 }
 
-fn compute(round: &Round<'_, User, Observed>, spec: &UserSpec) -> (UserPhase, Why) {
+fn compute(round: &RoundOf<'_>, attempts: &Attempts<'_>, spec: &UserSpec) -> (UserPhase, Why) {
     let say = |phase, reason, message: &str| (phase, Why { reason, message: message.to_owned() });
     let id = ObjectId::new(ObjectKind::StatefulSet, object_name(&spec.slug));
-    let set = round.observed.objects.get(&id).filter(|_| !round.changed().contains(&id));
+    let set = round.observed.objects.get(&id).filter(|_| !attempts.changed().contains(&id));
     let is_through = set.is_some_and(is_through);
     match (is_through, spec.stopped == Some(true)) {
         (true, true) => say(UserPhase::Stopped, Reason::Stopped, "The code-server is at zero, as spec.stopped says"),

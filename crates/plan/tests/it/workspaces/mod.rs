@@ -2,6 +2,6 @@
 
 mod config;
 mod network;
-mod team;
 mod user;
+mod workspace;
 mod world;

@@ -1,23 +1,23 @@
 //! Who may talk to whom (W09).
 
-use plan::workspaces::{Derived, ObjectKind, Wish, team};
+use plan::workspaces::{Derived, ObjectKind, Wish, workspace};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::world::workspace;
 
-fn policies(network: Value, api_server: Vec<team::Endpoint>) -> Vec<(String, Value)> {
-    let surroundings = team::Surroundings { api_server, ..team::Surroundings::default() };
-    let derived = team::derive(&workspace(json!({ "network": network })), &surroundings).unwrap();
-    let policy = |Derived { id, wish }: Derived| match wish {
+fn policies(network: Value, api_server: Vec<workspace::Endpoint>) -> Vec<(String, Value)> {
+    let surroundings = workspace::Surroundings { api_server, ..workspace::Surroundings::default() };
+    let derived = workspace::derive(&workspace(json!({ "network": network })), &surroundings).unwrap();
+    let policy = |Derived { id, wish, .. }: Derived| match wish {
         Wish::Apply(body) if id.kind == ObjectKind::NetworkPolicy => Some((id.name, body.0["spec"].clone())),
         _ => None,
     };
     derived.into_iter().filter_map(policy).collect()
 }
 
-fn endpoint() -> team::Endpoint {
-    team::Endpoint { address: "192.0.2.1".into(), port: 6443 }
+fn endpoint() -> workspace::Endpoint {
+    workspace::Endpoint { address: "192.0.2.1".into(), port: 6443 }
 }
 
 fn names(policies: &[(String, Value)]) -> Vec<&str> {
@@ -27,7 +27,7 @@ fn names(policies: &[(String, Value)]) -> Vec<&str> {
 #[test]
 fn w09_the_set_is_exact() {
     let egress = json!([{ "cidr": "10.20.0.0/16", "ports": [5432, 6432] }, { "cidr": "fd00::/8", "ports": [53], "protocol": "UDP" }]);
-    let v6 = team::Endpoint { address: "2001:db8::1".into(), port: 443 };
+    let v6 = workspace::Endpoint { address: "2001:db8::1".into(), port: 443 };
     insta::assert_json_snapshot!(policies(json!({ "allowedEgress": egress }), vec![endpoint(), v6]));
 }
 
@@ -57,7 +57,7 @@ proptest! {
     /// To Kubernetes an empty rule, an empty list of peers and an empty list of ports all mean "all".
     #[test]
     fn w09_no_rule_allows_everything(network in network(), endpoints in prop::collection::vec(1..65535, 0..3)) {
-        let endpoints = endpoints.into_iter().map(|port| team::Endpoint { port, ..endpoint() }).collect();
+        let endpoints = endpoints.into_iter().map(|port| workspace::Endpoint { port, ..endpoint() }).collect();
         for (name, spec) in policies(network, endpoints) {
             let rules = |direction: &str| spec[direction].as_array().unwrap().clone();
             let types = spec["policyTypes"].as_array().unwrap();

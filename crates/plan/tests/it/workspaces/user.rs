@@ -2,7 +2,7 @@
 
 use api::workspace::{User, UserPhase, UserStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use plan::workspaces::{ObjectId, ObjectKind, Objects, Round, user};
+use plan::workspaces::{Action, Content, ObjectId, ObjectKind, Objects, user};
 use serde_json::{Value, json};
 
 use super::world::{World, at, golden};
@@ -41,7 +41,7 @@ fn w02_golden_objects_of_a_user() {
             "exposures": [{ "service": "app", "port": 3000, "access": "authenticated" }],
         },
     });
-    let derived = user::derive(&user_of(spec), &Objects::new(), || "secret".to_owned()).unwrap();
+    let derived = user::derive(&user_of(spec), &Objects::new()).unwrap();
     insta::assert_json_snapshot!(golden(&derived));
 }
 
@@ -107,9 +107,13 @@ fn the_volume_stays_as_it_was_made() {
 fn a_lost_password_is_replaced_and_rolled_out_once() {
     let mut world = World::ready(one_user(json!({})));
     let password = world.names(ObjectKind::Secret)[0].to_owned();
+    let lost = world.contents[&ObjectId::new(ObjectKind::Secret, password.as_str())].clone();
     world.objects.remove(&ObjectId::new(ObjectKind::Secret, password.as_str()));
     world.settle();
-    assert_eq!(world.done, [format!("apply Secret {password}")], "the world's passwords are all the same");
+    let new = world.names(ObjectKind::Secret)[0].to_owned();
+    assert_ne!(new, password, "a pod reads its password only when it starts");
+    assert_eq!(world.done, [format!("apply Secret {new}"), "apply StatefulSet code-server-ana".to_owned()]);
+    assert_ne!(world.contents[&ObjectId::new(ObjectKind::Secret, new)], lost);
     assert_eq!(status(&world).phase, Some(UserPhase::Ready));
 }
 
@@ -135,11 +139,11 @@ fn the_volume_goes_with_the_user_only_where_the_spec_says_so() {
             for expected in
                 ["delete StatefulSet code-server-ana", "delete PersistentVolumeClaim home-code-server-ana-0"]
             {
-                let plan = user::plan(&user, &world.user_observed(&user));
+                let plan = world.user_plan(&user, &world.user_observed(&user));
                 assert!(format!("{plan:?}").contains(expected.rsplit(' ').next().unwrap()), "{plan:?}");
                 world.objects.retain(|id, _| format!("delete {id}") != expected);
             }
-            let plan = user::plan(&user, &world.user_observed(&user));
+            let plan = world.user_plan(&user, &world.user_observed(&user));
             assert!(format!("{plan:?}").contains("ReleaseFinalizer"), "{plan:?}");
             world.done.push(last.to_owned());
         }
@@ -157,7 +161,7 @@ fn w11_the_volume_of_a_person_who_is_still_listed_stays() {
     let check = |world: &World, user: &User, goes: bool| {
         let mut observed = world.user_observed(user);
         observed.objects.remove(&ObjectId::new(ObjectKind::StatefulSet, SET));
-        let actions = format!("{:?}", user::plan(user, &observed).actions);
+        let actions = format!("{:?}", world.user_plan(user, &observed).steps);
         assert_eq!(actions.contains("home-code-server-ana-0"), goes, "{actions}");
         assert!(actions.contains("ReleaseFinalizer"), "{actions}");
     };
@@ -198,7 +202,7 @@ fn a_user_that_goes_leaves_the_volumes_of_others_of_its_slug() {
                 Some(holder) => observed.objects.get_mut(&set).unwrap().owner_uid = Some(holder.to_owned()),
                 None => drop(observed.objects.remove(&set)),
             }
-            let found = format!("{:?}", user::plan(&user, &observed).actions);
+            let found = format!("{:?}", world.user_plan(&user, &observed).steps);
             assert_eq!(found.contains("home-code-server-ana-0"), is_maker && holder.is_none(), "{found}");
             assert!(found.contains("ReleaseFinalizer") && !found.contains("StatefulSet"), "{found}");
         }
@@ -209,9 +213,9 @@ fn a_user_that_goes_leaves_the_volumes_of_others_of_its_slug() {
 fn a_user_of_another_workspace_label_keeps_the_template_of_its_volume() {
     let world = World::ready(one_user(json!({})));
     let mut user = world.user("ana");
-    let before = user::derive(&user, &world.objects, || "secret".to_owned()).unwrap();
+    let before = user::derive(&user, &world.objects).unwrap();
     user.metadata.labels = None;
-    let after = user::derive(&user, &world.objects, || "secret".to_owned()).unwrap();
+    let after = user::derive(&user, &world.objects).unwrap();
     let set = |derived: &[_]| golden(derived).into_iter().find(|body| body["kind"] == "StatefulSet").unwrap();
     let (before, after) = (set(&before), set(&after));
     assert_ne!(before["metadata"]["labels"], after["metadata"]["labels"]);
@@ -225,9 +229,9 @@ fn w07_the_pod_says_why_a_user_fails() {
     let check = |world: &World, pod: Value, phase: UserPhase, words: &str| {
         let user = world.user("ana");
         let observed = user::Observed { pod: Some(user::PodFacts::read(&pod)), ..world.user_observed(&user) };
-        let plan = user::plan(&user, &observed);
-        assert!(plan.actions.is_empty());
-        let status = user::status(&Round { object: &user, observed: &observed, plan: &plan, outcomes: &[] }, at(9));
+        let plan = world.user_plan(&user, &observed);
+        assert!(plan.steps.is_empty());
+        let status = world.user_status(&user, &observed, &plan, &[]);
         let ready = &status.conditions[0];
         assert_eq!((status.phase, format!("{} {}", ready.reason, ready.message).as_str()), (Some(phase), words));
     };
@@ -290,7 +294,7 @@ fn nothing_runs_as_or_is_bound_to_what_is_a_strangers() {
 #[test]
 fn a_password_that_is_a_strangers_is_not_read() {
     let user = user_of(json!({ "slug": "ana", "email": "a@b", "permissions": ["code-server"] }));
-    let derived = user::derive(&user, &Objects::new(), || "secret".to_owned()).unwrap();
+    let derived = user::derive(&user, &Objects::new()).unwrap();
     let secret = derived.iter().find(|derived| derived.id.kind == ObjectKind::Secret).unwrap().id.clone();
     let mut world = World::ready(one_user(json!({})));
     let mut theirs = world.object(ObjectKind::ServiceAccount, SET).clone();
@@ -298,13 +302,68 @@ fn a_password_that_is_a_strangers_is_not_read() {
     let observed = user::Observed {
         is_listed: true,
         is_namespace_terminating: false,
-        derived: Ok(derived),
         objects: Objects::from([(secret, theirs)]),
         pod: None,
     };
-    let plan = format!("{:?}", user::plan(&user, &observed).actions);
+    let plan = format!("{:?}", world.user_plan(&user, &observed).steps);
     assert!(
         plan.contains("ServiceAccount") && !plan.contains("StatefulSet") && !plan.contains("RoleBinding"),
         "{plan}"
     );
+}
+
+#[test]
+fn a_refused_account_stops_what_relies_on_it_and_nothing_else() {
+    let mut world = World::new(one_user(json!({})));
+    world.workspace_round();
+    let refused = plan::round::Progress::Refused(plan::round::Refusal::Rejected("no".to_owned()));
+    world.refusals.insert(ObjectId::new(ObjectKind::ServiceAccount, SET), refused);
+    world.user_round("ana");
+    assert_eq!(world.names(ObjectKind::StatefulSet).len() + world.names(ObjectKind::RoleBinding).len(), 0);
+    for kind in [ObjectKind::Role, ObjectKind::Service, ObjectKind::Ingress] {
+        assert_eq!(world.names(kind), [SET], "{kind:?}");
+    }
+    assert_eq!(status(&world).conditions[0].reason.as_str(), "ObjectRejected");
+    let refusals = std::mem::take(&mut world.refusals);
+    world.settle();
+    assert_eq!(status(&world).phase, Some(UserPhase::Ready));
+    // An account that is there serves, even if it cannot be repaired.
+    world.refusals = refusals;
+    world.object(ObjectKind::ServiceAccount, SET).content.0["metadata"]["labels"] = json!({});
+    world.change(|spec| spec["stopped"] = json!(true));
+    world.workspace_round();
+    world.user_round("ana");
+    assert_eq!(world.object(ObjectKind::StatefulSet, SET).content.0["spec"]["replicas"], 0);
+}
+
+#[test]
+fn the_finalizer_is_not_released_before_the_volume_is_deleted() {
+    let mut world = World::ready(one_user(json!({ "storage": { "retention": "delete" } })));
+    make_claim(&mut world);
+    let mut user = world.user("ana");
+    user.metadata.deletion_timestamp = Some(Time(at(0)));
+    world.change(|spec| spec["users"] = json!([]));
+    world.objects.remove(&ObjectId::new(ObjectKind::StatefulSet, SET));
+    let plan = world.user_plan(&user, &world.user_observed(&user));
+    assert!(matches!(plan.steps[0].action, Action::Delete { .. }));
+    assert!(matches!(plan.steps[1].action, Action::ReleaseFinalizer { .. }));
+    assert_eq!(plan.steps[1].needs.iter().map(|need| need.index()).collect::<Vec<_>>(), [0]);
+}
+
+#[test]
+fn the_plan_knows_no_password() {
+    let world = {
+        let mut world = World::new(one_user(json!({})));
+        world.workspace_round();
+        world
+    };
+    let user = world.user("ana");
+    let plan = world.user_plan(&user, &world.user_observed(&user));
+    let secret = plan.actions().find_map(|action| match action {
+        Action::Apply { id, body, content } if id.kind == ObjectKind::Secret => Some((body.0.clone(), content.clone())),
+        _ => None,
+    });
+    let (body, content) = secret.unwrap();
+    assert_eq!((&body["data"], &body["stringData"], content), (&Value::Null, &Value::Null, Some(Content::NewPassword)));
+    assert_eq!(body["immutable"], true);
 }

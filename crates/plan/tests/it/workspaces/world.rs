@@ -1,15 +1,21 @@
 //! A small API server for one namespace: it stores derived objects and runs the rounds of a Workspace and its Users.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use api::workspace::{User, UserStatus, Workspace, WorkspaceStatus};
 use jiff::Timestamp;
-use plan::Plan;
 use plan::event::Event;
+use plan::fact::{Class, Fact};
+use plan::round::{Inputs, Plan, Progress, Round};
 use plan::workspaces::{
-    Action, Body, Derived, Found, ObjectId, ObjectKind, Objects, Outcome, Round, events, team, user,
+    Accepted, Action, Body, Content, Data, Derived, Digested, Done, Found, ObjectId, ObjectKind, Objects,
+    data_of_config, data_of_password, user, workspace,
 };
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
+
+pub type WorkspacePlan = Plan<Action, workspace::SourceAsk>;
 
 pub fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
@@ -45,16 +51,23 @@ pub fn basic() -> Value {
 pub struct World {
     pub workspace: Workspace,
     pub objects: Objects,
-    pub surroundings: team::Surroundings,
+    pub api_server: Vec<workspace::Endpoint>,
+    /// Secrets that configs may take from, with their versions.
+    pub sources: BTreeMap<String, (u64, Data)>,
+    /// Whether Secrets can be read now.
+    pub are_sources_readable: bool,
+    /// The content of the Secrets that were made.
+    pub contents: BTreeMap<ObjectId, Data>,
+    pub note: workspace::Note,
     pub rival: Option<String>,
     pub is_namespace_terminating: bool,
     pub now: Timestamp,
     pub events: Vec<Event>,
     /// What the server answers to an apply of these.
-    pub refusals: BTreeMap<ObjectId, Outcome>,
-    /// Every action that was carried out, in words.
+    pub refusals: BTreeMap<ObjectId, Progress<Done>>,
+    /// Every action that was tried, in words.
     pub done: Vec<String>,
-    pub referrers: Vec<Body>,
+    pub referred_to: BTreeSet<String>,
     count: u32,
 }
 
@@ -63,17 +76,18 @@ impl World {
         Self {
             workspace: workspace(spec),
             objects: Objects::new(),
-            surroundings: team::Surroundings {
-                api_server: vec![team::Endpoint { address: "192.0.2.1".into(), port: 6443 }],
-                ..team::Surroundings::default()
-            },
+            api_server: vec![workspace::Endpoint { address: "192.0.2.1".into(), port: 6443 }],
+            sources: BTreeMap::new(),
+            are_sources_readable: true,
+            contents: BTreeMap::new(),
+            note: workspace::Note::default(),
             rival: None,
             is_namespace_terminating: false,
             now: at(0),
             events: Vec::new(),
             refusals: BTreeMap::new(),
             done: Vec::new(),
-            referrers: Vec::new(),
+            referred_to: BTreeSet::new(),
             count: 0,
         }
     }
@@ -122,32 +136,119 @@ impl World {
         self.workspace.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty())
     }
 
-    pub fn team_observed(&self) -> team::Observed {
-        team::Observed {
+    /// As gathering finds them: with the digests that are remembered.
+    pub fn surroundings(&self) -> workspace::Surroundings {
+        let configs = self.workspace.spec.iter().flat_map(|spec| spec.configs.values());
+        let names = configs.filter_map(|config| config.from_secret.as_ref()).map(|source| source.name.clone());
+        let source = |name: String| {
+            let source = match self.sources.get(&name) {
+                Some((version, _)) => self.note.source(&name, *version),
+                None => workspace::Source::Missing,
+            };
+            (name, source)
+        };
+        workspace::Surroundings { api_server: self.api_server.clone(), sources: names.map(source).collect() }
+    }
+
+    pub fn workspace_observed(&self) -> workspace::Observed {
+        workspace::Observed {
             rival: self.rival.clone(),
             is_namespace_terminating: self.is_namespace_terminating,
-            derived: team::derive(&self.workspace, &self.surroundings),
+            surroundings: self.surroundings(),
             objects: self.objects.clone(),
-            referrers: self.referrers.clone(),
+            referred_to: self.referred_to.clone(),
         }
     }
 
-    pub fn team_plan(&self) -> Plan<Action> {
-        team::plan(&self.workspace, &self.team_observed())
+    /// What is derived when everything is known.
+    pub fn derived(&self) -> Vec<Derived> {
+        let mut surroundings = self.surroundings();
+        for (name, (version, data)) in &self.sources {
+            let source = workspace::Source::Present { resource_version: *version, content: Some(Digested::of(data)) };
+            surroundings.sources.insert(name.clone(), source);
+        }
+        workspace::derive(&self.workspace, &surroundings).unwrap()
+    }
+
+    pub fn workspace_plan(&self) -> WorkspacePlan {
+        self.workspace_plan_on(&self.workspace_observed()).1
+    }
+
+    /// Plans until all that it asks for is answered, as runtime does.
+    fn workspace_plan_on(&self, observed: &workspace::Observed) -> (workspace::InputsOf, WorkspacePlan) {
+        let mut inputs = workspace::InputsOf { note: self.note.clone(), ..workspace::InputsOf::default() };
+        loop {
+            let plan = self.same_from_file(&self.workspace, observed, &inputs, workspace::plan);
+            let missing = plan.wants.iter().filter(|want| inputs.facts.get(&want.ask).is_none());
+            let missing: Vec<_> = missing.map(|want| want.ask.clone()).collect();
+            if missing.is_empty() {
+                return (inputs, plan);
+            }
+            for ask in missing {
+                let fact = self.fetch(&ask);
+                inputs.facts.insert(ask, fact);
+            }
+        }
+    }
+
+    fn fetch(&self, ask: &workspace::SourceAsk) -> Fact<Option<Digested>> {
+        if !self.are_sources_readable {
+            let why = plan::fact::Failure { class: Class::Transient, message: "no answer".to_owned() };
+            return Fact::Unknown { why, last: None };
+        }
+        let found = self.sources.get(&ask.name).map(|(_, data)| Digested::of(data));
+        Fact::Known { value: found, age: Duration::ZERO }
+    }
+
+    /// Plans, and plans the same from what a file holds of the input; no content of Secrets is in either.
+    #[track_caller]
+    pub fn same_from_file<K, O, I, Q>(
+        &self,
+        object: &K,
+        observed: &O,
+        inputs: &I,
+        plan: impl Fn(&K, &O, &I) -> Plan<Action, Q>,
+    ) -> Plan<Action, Q>
+    where
+        K: Serialize + DeserializeOwned,
+        O: Serialize + DeserializeOwned,
+        I: Serialize + DeserializeOwned,
+        Plan<Action, Q>: PartialEq + std::fmt::Debug,
+    {
+        let planned = plan(object, observed, inputs);
+        let object = serde_json::to_string(object).unwrap();
+        let file = serde_json::to_string(&(observed, inputs)).unwrap();
+        let bodies = planned.actions().map(|action| match action {
+            Action::Apply { body, content, .. } => format!("{} {content:?}", body.0),
+            other => format!("{other:?}"),
+        });
+        for text in bodies.chain([file.clone()]) {
+            for value in
+                self.contents.values().chain(self.sources.values().map(|(_, data)| data)).flat_map(Data::values)
+            {
+                // Shorter ones are found by accident.
+                assert!(value.len() < 12 || !text.contains(value.as_str()), "the content of a Secret is in {text}");
+            }
+        }
+        let (observed, inputs): (O, I) = serde_json::from_str(&file).unwrap();
+        let again = plan(&serde_json::from_str(&object).unwrap(), &observed, &inputs);
+        assert_eq!(again, planned, "from a file it plans the same");
+        planned
     }
 
     /// One round of the Workspace; whether it did or said anything.
-    pub fn team_round(&mut self) -> bool {
-        let observed = self.team_observed();
-        let plan = team::plan(&self.workspace, &observed);
-        let outcomes = self.execute(&plan, None);
-        let round = Round { object: &self.workspace, observed: &observed, plan: &plan, outcomes: &outcomes };
-        let after = team::status(&round, self.now);
-        let before = self.status();
-        self.events.extend(events(&before.conditions, &after.conditions, &plan, &outcomes));
-        let is_news = after != before;
-        self.workspace.status = Some(after);
-        is_news || !plan.actions.is_empty()
+    pub fn workspace_round(&mut self) -> bool {
+        let observed = self.workspace_observed();
+        let (inputs, plan) = self.workspace_plan_on(&observed);
+        let progress = self.execute(&plan, None);
+        let round =
+            Round { object: &self.workspace, observed: &observed, inputs: &inputs, plan: &plan, progress: &progress };
+        let report = workspace::report(&round, self.now);
+        self.events.extend(report.done.into_iter().chain(report.transitions));
+        self.note = report.note;
+        let is_news = report.status != self.status();
+        self.workspace.status = Some(report.status);
+        is_news || !plan.steps.is_empty()
     }
 
     pub fn user(&self, slug: &str) -> User {
@@ -160,36 +261,46 @@ impl World {
     }
 
     pub fn user_observed(&self, user: &User) -> user::Observed {
-        let uid = user.metadata.uid.clone();
-        let owned = self.objects.iter().filter(|(_, found)| found.owner_uid == uid);
-        let owned: Objects = owned.map(|(id, found)| (id.clone(), found.clone())).collect();
         user::Observed {
             is_namespace_terminating: self.is_namespace_terminating,
             is_listed: user::is_listed(user, Some(&self.workspace)),
-            derived: user::derive(user, &owned, || "secret".to_owned()),
             objects: self.objects.clone(),
             pod: None,
         }
+    }
+
+    pub fn user_plan(&self, user: &User, observed: &user::Observed) -> Plan<Action> {
+        self.same_from_file(user, observed, &(), |user, observed, ()| user::plan(user, observed))
+    }
+
+    pub fn user_status(
+        &self,
+        user: &User,
+        observed: &user::Observed,
+        plan: &Plan<Action>,
+        progress: &[Progress<Done>],
+    ) -> UserStatus {
+        let inputs = Inputs::<Accepted>::default();
+        user::report(&Round { object: user, observed, inputs: &inputs, plan, progress }, self.now).status
     }
 
     /// One round of a User; whether it did or said anything.
     pub fn user_round(&mut self, slug: &str) -> bool {
         let user = self.user(slug);
         let observed = self.user_observed(&user);
-        let plan = user::plan(&user, &observed);
-        let outcomes = self.execute(&plan, Some(slug));
-        let round = Round { object: &user, observed: &observed, plan: &plan, outcomes: &outcomes };
-        let after = user::status(&round, self.now);
+        let plan = self.user_plan(&user, &observed);
+        let progress = self.execute(&plan, Some(slug));
+        let after = self.user_status(&user, &observed, &plan, &progress);
         let before: UserStatus = user.status.clone().unwrap_or_default();
         let Some(found) = self.objects.get_mut(&ObjectId::new(ObjectKind::User, slug)) else { return true };
         found.status = serde_json::to_value(&after).unwrap();
-        after != before || !plan.actions.is_empty()
+        after != before || !plan.steps.is_empty()
     }
 
     /// Rounds until none acts or reports, with helm and the StatefulSet controller at work in between.
     pub fn settle(&mut self) {
         for _ in 0..20 {
-            let mut is_busy = self.team_round();
+            let mut is_busy = self.workspace_round();
             let slugs: Vec<_> = self.names(ObjectKind::User).into_iter().map(str::to_owned).collect();
             for slug in slugs {
                 is_busy |= self.user_round(&slug);
@@ -230,11 +341,17 @@ impl World {
         }
     }
 
-    fn execute(&mut self, plan: &Plan<Action>, user: Option<&str>) -> Vec<Outcome> {
-        plan.actions.iter().map(|action| self.carry_out(action, user)).collect()
+    /// A step whose needs are not done is skipped, as runtime does it.
+    fn execute<Q>(&mut self, plan: &Plan<Action, Q>, user: Option<&str>) -> Vec<Progress<Done>> {
+        let mut progress: Vec<Progress<Done>> = Vec::new();
+        for step in &plan.steps {
+            let is_due = step.needs.iter().all(|need| progress[need.index()].is_done());
+            progress.push(if is_due { self.carry_out(&step.action, user) } else { Progress::Skipped });
+        }
+        progress
     }
 
-    fn carry_out(&mut self, action: &Action, user: Option<&str>) -> Outcome {
+    fn carry_out(&mut self, action: &Action, user: Option<&str>) -> Progress<Done> {
         self.done.push(word(action));
         match action {
             Action::AddFinalizer { finalizers } | Action::ReleaseFinalizer { finalizers } => match user {
@@ -243,9 +360,13 @@ impl World {
                 }
                 None => self.workspace.metadata.finalizers = Some(finalizers.clone()),
             },
-            Action::Apply { id, body } => {
+            Action::Apply { id, body, content } => {
                 if let Some(refusal) = self.refusals.get(id) {
                     return refusal.clone();
+                }
+                if let Some(content) = content {
+                    let Some(data) = self.read(id, content) else { return outdated() };
+                    self.contents.insert(id.clone(), data);
                 }
                 self.apply(id, body.0.clone());
             }
@@ -257,7 +378,21 @@ impl World {
                 found.is_going = true;
             }
         }
-        Outcome::Done
+        Progress::Done(None)
+    }
+
+    /// What the executor reads and checks.
+    fn read(&self, id: &ObjectId, content: &Content) -> Option<Data> {
+        match content {
+            Content::FromSecret { name, digest } => {
+                let (_, data) = self.sources.get(name)?;
+                (Digested::of(data).digest == *digest).then(|| data.clone())
+            }
+            Content::FromConfig { name } => Some(data_of_config(&self.workspace.spec.as_ref()?.configs[name])),
+            Content::NewPassword => {
+                (!self.objects.contains_key(id)).then(|| data_of_password(format!("password-{}", self.count)))
+            }
+        }
     }
 
     fn apply(&mut self, id: &ObjectId, mut body: Value) {
@@ -302,6 +437,10 @@ pub fn condition(status: &str, reason: &str, message: &str) -> Value {
         "lastTransitionTime": "2026-01-01T00:00:00Z" }])
 }
 
+fn outdated() -> Progress<Done> {
+    Progress::Failed { class: Class::Conflict, retry: None, message: "what was planned on has changed".to_owned() }
+}
+
 fn merge(object: &mut Value, patch: &Value) {
     let Value::Object(fields) = patch else { return object.clone_from(patch) };
     for (name, field) in fields {
@@ -325,6 +464,9 @@ pub fn golden(derived: &[Derived]) -> Vec<Value> {
         plan::workspaces::Wish::Apply(body) => {
             let mut body = body.0.clone();
             body["metadata"]["annotations"].as_object_mut().unwrap().remove("workspaces.strata.dev/digest");
+            if let Some(content) = &derived.content {
+                body["content"] = json!(format!("{content:?}"));
+            }
             body
         }
         wish => json!({ derived.id.to_string(): format!("{wish:?}") }),

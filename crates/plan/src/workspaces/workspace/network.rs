@@ -2,6 +2,7 @@
 //! others opens one thing. A list that would be empty means "all" to Kubernetes: then there is no policy at all.
 
 use api::workspace::{Network, WorkspaceSpec};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::workspaces::derived::{Derived, ObjectKind, Owner};
@@ -18,7 +19,7 @@ const NOT_INTERNET: [(&str, &[&str]); 2] = [
 ];
 
 /// Where the API server answers.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Endpoint {
     pub address: String,
     pub port: i32,
@@ -59,7 +60,7 @@ pub(super) fn policies(owner: &Owner, spec: &WorkspaceSpec, api_server: &[Endpoi
     std::iter::once(deny).chain(open).collect()
 }
 
-/// Both lists are always stated: one that somebody fills by hand is then seen to differ.
+/// Both lists are always stated: one that a user fills by hand is then seen to differ.
 fn policy(owner: &Owner, name: &str, types: &[&str], ingress: &[Value], egress: &[Value]) -> Derived {
     let spec = json!({ "podSelector": {}, "policyTypes": types, "ingress": ingress, "egress": egress });
     owner.derive(ObjectKind::NetworkPolicy, format!("{}-{name}", owner.name), json!({ "spec": spec }))

@@ -8,36 +8,60 @@ use api::workspace::{
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 
-use super::Observed;
-use super::decide::assess;
-use super::derive::{enabled, service_host};
+use super::config::is_awaited;
+use super::derive::{enabled, service_host, validate};
 use super::network::is_isolated;
+use super::{Note, Observed, SourceAsk, Surroundings};
 use crate::Why;
-use crate::workspaces::derived::{Found, ObjectId, ObjectKind, Trouble, inventory};
+use crate::round::{Report, Round};
+use crate::workspaces::derived::{Action, Done, Found, ObjectId, ObjectKind, inventory};
 use crate::workspaces::ingress::url;
-use crate::workspaces::report::{Conditions, Round};
+use crate::workspaces::report::{Attempts, Conditions, Trouble};
+use crate::workspaces::secret::Digested;
 
 /// The word for what has been written and not been worked on.
 const PROGRESSING: &str = "Progressing";
 /// As many as are read; status lists them all.
 const NAMES_TOLD: usize = 5;
 
-/// The status to store; equal to the stored one when there is nobody to tell.
-pub fn status(round: &Round<'_, Workspace, Observed>, now: Timestamp) -> WorkspaceStatus {
+/// A round as the controller sees it.
+pub type RoundOf<'a> = Round<'a, Workspace, Observed, Action, Done, Note, SourceAsk, Option<Digested>>;
+
+/// The whole report of a round.
+pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<WorkspaceStatus, Note> {
+    let attempts = Attempts::new(round);
     let workspace = round.object;
     let former = workspace.status.clone().unwrap_or_default();
-    if round.is_mute() || round.observed.is_namespace_terminating {
-        return former;
-    }
-    let mut troubles = assess(workspace, round.observed).1;
-    troubles.extend(round.rejections());
-    troubles.sort_by_key(|trouble| trouble.why.reason);
+    let namespace = workspace.metadata.namespace.as_deref().unwrap_or_default();
+    let surroundings = round.observed.surroundings.with(namespace, &round.inputs.facts);
+    let status = status(round, &attempts, &surroundings, &former, now);
+    let note = Note { accepted: attempts.accepted(&round.observed.objects), sources: surroundings.sources };
+    let (conditions, phase) = (status.conditions.clone(), status.phase);
+    attempts.report(status, [&former.conditions, &conditions], phase, note)
+}
+
+/// The status to store; equal to the stored one when there is nothing to report to.
+fn status(
+    round: &RoundOf<'_>,
+    attempts: &Attempts<'_>,
+    surroundings: &Surroundings,
+    former: &WorkspaceStatus,
+    now: Timestamp,
+) -> WorkspaceStatus {
+    let (workspace, observed) = (round.object, round.observed);
     let uid = workspace.metadata.uid.as_deref().unwrap_or_default();
-    let view = View { round, uid, troubles, is_going: workspace.metadata.deletion_timestamp.is_some() };
-    let (services, users) = match (&workspace.spec, view.is_known()) {
-        (Some(spec), true) => (view.services(spec), view.users(spec)),
+    let spec = validate(workspace).ok().filter(|_| observed.rival.is_none());
+    // Nothing can be said of a spec before it is known what it stands for.
+    let is_awaited = spec.is_some_and(|spec| is_awaited(spec, surroundings, uid, &observed.objects));
+    if attempts.is_mute() || observed.is_namespace_terminating || is_awaited {
+        return former.clone();
+    }
+    let is_going = workspace.metadata.deletion_timestamp.is_some();
+    let view = View { round, attempts, uid, troubles: attempts.troubles(), is_going };
+    let (services, users) = match spec {
+        Some(spec) => (view.services(spec), view.users(spec)),
         // What there is stays as it is, and so does what was said of it.
-        _ => (summaries(&former.services), summaries(&former.users)),
+        None => (summaries(&former.services), summaries(&former.users)),
     };
     let conditions = Conditions { former: &former.conditions, generation: workspace.metadata.generation, now };
     WorkspaceStatus {
@@ -48,7 +72,7 @@ pub fn status(round: &Round<'_, Workspace, Observed>, now: Timestamp) -> Workspa
         users_ready: Some(users.share()),
         services: services.all,
         users: users.all,
-        inventory: inventory(uid, &round.observed.objects, round.plan, round.outcomes),
+        inventory: inventory(uid, &observed.objects, attempts.applied()),
     }
 }
 
@@ -122,18 +146,14 @@ impl State {
 }
 
 struct View<'a> {
-    round: &'a Round<'a, Workspace, Observed>,
+    round: &'a RoundOf<'a>,
+    attempts: &'a Attempts<'a>,
     uid: &'a str,
     troubles: Vec<Trouble>,
     is_going: bool,
 }
 
 impl View<'_> {
-    /// Whether it is known what shall be there.
-    fn is_known(&self) -> bool {
-        self.round.observed.rival.is_none() && self.round.observed.derived.is_ok()
-    }
-
     fn services(&self, spec: &WorkspaceSpec) -> Summaries<ServiceSummary> {
         let mut summaries = Summaries::default();
         for (name, service) in enabled(spec) {
@@ -193,7 +213,7 @@ impl View<'_> {
             return (State::Unready { reason, message, has_failed: true }, None);
         }
         let found = self.round.observed.objects.get(id).filter(|found| found.is_of(self.uid) && !found.is_going);
-        let Some(found) = found.filter(|_| !self.round.changed().contains(id)) else {
+        let Some(found) = found.filter(|_| !self.attempts.changed().contains(id)) else {
             return (State::progressing(), None);
         };
         let (ready, observed_generation, more) = read(found);

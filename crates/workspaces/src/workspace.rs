@@ -1,16 +1,12 @@
 //! Workspaces and Users: gather, execute and report; every decision is in `plan::workspaces`.
 
-pub(crate) mod kept;
-mod shelf;
-mod source;
-mod subject;
-mod team;
+mod controller;
+mod derived;
+pub(crate) mod projection;
+mod secret;
 mod user;
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use api::workspace::{HelmRelease, LABEL_MANAGED_BY, LABEL_USER, MANAGED_BY, User, Workspace};
 use k8s_openapi::api::{
@@ -24,8 +20,8 @@ use plan::workspaces::ObjectKind;
 use runtime::{Change, Index, Json, Key, Kind, Metadata, Operator, Queue, Selection, View, Writer};
 
 use self::{
-    kept::{Owned, Stored},
-    shelf::{Shelf, Shelves},
+    derived::{DerivedKind, DerivedKinds},
+    projection::{Owned, Stored},
 };
 use crate::{
     MANAGER,
@@ -51,7 +47,7 @@ pub type Releases = Kind<Json<HelmRelease>, HelmRelease>;
 pub(crate) type Secrets = Kind<Metadata<Secret>, SecretFacts>;
 pub(crate) type ConfigMaps = Kind<Metadata<ConfigMap>, Stored>;
 
-/// Kinds that releases and teams both look at. All Secrets and ConfigMaps, since values and configs may be taken from
+/// Kinds that releases and Workspaces both look at. All Secrets and ConfigMaps, since values and configs may be taken from
 /// any; their content is never held.
 pub struct Shared {
     pub releases: Arc<Releases>,
@@ -62,20 +58,20 @@ pub struct Shared {
 impl Shared {
     pub fn new(writer: &Writer) -> Self {
         Self {
-            releases: Kind::new("helmreleases", writer.clone(), kept::release),
+            releases: Kind::new("helmreleases", writer.clone(), projection::release),
             secrets: Kind::new("secrets", writer.clone(), release::keep_secret),
-            config_maps: Kind::new("configmaps", writer.clone(), kept::metadata),
+            config_maps: Kind::new("configmaps", writer.clone(), projection::metadata),
         }
     }
 }
 
-type TellOf<T> = Box<dyn Fn(&Change<'_, T>) + Send + Sync>;
+type OnChangeOf<T> = Box<dyn Fn(&Change<'_, T>) + Send + Sync>;
 
 /// To be called with every change of the shared kinds.
-pub(crate) struct Tell {
-    pub release: TellOf<HelmRelease>,
-    pub secret: TellOf<SecretFacts>,
-    pub config_map: TellOf<Stored>,
+pub(crate) struct OnChange {
+    pub release: OnChangeOf<HelmRelease>,
+    pub secret: OnChangeOf<SecretFacts>,
+    pub config_map: OnChangeOf<Stored>,
 }
 
 /// Whom a change concerns.
@@ -114,15 +110,15 @@ impl Concerns {
 /// Adds Workspaces and Users to an operator, without releases: those are only written.
 pub fn install_alone(operator: &mut Operator, config: &Config) -> Arc<Releases> {
     let shared = Shared::new(&operator.writer(MANAGER));
-    let tell = install(operator, &shared, config);
-    operator.watch(&shared.releases, tell.release);
-    operator.watch(&shared.secrets, tell.secret);
-    operator.watch(&shared.config_maps, tell.config_map);
+    let on_change = install(operator, &shared, config);
+    operator.watch(&shared.releases, on_change.release);
+    operator.watch(&shared.secrets, on_change.secret);
+    operator.watch(&shared.config_maps, on_change.config_map);
     shared.releases
 }
 
-/// Adds Workspaces and Users to an operator. Whoever watches the shared kinds must tell of every change.
-pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config) -> Tell {
+/// Adds Workspaces and Users to an operator. The caller watches the shared kinds and passes every change on.
+pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config) -> OnChange {
     let (workspaces, users) = (operator.queue(config.resync), operator.queue(config.resync));
     let concerns = Concerns {
         workspaces: workspaces.clone(),
@@ -134,12 +130,13 @@ pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config)
     };
     let kinds = Kinds::new(operator, &concerns);
     let [owned_releases, owned_secrets, owned_maps] = std::array::from_fn(|_| Arc::<Index<Box<str>>>::default());
-    let shelves = Arc::new(kinds.shelves([
-        (ObjectKind::HelmRelease, Shelf::of(&shared.releases, &owned_releases, false)),
-        (ObjectKind::Secret, Shelf::of(&shared.secrets, &owned_secrets, false)),
-        (ObjectKind::ConfigMap, Shelf::of(&shared.config_maps, &owned_maps, false)),
-    ]));
-    let team = team::TeamLayer {
+    let of_shared = [
+        (ObjectKind::HelmRelease, DerivedKind::of(&shared.releases, &owned_releases, false)),
+        (ObjectKind::Secret, DerivedKind::of(&shared.secrets, &owned_secrets, false)),
+        (ObjectKind::ConfigMap, DerivedKind::of(&shared.config_maps, &owned_maps, false)),
+    ];
+    let derived_kinds = Arc::new(DerivedKinds::new(kinds.derived(of_shared), operator.writer(MANAGER)));
+    let workspace = controller::WorkspaceController {
         workspaces: kinds.workspaces.clone(),
         releases: shared.releases.clone(),
         users: kinds.users.clone(),
@@ -147,26 +144,21 @@ pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config)
         secrets: shared.secrets.clone(),
         namespaces: kinds.namespaces.clone(),
         endpoints: kinds.endpoints.clone(),
-        shelves: shelves.clone(),
+        derived_kinds: derived_kinds.clone(),
         concerns: concerns.clone(),
         writer: operator.writer(MANAGER),
-        contents: Mutex::default(),
-        events: operator.events.clone(),
-        clock: operator.clock.clone(),
     };
-    let user = user::UserLayer {
+    let user = user::UserController {
         workspaces: kinds.workspaces.clone(),
         users: kinds.users.clone(),
         pods: kinds.pods.clone(),
         namespaces: kinds.namespaces.clone(),
-        shelves,
-        events: operator.events.clone(),
-        clock: operator.clock.clone(),
+        derived_kinds,
     };
-    operator.drive(team, workspaces, config.concurrency);
-    operator.drive(user, users, config.concurrency);
+    operator.control(workspace, workspaces, config.concurrency);
+    operator.control(user, users, config.concurrency);
     let (of_releases, of_secrets, of_maps) = (concerns.clone(), concerns.clone(), concerns);
-    Tell {
+    OnChange {
         release: Box::new(move |change| {
             index(&owned_releases, change);
             // Also what was learnt from an answer: others write releases, and wait for what becomes of them.
@@ -188,7 +180,7 @@ pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config)
     }
 }
 
-type Shelved<W, T> = (Arc<Kind<W, T>>, Arc<Index<Box<str>>>);
+type Watched<W, T> = (Arc<Kind<W, T>>, Arc<Index<Box<str>>>);
 
 /// Every kind that is looked at, watched.
 struct Kinds {
@@ -196,16 +188,16 @@ struct Kinds {
     users: Arc<Kind<Json<User>, User>>,
     owned_users: Arc<Index<Box<str>>>,
     namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
-    endpoints: Arc<Kind<Json<EndpointSlice>, Vec<plan::workspaces::team::Endpoint>>>,
+    endpoints: Arc<Kind<Json<EndpointSlice>, Vec<plan::workspaces::workspace::Endpoint>>>,
     pods: Arc<Kind<Json<Pod>, plan::workspaces::user::PodFacts>>,
-    claims: Shelved<Metadata<PersistentVolumeClaim>, Stored>,
-    sets: Shelved<Json<StatefulSet>, Stored>,
-    services: Shelved<Json<Service>, Stored>,
-    accounts: Shelved<Json<ServiceAccount>, Stored>,
-    roles: Shelved<Json<Role>, Stored>,
-    bindings: Shelved<Json<RoleBinding>, Stored>,
-    policies: Shelved<Json<NetworkPolicy>, Stored>,
-    ingresses: Shelved<Json<Ingress>, Stored>,
+    claims: Watched<Metadata<PersistentVolumeClaim>, Stored>,
+    sets: Watched<Json<StatefulSet>, Stored>,
+    services: Watched<Json<Service>, Stored>,
+    accounts: Watched<Json<ServiceAccount>, Stored>,
+    roles: Watched<Json<Role>, Stored>,
+    bindings: Watched<Json<RoleBinding>, Stored>,
+    policies: Watched<Json<NetworkPolicy>, Stored>,
+    ingresses: Watched<Json<Ingress>, Stored>,
 }
 
 impl Kinds {
@@ -218,23 +210,23 @@ impl Kinds {
             namespaces: watch_namespaces(operator, concerns),
             endpoints: watch_endpoints(operator, concerns),
             pods: watch_pods(operator, concerns),
-            claims: watch_derived(operator, concerns, "persistentvolumeclaims", kept::metadata),
-            sets: watch_derived(operator, concerns, "statefulsets", kept::with_status),
-            services: watch_derived(operator, concerns, "services", kept::whole),
-            accounts: watch_derived(operator, concerns, "serviceaccounts", kept::whole),
-            roles: watch_derived(operator, concerns, "roles", kept::whole),
-            bindings: watch_derived(operator, concerns, "rolebindings", kept::whole),
-            policies: watch_derived(operator, concerns, "networkpolicies", kept::whole),
-            ingresses: watch_derived(operator, concerns, "ingresses", kept::whole),
+            claims: watch_derived(operator, concerns, "persistentvolumeclaims", projection::metadata),
+            sets: watch_derived(operator, concerns, "statefulsets", projection::with_status),
+            services: watch_derived(operator, concerns, "services", projection::whole),
+            accounts: watch_derived(operator, concerns, "serviceaccounts", projection::whole),
+            roles: watch_derived(operator, concerns, "roles", projection::whole),
+            bindings: watch_derived(operator, concerns, "rolebindings", projection::whole),
+            policies: watch_derived(operator, concerns, "networkpolicies", projection::whole),
+            ingresses: watch_derived(operator, concerns, "ingresses", projection::whole),
         }
     }
 
-    fn shelves(&self, shared: [(ObjectKind, Shelf); 3]) -> Shelves {
-        fn selected<W: View>((kind, owned): &Shelved<W, Stored>) -> Shelf {
-            Shelf::of(kind, owned, true)
+    fn derived(&self, shared: [(ObjectKind, DerivedKind); 3]) -> Vec<(ObjectKind, DerivedKind)> {
+        fn selected<W: View>((kind, owned): &Watched<W, Stored>) -> DerivedKind {
+            DerivedKind::of(kind, owned, true)
         }
         let own = [
-            (ObjectKind::User, Shelf::of(&self.users, &self.owned_users, false)),
+            (ObjectKind::User, DerivedKind::of(&self.users, &self.owned_users, false)),
             (ObjectKind::PersistentVolumeClaim, selected(&self.claims)),
             (ObjectKind::StatefulSet, selected(&self.sets)),
             (ObjectKind::Service, selected(&self.services)),
@@ -244,12 +236,12 @@ impl Kinds {
             (ObjectKind::NetworkPolicy, selected(&self.policies)),
             (ObjectKind::Ingress, selected(&self.ingresses)),
         ];
-        Shelves::new(shared.into_iter().chain(own))
+        shared.into_iter().chain(own).collect()
     }
 }
 
 fn watch_workspaces(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Json<Workspace>, Workspace>> {
-    let kind = Kind::new("workspaces", operator.writer(MANAGER), kept::workspace);
+    let kind = Kind::new("workspaces", operator.writer(MANAGER), projection::workspace);
     let concerns = concerns.clone();
     operator.watch(&kind, move |change| {
         let namespace = &change.key.namespace;
@@ -274,7 +266,7 @@ fn watch_users(
     concerns: &Concerns,
     owned: &Arc<Index<Box<str>>>,
 ) -> Arc<Kind<Json<User>, User>> {
-    let kind = Kind::new("users", operator.writer(MANAGER), kept::user);
+    let kind = Kind::new("users", operator.writer(MANAGER), projection::user);
     let (concerns, owned) = (concerns.clone(), owned.clone());
     operator.watch(&kind, move |change| {
         index(&owned, change);
@@ -290,7 +282,7 @@ fn watch_users(
 }
 
 fn watch_namespaces(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Metadata<Namespace>, bool>> {
-    let kind = Kind::new("namespaces", operator.writer(MANAGER), kept::is_going);
+    let kind = Kind::new("namespaces", operator.writer(MANAGER), projection::is_going);
     let concerns = concerns.clone();
     operator.watch(&kind, move |change| {
         if change.before != change.after {
@@ -304,8 +296,8 @@ fn watch_namespaces(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Me
 fn watch_endpoints(
     operator: &mut Operator,
     concerns: &Concerns,
-) -> Arc<Kind<Json<EndpointSlice>, Vec<plan::workspaces::team::Endpoint>>> {
-    let kind = Kind::new("endpointslices", operator.writer(MANAGER), kept::endpoints);
+) -> Arc<Kind<Json<EndpointSlice>, Vec<plan::workspaces::workspace::Endpoint>>> {
+    let kind = Kind::new("endpointslices", operator.writer(MANAGER), projection::endpoints);
     let selection = Selection {
         labels: Some("kubernetes.io/service-name=kubernetes".to_owned()),
         fields: Some("metadata.namespace=default".to_owned()),
@@ -320,7 +312,7 @@ fn watch_endpoints(
 }
 
 fn watch_pods(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Json<Pod>, plan::workspaces::user::PodFacts>> {
-    let kind = Kind::new("pods", operator.writer(MANAGER), kept::pod);
+    let kind = Kind::new("pods", operator.writer(MANAGER), projection::pod);
     let labels = Some(format!("{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_USER}"));
     let concerns = concerns.clone();
     operator.watch_selected(&kind, Selection { labels, fields: None }, move |change| {
@@ -338,9 +330,9 @@ fn watch_derived<W: View<DynamicType: Default>>(
     operator: &mut Operator,
     concerns: &Concerns,
     resource: &'static str,
-    keep: fn(W) -> Option<Stored>,
-) -> Shelved<W, Stored> {
-    let kind = Kind::new(resource, operator.writer(MANAGER), keep);
+    project: fn(W) -> Option<Stored>,
+) -> Watched<W, Stored> {
+    let kind = Kind::new(resource, operator.writer(MANAGER), project);
     let owned = Arc::<Index<Box<str>>>::default();
     let labels = Some(format!("{LABEL_MANAGED_BY}={MANAGED_BY}"));
     let (concerns, index_of) = (concerns.clone(), owned.clone());

@@ -1,4 +1,4 @@
-//! What of each kind is kept in memory.
+//! What of each kind stays in memory.
 #![allow(clippy::unnecessary_wraps, clippy::needless_pass_by_value, reason = "the form that every kind's filter has")]
 
 use api::workspace::{HelmRelease, LABEL_MANAGED_BY, MANAGED_BY, User, Workspace};
@@ -9,12 +9,15 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use plan::workspaces::{Body, Found, team::Endpoint, user::PodFacts};
+use plan::workspaces::{Body, Found, user::PodFacts, workspace::Endpoint};
 use runtime::{Json, Metadata, Versioned};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::release::SecretFacts;
+
+/// Where `kubectl apply` writes the whole object, with the content of a Secret.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// The controller of an object.
 pub struct Owner<'a> {
@@ -60,7 +63,10 @@ impl Stored {
     }
 
     /// What only metadata are known of.
-    pub fn of_metadata<K>(object: Metadata<K>) -> Self {
+    pub fn of_metadata<K>(mut object: Metadata<K>) -> Self {
+        if let Some(annotations) = &mut object.metadata.annotations {
+            annotations.remove(LAST_APPLIED);
+        }
         Self::new(&object.metadata, || json!({ "metadata": object.metadata }), Value::Null)
     }
 
@@ -143,8 +149,8 @@ fn part<T: DeserializeOwned>(part: &Value) -> Option<T> {
 }
 
 macro_rules! typed {
-    ($keep:ident, $kind:ident) => {
-        pub fn $keep(object: Json<$kind>) -> Option<$kind> {
+    ($project:ident, $kind:ident) => {
+        pub fn $project(object: Json<$kind>) -> Option<$kind> {
             let (spec, status) = (part(&object.content["spec"]), part(&object.status));
             Some($kind { metadata: object.metadata, spec, status })
         }

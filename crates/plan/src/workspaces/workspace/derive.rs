@@ -8,17 +8,19 @@ use api::workspace::{
     UserSpec, Workspace, WorkspaceSpec, WorkspaceUser,
 };
 use k8s_openapi::api::core::v1::EnvVar;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::Source;
 use super::config::Configs;
 use super::network::{self, Endpoint};
 use crate::Why;
-use crate::workspaces::derived::{Derived, ObjectId, ObjectKind, Owner, Wish};
+use crate::workspaces::derived::{Derived, ObjectKind, Owner};
 use crate::workspaces::ingress::{Backend, authentication_remedy, host_limit, ingress};
 use crate::workspaces::user::exposure_host;
 
 /// What the objects depend on beside the Workspace.
-#[derive(Clone, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Surroundings {
     /// Where the API server answers, as far as it is known.
     pub api_server: Vec<Endpoint>,
@@ -26,32 +28,24 @@ pub struct Surroundings {
     pub sources: BTreeMap<String, Source>,
 }
 
-/// A Secret that spec.configs takes from.
-#[derive(Clone, PartialEq)]
-pub enum Source {
-    Missing,
-    /// With it, more than [`MOST_TAKEN`] would be taken.
-    TooMuch,
-    /// Its content, in base64.
-    Content(BTreeMap<String, String>),
-}
-
-/// Bytes of keys and base64 that one Workspace may take from Secrets. They stay in the operator's memory, and a hundred
-/// configs could take a megabyte each; three full Secrets are more than values and environments are made of.
-pub const MOST_TAKEN: usize = 4 << 20;
-
 pub(super) fn owner(workspace: &Workspace) -> Owner {
     let name = workspace.metadata.name.clone().unwrap_or_default();
     Owner::new(Workspace::KIND, &workspace.metadata, BTreeMap::from([(LABEL_WORKSPACE.to_owned(), name)]))
 }
 
-/// Everything that shall be there, or why the spec cannot be had.
-pub fn derive(workspace: &Workspace, surroundings: &Surroundings) -> Result<Vec<Derived>, Why> {
+/// The spec, or what is wrong with it.
+pub(super) fn validate(workspace: &Workspace) -> Result<&WorkspaceSpec, Why> {
     let Some(spec) = &workspace.spec else {
         return Err(invalid("spec cannot be read; write it as `kubectl explain workspace.spec` shows"));
     };
+    check_hosts(workspace.metadata.name.as_deref().unwrap_or_default(), spec)?;
+    Ok(spec)
+}
+
+/// Everything that shall be there, or what is wrong with the spec.
+pub fn derive(workspace: &Workspace, surroundings: &Surroundings) -> Result<Vec<Derived>, Why> {
+    let spec = validate(workspace)?;
     let owner = owner(workspace);
-    check_hosts(&owner.name, spec)?;
     let configs = Configs::new(&owner.name, spec, surroundings);
     let mut objects = configs.objects(&owner);
     objects.extend(network::policies(&owner, spec, &surroundings.api_server));
@@ -117,7 +111,7 @@ fn check_hosts(workspace: &str, spec: &WorkspaceSpec) -> Result<(), Why> {
 fn release(owner: &Owner, spec: &WorkspaceSpec, name: &str, service: &Service, configs: &Configs<'_>) -> Derived {
     let values_from = match configs.follow(&service.values_from) {
         Ok(values_from) => values_from,
-        Err(why) => return hold(ObjectKind::HelmRelease, name, why),
+        Err(why) => return Derived::hold(ObjectKind::HelmRelease, name, why),
     };
     let release = HelmReleaseSpec {
         chart: service.chart.clone(),
@@ -152,7 +146,7 @@ fn person(owner: &Owner, spec: &WorkspaceSpec, user: &WorkspaceUser, configs: &C
     let mut settings = merged(spec.user_defaults.as_ref(), user.code_server.as_ref());
     match configs.follow(&settings.env_from) {
         Ok(env_from) => settings.env_from = env_from,
-        Err(why) => return hold(ObjectKind::User, &user.slug, why),
+        Err(why) => return Derived::hold(ObjectKind::User, &user.slug, why),
     }
     let person = UserSpec {
         slug: user.slug.clone(),
@@ -199,10 +193,6 @@ fn merged(defaults: Option<&UserDefaults>, own: Option<&CodeServer>) -> CodeServ
         merged.tolerations = defaults.tolerations;
     }
     merged
-}
-
-fn hold(kind: ObjectKind, name: &str, why: Why) -> Derived {
-    Derived { id: ObjectId::new(kind, name), wish: Wish::Hold(why) }
 }
 
 fn invalid(message: impl Into<String>) -> Why {

@@ -5,9 +5,11 @@ mod decide;
 mod derive;
 mod network;
 mod report;
+mod source;
 
 pub(super) use config::hash_name;
-pub use decide::{Observed, plan, rival};
-pub use derive::{MOST_TAKEN, Source, Surroundings, derive};
+pub use decide::{InputsOf, Observed, plan, rival};
+pub use derive::{Surroundings, derive};
 pub use network::Endpoint;
-pub use report::status;
+pub use report::{RoundOf, report};
+pub use source::{MOST_TAKEN, Note, Source, SourceAsk};

@@ -10,7 +10,7 @@ use k8s_openapi::api::{
 };
 use serde_json::{Value, json};
 use testbed::fault::{Calls, Fault, Injected, Verb};
-use workspaces::teams;
+use workspaces::workspace;
 
 use super::harness::{Object, Space, World, chart, condition, eventually, uid, user};
 
@@ -118,7 +118,7 @@ async fn w11_a_user_deleted_by_hand_comes_back_to_the_same_volume_whatever_its_r
 /// Events are held for all namespaces, so the world is this test's own.
 #[tokio::test]
 async fn what_is_not_known_of_the_team_costs_nobody_their_volume() -> Result<()> {
-    let world = World::start(teams::Config::default()).await?;
+    let world = World::start(workspace::Config::default()).await?;
     let space = world.space("doubt").await?;
     let mut ana = user("ana");
     ana["codeServer"] = json!({ "storage": { "retention": "delete" } });

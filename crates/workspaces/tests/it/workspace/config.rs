@@ -1,9 +1,13 @@
 //! Configs with a hash of their content in the name.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use api::workspace::{HelmRelease, WorkspacePhase};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use serde_json::{Value, json};
+use testbed::fault::{Calls, Fault, Verb};
+use workspaces::workspace;
 
 use super::harness::{Space, World, chart, condition, eventually, uid, user};
 
@@ -115,5 +119,87 @@ async fn w10_what_does_not_fit_into_the_operator_is_named() -> Result<()> {
     assert_eq!(space.names::<Secret>().await?.len(), 3, "the others are there");
     space.patch::<Secret>("a", json!({ "data": null, "stringData": { "values.yaml": "a: 1" } })).await?;
     space.until_phase("team", WorkspacePhase::Ready).await?;
+    Ok(())
+}
+
+/// Each answer brings a round that waits for the others: that is no loop.
+#[tokio::test]
+async fn w10_sources_that_answer_one_after_the_other_are_waited_for() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("slow").await?;
+    let names: Vec<_> = (0..6).map(|number| format!("source-{number}")).collect();
+    let source = |name: &str, value: &str| json!({ "metadata": { "name": name }, "stringData": { "a": value } });
+    let mut configs = json!({});
+    for name in &names {
+        space.create::<Secret>(source(name, "1")).await?;
+        configs[name] = json!({ "fromSecret": { "name": name } });
+    }
+    space.ready_workspace("team", json!({ "configs": configs })).await?;
+    let before = space.names::<Secret>().await?;
+    assert_eq!(before.len(), names.len());
+    // Another version of the same content: it is read again, and there is nothing to do.
+    let slow = names.iter().zip(1..).map(|(name, number)| {
+        let reads = Calls::of(Verb::Get, "secrets").in_namespace(&space.namespace).named(name);
+        world.proxy.inject(reads, Fault::Latency(Duration::from_millis(150) * number))
+    });
+    let slow: Vec<_> = slow.collect();
+    for name in &names {
+        space.patch::<Secret>(name, json!({ "metadata": { "labels": { "example.com/note": "new" } } })).await?;
+    }
+    for injected in &slow {
+        injected.reached().await?;
+    }
+    slow.iter().for_each(testbed::fault::Injected::end);
+    space.patch::<Secret>(&names[5], source(&names[5], "2")).await?;
+    eventually("the new content is taken", async || Ok(space.names::<Secret>().await? != before)).await?;
+    space.until_phase("team", WorkspacePhase::Ready).await?;
+    let metrics = world.metrics.encode()?;
+    let loops = metrics.lines().find(|line| line.starts_with("strata_fetch_loops_total{controller=\"workspace\""));
+    assert_eq!(loops, None);
+    Ok(())
+}
+
+/// Events are held for all namespaces, so the world is this test's own.
+#[tokio::test]
+async fn w10_content_that_changed_unseen_is_not_stored_under_the_name_of_the_former() -> Result<()> {
+    let world = World::start(workspace::Config::default()).await?;
+    let space = world.space("unseen").await?;
+    let source = |value: &str| json!({ "metadata": { "name": "source" }, "stringData": { "a": value } });
+    space.create::<Secret>(source("1")).await?;
+    let config = json!({ "fromSecret": { "name": "source" } });
+    space.ready_workspace("team", json!({ "configs": { "one": config } })).await?;
+    let first = space.names::<Secret>().await?[0].clone();
+    let held = world.proxy.hold_events("secrets");
+    space.patch::<Secret>("source", source("2")).await?;
+    // The operator knows the digest of the former content only.
+    space.change("team", json!({ "configs": { "two": config } })).await?;
+    world.more_rounds(&space, "workspace", 3).await?;
+    assert_eq!(space.names::<Secret>().await?, [first.as_str()], "nothing is made of what it does not know");
+    held.release();
+    space.until_phase("team", WorkspacePhase::Ready).await?;
+    eventually("both are of the new content", async || {
+        let names = space.names::<Secret>().await?;
+        Ok(names.len() == 2 && !names.contains(&first))
+    })
+    .await?;
+    for name in space.names::<Secret>().await? {
+        let secret: Secret = space.get(&name).await?;
+        assert_eq!(secret.data.unwrap_or_default()["a"].0, b"2", "{name}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn w10_an_unchanged_source_is_read_no_more() -> Result<()> {
+    let world = World::hasty().await;
+    let space = world.space("unchanged").await?;
+    let source = json!({ "metadata": { "name": "source" }, "stringData": { "a": "1" } });
+    space.create::<Secret>(source).await?;
+    space.ready_workspace("team", json!({ "configs": { "one": { "fromSecret": { "name": "source" } } } })).await?;
+    world.more_rounds(&space, "workspace", 3).await?;
+    let mark = world.mark()?;
+    world.more_rounds(&space, "workspace", 10).await?;
+    let requests: Vec<_> = world.requests(&space, mark)?.iter().map(super::harness::line).collect();
+    assert_eq!(requests, [""; 0]);
     Ok(())
 }

@@ -3,7 +3,8 @@
 use api::workspace::WorkspacePhase;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use plan::event::EventKind;
-use plan::workspaces::{ObjectId, ObjectKind, Outcome, team};
+use plan::round::{Progress, Refusal};
+use plan::workspaces::{ObjectId, ObjectKind, workspace};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -40,13 +41,13 @@ fn w02_golden_objects_of_a_workspace() {
         "network": { "allowedEgress": [{ "cidr": "10.20.0.0/16", "ports": [5432] }] },
     });
     let world = World::new(spec);
-    insta::assert_json_snapshot!(golden(&team::derive(&world.workspace, &world.surroundings).unwrap()));
+    insta::assert_json_snapshot!(golden(&world.derived()));
 }
 
 #[test]
 fn w02_a_workspace_converges_and_then_nothing_is_planned() {
     let mut world = World::new(basic());
-    world.team_round();
+    world.workspace_round();
     assert_eq!(world.status().phase, Some(WorkspacePhase::Progressing));
     assert_eq!(
         world.condition("ServicesReady"),
@@ -63,7 +64,7 @@ fn w02_a_workspace_converges_and_then_nothing_is_planned() {
     assert_eq!(status.users[1].reason.as_deref(), Some("Disabled"));
     assert!(status.inventory.iter().any(|e| e.kind == "NetworkPolicy.networking.k8s.io" && e.name == "team-dns"));
     assert_eq!(world.done[0], "add finalizer");
-    assert!(world.team_plan().actions.is_empty());
+    assert!(world.workspace_plan().steps.is_empty());
     let told: Vec<_> = world.events.iter().map(|e| (e.kind, e.reason)).collect();
     assert_eq!(told, [(EventKind::Normal, "Succeeded")]);
 }
@@ -104,19 +105,20 @@ fn w07_one_broken_service_is_described_and_the_rest_is_done() {
 fn w07_a_refused_or_taken_object_stops_no_other() {
     let mut world = World::new(basic());
     world.stranger(ObjectKind::HelmRelease, "db", json!({}));
-    let refused = Outcome::Rejected { message: "quota".to_owned() };
+    let refused = Progress::Refused(Refusal::Rejected("quota".to_owned()));
     world.refusals.insert(ObjectId::new(ObjectKind::User, "ana"), refused);
-    world.team_round();
+    world.workspace_round();
     assert_eq!(
         world.condition("Ready"),
         "False ObjectTaken: HelmRelease db exists and belongs to someone else; rename or delete it"
     );
     assert_eq!(world.status().users[0].reason.as_deref(), Some("ObjectRejected"));
+    assert!(world.condition("UsersReady").contains("ana (ObjectRejected)"), "{}", world.condition("UsersReady"));
     for done in ["apply HelmRelease web", "apply User bob", "apply Ingress team-web"] {
         assert!(world.done.contains(&done.to_owned()), "{done} in {:?}", world.done);
     }
     assert!(!world.done.contains(&"apply HelmRelease db".to_owned()));
-    assert!(world.team_plan().next_look.is_some(), "nobody tells when the name is free");
+    assert!(world.workspace_plan().next_look.is_some(), "nobody tells when the name is free");
     assert_eq!(world.status().phase, Some(WorkspacePhase::Failed));
 }
 
@@ -141,7 +143,7 @@ fn w11_an_edited_object_is_applied_again_and_others_fields_are_left_alone() {
     let mut world = World::ready(basic());
     let policy = world.object(ObjectKind::NetworkPolicy, "team-default-deny");
     policy.content.0["metadata"]["labels"]["foreign"] = json!("stays");
-    assert!(world.team_plan().actions.is_empty());
+    assert!(world.workspace_plan().steps.is_empty());
     for edit in [
         json!({ "podSelector": { "matchLabels": { "app": "none" } } }),
         json!({ "egress": [{}] }),
@@ -163,9 +165,47 @@ fn what_the_server_made_of_our_own_apply_is_accepted() {
     let release = world.object(ObjectKind::HelmRelease, "web");
     release.content.0["spec"]["dependsOn"] = json!(["db", "injected"]);
     release.accepted = Some(plan::workspaces::fingerprint(&release.content.0));
-    assert!(world.team_plan().actions.is_empty());
+    assert!(world.workspace_plan().steps.is_empty());
     world.object(ObjectKind::HelmRelease, "web").content.0["spec"]["dependsOn"] = json!(["by hand"]);
-    assert_eq!(world.team_plan().actions.len(), 1);
+    assert_eq!(world.workspace_plan().steps.len(), 1);
+}
+
+#[test]
+fn what_the_server_made_of_an_apply_is_remembered_until_the_object_goes() {
+    let mut world = World::new(basic());
+    let web = ObjectId::new(ObjectKind::HelmRelease, "web");
+    world.refusals.insert(web.clone(), Progress::Done(Some("made otherwise".to_owned())));
+    world.workspace_round();
+    assert_eq!(world.note.accepted.get(&web).map(String::as_str), Some("made otherwise"));
+    assert_eq!(world.note.accepted.len(), 1);
+    world.refusals.clear();
+    world.workspace_round();
+    assert_eq!(world.note.accepted.len(), 0, "the next apply gave what was asked for");
+}
+
+#[test]
+fn what_needs_a_refused_config_waits_and_nothing_else_does() {
+    let mut spec = basic();
+    spec["configs"] = json!({ "values": { "kind": "Secret", "data": { "values.yaml": "a: 1" } } });
+    spec["services"]["web"]["valuesFrom"] = json!([{ "kind": "Secret", "name": "values" }]);
+    let mut world = World::new(spec);
+    let secret = world.derived().into_iter().find(|derived| derived.id.kind == ObjectKind::Secret).unwrap().id;
+    world.refusals.insert(secret.clone(), Progress::Refused(Refusal::Rejected("quota".to_owned())));
+    world.workspace_round();
+    assert_eq!(world.names(ObjectKind::HelmRelease), ["db"]);
+    assert_eq!(world.names(ObjectKind::User), ["ana", "bob"]);
+    assert_eq!(world.condition("Ready"), format!("False ObjectRejected: {secret} was refused: quota"));
+    assert_eq!(world.status().services[1].reason.as_deref(), Some("Progressing"));
+    world.refusals.clear();
+    world.settle();
+    assert!(world.condition("Ready").starts_with("True"));
+}
+
+#[test]
+fn nothing_is_made_before_the_finalizer_is_stored() {
+    let world = World::new(basic());
+    let plan = world.workspace_plan();
+    assert!(plan.steps[1..].iter().all(|step| step.needs.first().is_some_and(|need| need.index() == 0)));
 }
 
 #[test]
@@ -191,10 +231,10 @@ fn w13_the_older_wins_and_the_name_decides_within_a_second() {
         ..ObjectMeta::default()
     };
     let all = [meta("b", 0), meta("a", 0), meta("c", -1)];
-    let rivals: Vec<_> = all.iter().map(|own| team::rival(own, all.iter())).collect();
+    let rivals: Vec<_> = all.iter().map(|own| workspace::rival(own, all.iter())).collect();
     assert_eq!(rivals, [Some("c".to_owned()), Some("c".to_owned()), None]);
-    assert_eq!(team::rival(&all[1], all[..2].iter()), None);
-    assert_eq!(team::rival(&all[0], all[..2].iter()), Some("a".to_owned()));
+    assert_eq!(workspace::rival(&all[1], all[..2].iter()), None);
+    assert_eq!(workspace::rival(&all[0], all[..2].iter()), Some("a".to_owned()));
 }
 
 #[track_caller]
@@ -287,7 +327,7 @@ fn what_is_not_known_of_a_deployed_release_counts_as_data() {
     let web = world.object(ObjectKind::HelmRelease, "web");
     web.status["holdsData"] = Value::Null;
     world.change(|spec| drop(spec["services"].as_object_mut().unwrap().remove("web")));
-    world.team_round();
+    world.workspace_round();
     assert_eq!(world.done, ["delete Ingress team-web"]);
     assert!(world.condition("Ready").starts_with("False DataProtected"));
 }
@@ -371,18 +411,18 @@ proptest! {
         let mut world = World::new(first);
         world.stranger(ObjectKind::HelmRelease, &stranger, json!({ "kept": true }));
         for _ in 0..rounds {
-            world.team_round();
+            world.workspace_round();
         }
         world.workspace.spec = serde_json::from_value(second).unwrap();
         world.workspace.metadata.generation = Some(2);
         world.settle();
-        prop_assert!(world.team_plan().actions.is_empty());
-        let wanted = team::derive(&world.workspace, &world.surroundings).unwrap();
+        prop_assert!(world.workspace_plan().steps.is_empty());
+        let wanted = world.derived();
         for derived in &wanted {
             prop_assert!(world.objects.contains_key(&derived.id), "{} is missing", derived.id);
         }
-        let of_team = |found: &plan::workspaces::Found| found.owner_uid.as_deref() == Some("team-uid");
-        for (id, _) in world.objects.iter().filter(|(_, found)| of_team(found)) {
+        let of_workspace = |found: &plan::workspaces::Found| found.owner_uid.as_deref() == Some("team-uid");
+        for (id, _) in world.objects.iter().filter(|(_, found)| of_workspace(found)) {
             prop_assert!(wanted.iter().any(|derived| derived.id == *id), "{id} is left over");
         }
         let kept = &world.objects[&ObjectId::new(ObjectKind::HelmRelease, stranger)];
@@ -392,9 +432,9 @@ proptest! {
     #[test]
     fn two_derivations_are_the_same_and_actions_never_show_content(spec in spec()) {
         let workspace = workspace(spec);
-        let derive = || team::derive(&workspace, &team::Surroundings::default());
+        let derive = || workspace::derive(&workspace, &workspace::Surroundings::default());
         prop_assert!(derive() == derive());
-        let shown = format!("{:?}", World::new(serde_json::to_value(&workspace.spec).unwrap()).team_plan());
+        let shown = format!("{:?}", World::new(serde_json::to_value(&workspace.spec).unwrap()).workspace_plan());
         prop_assert!(!shown.contains("values.yaml") && !shown.contains("email"));
     }
 }

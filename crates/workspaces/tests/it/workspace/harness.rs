@@ -32,7 +32,7 @@ use testbed::{
 };
 use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
-use workspaces::teams;
+use workspaces::workspace;
 
 use crate::space::{HelmRole, OPERATOR_USER, install, operator_user};
 
@@ -59,17 +59,17 @@ static HASTY: OnceCell<World> = OnceCell::const_new();
 impl World {
     /// The default resync: what happens within seconds here was not caused by it.
     pub async fn shared() -> &'static Self {
-        WORLD.get_or_init(|| Self::on_own_thread(teams::Config::default())).await
+        WORLD.get_or_init(|| Self::on_own_thread(workspace::Config::default())).await
     }
 
     /// A short resync.
     pub async fn hasty() -> &'static Self {
-        let config = teams::Config { resync: Duration::from_millis(500), ..teams::Config::default() };
+        let config = workspace::Config { resync: Duration::from_millis(500), ..workspace::Config::default() };
         HASTY.get_or_init(|| Self::on_own_thread(config)).await
     }
 
     /// On a thread and runtime of its own, because those of a test end with the test.
-    async fn on_own_thread(config: teams::Config) -> Self {
+    async fn on_own_thread(config: workspace::Config) -> Self {
         let (sender, receiver) = oneshot::channel();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -83,7 +83,7 @@ impl World {
     }
 
     /// A world for one test alone.
-    pub async fn start(config: teams::Config) -> Result<Self> {
+    pub async fn start(config: workspace::Config) -> Result<Self> {
         let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
         install(&control_plane, HelmRole::NotBound).await?;
         let kubeconfig = Kubeconfig::read_from(control_plane.kubeconfig_as(&operator_user()).await?)?;
@@ -101,7 +101,7 @@ impl World {
             instance: "test".into(),
         };
         let mut operator = Operator::new(client, settings, Clock::default(), CancellationToken::new());
-        teams::install_alone(&mut operator, &config);
+        workspace::install_alone(&mut operator, &config);
         let metrics = operator.metrics.clone();
         tokio::spawn(operator.run(|_| {}));
         tokio::spawn(play_helm(control_plane.client().await?));

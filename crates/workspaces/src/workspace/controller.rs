@@ -1,0 +1,183 @@
+//! Rounds of Workspaces.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use api::workspace::{HelmRelease, User, Workspace, WorkspaceSpec, WorkspaceStatus};
+use jiff::Timestamp;
+use k8s_openapi::api::{apps::v1::StatefulSet, core::v1::Namespace, discovery::v1::EndpointSlice};
+use plan::{
+    fact::Failure,
+    round::{Plan, Report},
+    workspaces::{
+        Action, Derived, Digested, Done, ObjectId, Objects,
+        workspace::{self, Endpoint, Note, Observed, Source, SourceAsk, Surroundings},
+    },
+};
+use runtime::{Controller, Error, Fence, InputsOf, Json, Key, Kind, Metadata, RoundOf, Turn, Writer};
+use serde_json::json;
+
+use super::{
+    Concerns, Releases, Secrets,
+    derived::{DerivedKinds, accept},
+    projection::{Owned, Stored},
+    secret,
+};
+
+pub struct WorkspaceController {
+    pub workspaces: Arc<Kind<Json<Workspace>, Workspace>>,
+    pub releases: Arc<Releases>,
+    pub users: Arc<Kind<Json<User>, User>>,
+    pub sets: Arc<Kind<Json<StatefulSet>, Stored>>,
+    pub secrets: Arc<Secrets>,
+    pub namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
+    pub endpoints: Arc<Kind<Json<EndpointSlice>, Vec<Endpoint>>>,
+    pub derived_kinds: Arc<DerivedKinds>,
+    pub concerns: Concerns,
+    pub writer: Writer,
+}
+
+impl Controller for WorkspaceController {
+    const NAME: &'static str = "workspace";
+    type View = Json<Workspace>;
+    type Object = Workspace;
+    type Status = WorkspaceStatus;
+    type Observed = Observed;
+    type Action = Action;
+    type Done = Done;
+    type Note = Note;
+    type Ask = SourceAsk;
+    type Answer = Option<Digested>;
+
+    fn kind(&self) -> &Arc<Kind<Json<Workspace>, Workspace>> {
+        &self.workspaces
+    }
+
+    fn span(key: &Key) -> tracing::Span {
+        tracing::info_span!("round", workspace = %key, namespace = %key.namespace)
+    }
+
+    async fn gather(&self, key: &Key, workspace: &Workspace, note: &Note) -> Result<Observed, Error> {
+        let others = self.concerns.workspaces_of.keys(&key.namespace);
+        let others: Vec<_> = others.iter().filter_map(|other| self.workspaces.get(other)).collect();
+        let rival = workspace::rival(&workspace.metadata, others.iter().map(|other| &other.value.metadata));
+        // A rival may do nothing, so it looks at nothing either.
+        let spec = workspace.spec.as_ref().filter(|_| rival.is_none());
+        let sources = self.sources(key, spec, note).await?;
+        let surroundings = Surroundings { api_server: self.api_server(), sources };
+        // Only for the names: the objects that have them are to be known.
+        let derived = workspace::derive(workspace, &surroundings).unwrap_or_default();
+        let uid = workspace.metadata.uid.as_deref().unwrap_or_default();
+        let mut objects = self.derived_kinds.owned(&key.namespace, uid).await?;
+        self.derived_kinds.add_wanted(&mut objects, &key.namespace, &derived).await?;
+        accept(&mut objects, &note.accepted);
+        Ok(Observed {
+            rival,
+            is_namespace_terminating: is_terminating(&self.namespaces, &key.namespace),
+            surroundings,
+            referred_to: self.referred_to(key, &former_configs(&objects, &derived)),
+            objects,
+        })
+    }
+
+    fn plan(
+        &self,
+        workspace: &Workspace,
+        observed: &Observed,
+        inputs: &InputsOf<Self>,
+        _: Timestamp,
+    ) -> Plan<Action, SourceAsk> {
+        workspace::plan(workspace, observed, inputs)
+    }
+
+    async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<Done, Error> {
+        self.derived_kinds.execute(turn, &self.workspaces, turn.subject.object().spec.as_ref(), action).await
+    }
+
+    fn report(&self, round: &RoundOf<'_, Self>, now: Timestamp) -> Report<WorkspaceStatus, Note> {
+        workspace::report(round, now)
+    }
+
+    async fn fetch(&self, ask: &SourceAsk, _: &Fence) -> Result<Option<Digested>, Failure> {
+        let read = secret::read(&self.writer, &Key::new(ask.namespace.as_str(), ask.name.as_str())).await;
+        match read {
+            Ok(data) => Ok(data.as_ref().map(Digested::of)),
+            Err(error) => Err(Failure { class: error.class(), message: error.to_string() }),
+        }
+    }
+}
+
+impl WorkspaceController {
+    fn api_server(&self) -> Vec<Endpoint> {
+        let mut all = Vec::new();
+        self.endpoints.store().for_each(|_, endpoints| all.extend(endpoints.iter().cloned()));
+        all.sort();
+        all
+    }
+
+    /// The Secrets that configs take from.
+    async fn sources(
+        &self,
+        key: &Key,
+        spec: Option<&WorkspaceSpec>,
+        note: &Note,
+    ) -> Result<BTreeMap<String, Source>, Error> {
+        let configs = spec.into_iter().flat_map(|spec| spec.configs.values());
+        let names: BTreeSet<_> = configs.filter_map(|config| Some(&config.from_secret.as_ref()?.name)).collect();
+        let mut sources = BTreeMap::new();
+        for name in names {
+            let secret = Key::new(key.namespace.clone(), name.as_str());
+            self.secrets.settle(&secret).await?;
+            let version = self.secrets.store().version(&secret);
+            let source = version.map_or(Source::Missing, |version| note.source(name, version));
+            sources.insert(name.clone(), source);
+        }
+        Ok(sources)
+    }
+
+    /// Which of these configs something in the namespace names that the Workspace does not own; what it owns is known
+    /// anyway.
+    fn referred_to(&self, key: &Key, configs: &[&ObjectId]) -> BTreeSet<String> {
+        let mut referred_to = BTreeSet::new();
+        if configs.is_empty() {
+            return referred_to;
+        }
+        let mut search = |text: String| {
+            // Names with a hash in them are not found by accident, so the text alone decides.
+            let found = configs.iter().filter(|config| text.contains(&config.name));
+            referred_to.extend(found.map(|config| config.name.clone()));
+        };
+        let is_near = |other: &Key| other.namespace == key.namespace;
+        let is_own = |owner: Option<super::projection::Owner<'_>>| {
+            owner.is_some_and(|owner| owner.kind == Workspace::KIND && *owner.name == *key.name)
+        };
+        self.releases.store().for_each(|other, release: &HelmRelease| {
+            if is_near(other) && !is_own(release.owner()) {
+                search(json!(release.spec).to_string());
+            }
+        });
+        self.users.store().for_each(|other, user: &User| {
+            if is_near(other) && !is_own(user.owner()) {
+                search(json!(user.spec).to_string());
+            }
+        });
+        self.sets.store().for_each(|other, set| {
+            if is_near(other) {
+                search(set.content().to_string());
+            }
+        });
+        referred_to
+    }
+}
+
+pub fn is_terminating(namespaces: &Kind<Metadata<Namespace>, bool>, name: &str) -> bool {
+    namespaces.get(&Key::new("", name)).is_some_and(|is_going| is_going.value)
+}
+
+/// What is to be collected, if nothing refers to it.
+fn former_configs<'a>(objects: &'a Objects, derived: &[Derived]) -> Vec<&'a ObjectId> {
+    let is_wanted = |id: &ObjectId| derived.iter().any(|derived| derived.id == *id);
+    objects.keys().filter(|id| id.kind.is_config() && !is_wanted(id)).collect()
+}
