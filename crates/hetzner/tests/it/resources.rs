@@ -1,0 +1,213 @@
+//! The simulator's answers to bad input, and what lasts longer than a request.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context, Result};
+use hetzner::{Class, Health, LoadBalancer, Network, Server, ServerStatus, ServiceWanted, Wanted};
+use serde_json::{Value, json};
+use testbed::hetzner::{Access, Forwarder, Loopback, Options, Simulator};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::{TOKEN, World, network, server, wanted};
+
+/// A request that the API refuses with this code.
+async fn refused(world: &World, wanted: Wanted, code: &str, class: Class) {
+    let case = format!("{wanted:?}");
+    let error = world.client.ensure::<Server>(&wanted).await.expect_err(&case);
+    assert_eq!((error.code(), error.class()), (Some(code), class), "{case}: {error}");
+}
+
+fn with(field: &str, value: Value) -> Wanted {
+    let mut wanted = server("bad");
+    wanted.body[field] = value;
+    wanted
+}
+
+#[tokio::test]
+async fn bad_servers_are_refused_with_the_vendors_codes() -> Result<()> {
+    let world = World::start().await?;
+    refused(&world, wanted("bad", json!({})), "invalid_input", Class::Invalid).await;
+    refused(&world, wanted("no_host_name", server("x").body), "invalid_input", Class::Invalid).await;
+    let cases = [
+        with("server_type", json!("cx9999")),
+        with("image", json!("plan-9")),
+        // An image of another architecture.
+        with("image", json!(114_690_389)),
+        with("location", json!("moon1")),
+        with("ssh_keys", json!([4711])),
+        with("networks", json!([4711])),
+        with("placement_group", json!(4711)),
+        with("user_data", json!("x".repeat(40_000))),
+        with("server_type", json!({})),
+    ];
+    for wanted in cases {
+        refused(&world, wanted, "invalid_input", Class::Invalid).await;
+    }
+    let mut labels = server("bad");
+    labels.labels.insert("-x".to_owned(), String::new());
+    refused(&world, labels, "invalid_input", Class::Invalid).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_eleventh_server_does_not_fit_a_placement_group() -> Result<()> {
+    let world = World::start().await?;
+    let group: hetzner::PlacementGroup = world.client.ensure(&wanted("g", json!({ "type": "spread" }))).await?.resource;
+    let mut member = server("s");
+    member.body["placement_group"] = json!(group.id);
+    for number in 0..10 {
+        member.name = format!("s-{number}");
+        world.client.ensure::<Server>(&member).await?;
+    }
+    member.name = "s-10".to_owned();
+    refused(&world, member, "placement_error", Class::Capacity).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn addresses_that_are_used_or_foreign_are_refused() -> Result<()> {
+    let world = World::start().await?;
+    let net: Network = world.client.ensure(&network("n")).await?.resource;
+    let at = |ip: Option<[u8; 4]>| hetzner::NetworkAddress { network: net.id, ip: ip.map(Into::into), ip_range: None };
+    let one = world.client.ensure::<Server>(&server("one")).await?.resource.id;
+    let none = world.client.attach_server(one, &at(None)).await.unwrap_err();
+    assert_eq!(none.code(), Some("no_subnet_available"));
+    world.client.ensure_subnet(net.id, "10.0.0.0/25", "eu-central").await?;
+    assert_eq!(world.client.attach_server(one, &at(None)).await?.octets(), [10, 0, 0, 2]);
+    let two = world.client.ensure::<Server>(&server("two")).await?.resource.id;
+    // Used, the gateway's, outside of every subnet, outside of the network.
+    for ip in [[10, 0, 0, 2], [10, 0, 0, 1], [10, 0, 1, 2], [192, 168, 0, 2]] {
+        let error = world.client.attach_server(two, &at(Some(ip))).await.unwrap_err();
+        assert_eq!(error.code(), Some("ip_not_available"), "{ip:?}");
+    }
+    let overlap = world.client.ensure_subnet(net.id, "10.0.0.0/24", "eu-central").await.unwrap_err();
+    assert_eq!(overlap.code(), Some("invalid_input"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn servers_come_back_with_their_file() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let options = || {
+        let mut options = Options::new(vec![Access::new(TOKEN, "tests")]);
+        options.file = Some(folder.path().join("state.json"));
+        options.action_time = Duration::from_millis(1);
+        options
+    };
+    let first = Simulator::start(options()).await?;
+    let client = |simulator: &Simulator| {
+        hetzner::Clients::new(crate::settings()).get(&simulator.endpoint(), &hetzner::Token::new(TOKEN))
+    };
+    let made = client(&first)?.ensure::<Server>(&server("one")).await?.resource;
+    first.stop().await;
+    let second = Simulator::start(options()).await?;
+    let found: Server = client(&second)?.get(made.id).await?.context("it came back")?;
+    assert_eq!(found, made);
+    let other = client(&second)?.ensure::<Server>(&server("two")).await?.resource;
+    assert!(other.id > made.id, "numbers are not used twice");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_log_has_one_whole_line_per_request() -> Result<()> {
+    let world = World::start().await?;
+    world.simulator.faults().add("POST /servers", "lost-response".parse()?, Some(1))?;
+    world.client.ensure::<Server>(&server("one")).await?;
+    let text = std::fs::read_to_string(world.log_path())?;
+    assert!(text.ends_with('\n'));
+    let log = world.log()?;
+    let line = log.iter().find(|line| line.method == "POST").context("a server was created")?;
+    assert_eq!((line.path.as_str(), line.status), ("/servers", 201), "the answer was produced and then lost");
+    assert!(line.time.parse::<jiff::Timestamp>().is_ok(), "{}", line.time);
+    assert!(line.time.len() == "2026-01-02T03:04:05.123456Z".len() && line.time.ends_with('Z'), "{}", line.time);
+    assert!(log.iter().all(|line| !line.path.contains('?') && !line.path.starts_with("/v1")), "{log:?}");
+    assert!(!text.contains(TOKEN));
+    Ok(())
+}
+
+/// Answers every connection with its own address.
+async fn greet(listener: TcpListener) {
+    let own = listener.local_addr().unwrap().ip().to_string();
+    while let Ok((mut stream, _)) = listener.accept().await {
+        // A health check leaves without reading.
+        let _ = stream.write_all(own.as_bytes()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_load_balancer_forwards_to_healthy_targets_only() -> Result<()> {
+    let range = Loopback::claim().context("a free range of loopback addresses")?;
+    let (public, private) = (range.public(), range.private());
+    let world = World::with(|options| {
+        options.public_range = public;
+        options.forwarding = Arc::new(Forwarder::new(300));
+    })
+    .await?;
+    let net: Network = world.client.ensure(&wanted("n", json!({ "ip_range": private.to_string() }))).await?.resource;
+    world.client.ensure_subnet(net.id, &private.to_string(), "eu-central").await?;
+    let mut targets = Vec::new();
+    for name in ["one", "two"] {
+        let id = world.client.ensure::<Server>(&server(name)).await?.resource.id;
+        let to = hetzner::NetworkAddress { network: net.id, ..Default::default() };
+        targets.push(world.client.attach_server(id, &to).await?);
+    }
+    let balancer: LoadBalancer = world
+        .client
+        .ensure(&wanted("lb", json!({ "load_balancer_type": "lb11", "location": "fsn1", "network": net.id })))
+        .await?
+        .resource;
+    let check = json!({ "protocol": "tcp", "port": 6443, "interval": 3, "timeout": 2, "retries": 1 });
+    let body = json!({ "protocol": "tcp", "destination_port": 6443, "health_check": check });
+    world.client.ensure_service(balancer.id, &ServiceWanted { listen_port: 6443, body }).await?;
+    world.client.ensure_target(balancer.id, "k8zner.io/cluster=c").await?;
+    let first = tokio::spawn(greet(TcpListener::bind((targets[0], 6443)).await?));
+    let second = tokio::spawn(greet(TcpListener::bind((targets[1], 6443)).await?));
+    let address = balancer.public_net.ipv4.and_then(|of| of.ip).context("a public address")?;
+    until(&world, balancer.id, &[Health::Healthy, Health::Healthy]).await?;
+    let mut met = [ask(address).await?, ask(address).await?];
+    met.sort();
+    assert_eq!(met, [targets[0].to_string(), targets[1].to_string()], "by turns");
+    second.abort();
+    until(&world, balancer.id, &[Health::Healthy, Health::Unhealthy]).await?;
+    for _ in 0..3 {
+        assert_eq!(ask(address).await?, targets[0].to_string());
+    }
+    first.abort();
+    Ok(())
+}
+
+async fn ask(address: std::net::Ipv4Addr) -> Result<String> {
+    let mut text = String::new();
+    TcpStream::connect((address, 6443)).await?.read_to_string(&mut text).await?;
+    Ok(text)
+}
+
+/// Asks until the targets are as expected.
+async fn until(world: &World, balancer: i64, expected: &[Health]) -> Result<()> {
+    let wait = async {
+        loop {
+            let found: LoadBalancer = world.client.urgent().get(balancer).await?.context("it is there")?;
+            let servers = found.targets.iter().flat_map(|target| &target.targets);
+            let health: Vec<Health> = servers.flat_map(|of| of.health_status.iter().map(|of| of.status)).collect();
+            if health == expected {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), wait).await?
+}
+
+#[tokio::test]
+async fn a_lost_server_is_gone_without_a_request() -> Result<()> {
+    let world = World::start().await?;
+    let made = world.client.ensure::<Server>(&server("one")).await?.resource;
+    assert_eq!(made.status, ServerStatus::Running);
+    assert!(world.simulator.lose("one").await);
+    assert!(!world.simulator.lose("one").await);
+    assert_eq!(world.client.get::<Server>(made.id).await?, None);
+    Ok(())
+}
