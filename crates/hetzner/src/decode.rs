@@ -95,25 +95,28 @@ fn shown(message: &str) -> String {
 }
 
 fn envelope(body: &[u8]) -> Result<Envelope, Cause> {
-    serde_json::from_slice(body).map_err(|error| undecodable("answer", &error))
+    let undecodable = |error: serde_json::Error| {
+        let why = format!("it is not a JSON object at line {}, column {}", error.line(), error.column());
+        Cause::Undecodable { why, is_cut_short: error.is_eof() }
+    };
+    serde_json::from_slice(body).map_err(undecodable)
 }
 
 fn field<T: DeserializeOwned>(envelope: &Envelope, name: &str) -> Result<T, Cause> {
     let missing = || Cause::Undecodable { why: format!("it has no field {name}"), is_cut_short: false };
     let raw = envelope.get(name).ok_or_else(missing)?;
-    serde_json::from_str(raw.get()).map_err(|error| undecodable(name, &error))
+    serde_json::from_str(raw.get()).map_err(|error| mistyped(name, &error))
 }
 
 /// Absent and null are the same.
 fn optional<T: DeserializeOwned>(envelope: &Envelope, name: &str) -> Result<Option<T>, Cause> {
-    envelope
-        .get(name)
-        .map_or(Ok(None), |raw| serde_json::from_str(raw.get()).map_err(|error| undecodable(name, &error)))
+    envelope.get(name).map_or(Ok(None), |raw| serde_json::from_str(raw.get()).map_err(|error| mistyped(name, &error)))
 }
 
-fn undecodable(what: &str, error: &serde_json::Error) -> Cause {
+/// What is inside a whole answer is JSON: it can only be of another type than documented.
+fn mistyped(what: &str, error: &serde_json::Error) -> Cause {
     // serde's text may quote values: user data, names. Where it is wrong is enough.
-    let sort = if error.is_data() { "has another type than documented" } else { "is not JSON" };
-    let why = format!("{what} {sort} at line {}, column {}", error.line(), error.column());
-    Cause::Undecodable { why, is_cut_short: error.is_eof() }
+    let (line, column) = (error.line(), error.column());
+    let why = format!("{what} has another type than documented at line {line}, column {column}");
+    Cause::Undecodable { why, is_cut_short: false }
 }

@@ -10,7 +10,7 @@ mod vendor;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Result;
-use hetzner::{Client, Clients, Labels, Resource, Settings, Since, Token, Wanted};
+use hetzner::{Client, Clients, Labels, Settings, Since, Token, Wanted};
 use serde_json::{Value, json};
 use testbed::hetzner::{Access, Options, Simulator, log};
 use tokio::time::Instant;

@@ -117,7 +117,20 @@ impl Shared {
         let effect = ended.effect.clone();
         ended.end(error.map(|message| ("action_failed".to_owned(), message.to_owned())), Timestamp::now());
         apply(&mut world, &effect, error.is_some());
+        forget_old(world.project);
         self.changed(&mut state);
+    }
+}
+
+/// The API forgets actions after weeks; a simulator that runs for days must not keep every one either.
+fn forget_old(project: &mut Project) {
+    /// Many times what a test or a day of `dev` looks back to.
+    const KEPT: usize = 10_000;
+    while project.actions.len() > KEPT {
+        let Some(oldest) = project.actions.values().find(|action| !action.is_running()).map(|action| action.id) else {
+            return;
+        };
+        project.actions.remove(&oldest);
     }
 }
 

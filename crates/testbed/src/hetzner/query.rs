@@ -43,11 +43,23 @@ impl Query {
     }
 
     /// Sorts and cuts `items` and adds the vendor's `meta`.
-    pub fn page(&self, name: &str, mut items: Vec<Value>, sortable: &[&str]) -> Result<Value, Refusal> {
+    pub fn page(&self, name: &str, items: Vec<Value>, sortable: &[&str]) -> Result<Value, Refusal> {
+        self.page_of(name, items, sortable, |item, key| item[key].clone(), Value::clone)
+    }
+
+    /// The same for items that are costly to show: only those on the page are.
+    pub fn page_of<T>(
+        &self,
+        name: &str,
+        mut items: Vec<T>,
+        sortable: &[&str],
+        key_of: impl Fn(&T, &str) -> Value,
+        show: impl Fn(&T) -> Value,
+    ) -> Result<Value, Refusal> {
         let keys: Vec<(&str, bool)> = self.all("sort").map(|key| sort_key(key, sortable)).collect::<Result<_, _>>()?;
         items.sort_by(|a, b| {
             let by_key = keys.iter().map(|(key, descending)| {
-                let order = compare(&a[*key], &b[*key]);
+                let order = compare(&key_of(a, key), &key_of(b, key));
                 if *descending { order.reverse() } else { order }
             });
             by_key.fold(Ordering::Equal, Ordering::then)
@@ -55,7 +67,8 @@ impl Query {
         let (page, per_page) = (self.number("page", 1)?, self.number("per_page", DEFAULT_PER_PAGE)?.min(MOST_PER_PAGE));
         let total = items.len();
         let last = total.div_ceil(per_page).max(1);
-        let shown: Vec<Value> = items.into_iter().skip((page - 1).saturating_mul(per_page)).take(per_page).collect();
+        let on_page = items.iter().skip((page - 1).saturating_mul(per_page)).take(per_page);
+        let shown: Vec<Value> = on_page.map(show).collect();
         Ok(json!({
             name: shown,
             "meta": { "pagination": {

@@ -304,8 +304,16 @@ fn list<R: Record>(project: &Project, query: &Query) -> Outcome {
         let base = record.base();
         query.admits("name", &base.name) && selector.matches(&base.labels) && record.is_wanted(query)
     });
-    let views = wanted.map(|record| record.view(project)).collect();
-    Ok(Reply::ok(query.page(R::MANY, views, &["id", "name", "created"])?))
+    let key_of = |record: &&R, key: &str| {
+        let base = record.base();
+        match key {
+            "id" => json!(base.id),
+            "created" => json!(seconds(base.created)),
+            _ => json!(base.name),
+        }
+    };
+    let show = |record: &&R| record.view(project);
+    Ok(Reply::ok(query.page_of(R::MANY, wanted.collect(), &["id", "name", "created"], key_of, show)?))
 }
 
 fn update<R: Record>(world: &mut World<'_>, call: &Call, id: i64) -> Outcome {
