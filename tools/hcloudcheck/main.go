@@ -16,6 +16,7 @@ import (
 	"math/big"
 	"net"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/hetznercloud/hcloud-go/v2/hcloud"
@@ -49,11 +50,25 @@ func main() {
 		{"bad input", badInput},
 		{"tokens", tokens},
 	}
+	allFine := true
 	for _, part := range parts {
-		current = part.name
-		part.check(ctx, client)
-		fmt.Println("ok", part.name)
+		allFine = run(ctx, client, part) && allFine
 	}
+	if !allFine {
+		os.Exit(1)
+	}
+}
+
+// A part that fails does not keep the others from being checked.
+func run(ctx context.Context, client *hcloud.Client, part part) (isFine bool) {
+	defer func() {
+		if failure := recover(); failure != nil {
+			fmt.Fprintf(os.Stderr, "failed %s: %v\n", part.name, failure)
+		}
+	}()
+	part.check(ctx, client)
+	fmt.Println("ok", part.name)
+	return true
 }
 
 func clientWith(token string) *hcloud.Client {
@@ -66,11 +81,9 @@ func clientWith(token string) *hcloud.Client {
 	)
 }
 
-var current string
-
 func fail(format string, arguments ...any) {
-	fmt.Fprintf(os.Stderr, "%s: %s\n", current, fmt.Sprintf(format, arguments...))
-	os.Exit(1)
+	_, _, line, _ := runtime.Caller(2)
+	panic(fmt.Sprintf("line %d: %s", line, fmt.Sprintf(format, arguments...)))
 }
 
 func must[T any](value T, _ *hcloud.Response, err error) T {
@@ -322,8 +335,8 @@ func loadBalancers(ctx context.Context, client *hcloud.Client) {
 	expect(chosen.Server.Server.ID == server.ID && chosen.HealthStatus[0].ListenPort == port, "%+v", chosen)
 	await(ctx, client, must(client.LoadBalancer.RemoveLabelSelectorTarget(ctx, balancer, "role=cp")))
 	await(ctx, client, must(client.LoadBalancer.DeleteService(ctx, balancer, port)))
-	_, err = client.LoadBalancer.Delete(ctx, balancer)
-	noError(err)
+	await(ctx, client, must(client.LoadBalancer.DeleteWithResult(ctx, balancer)).Action)
+	expect(must(client.LoadBalancer.GetByID(ctx, balancer.ID)) == nil, "the load balancer is still there")
 	remove(ctx, client, server)
 	_, err = client.Network.Delete(ctx, network)
 	noError(err)

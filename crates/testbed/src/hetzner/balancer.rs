@@ -293,7 +293,8 @@ impl Record for Balancer {
         if let Some(balancer) = world.project.balancers.remove(&id) {
             world.pool.release(balancer.ipv4.1);
         }
-        Ok(Reply::empty())
+        let action = world.begin("delete_load_balancer", &[("load_balancer", id)], Effect::Nothing);
+        Ok(Reply::created(json!({ "action": action })))
     }
 
     fn act(world: &mut World<'_>, call: &Call, id: i64, command: &str) -> Outcome {

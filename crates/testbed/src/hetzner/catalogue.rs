@@ -184,7 +184,8 @@ pub(super) fn pricing() -> Value {
         "currency": "EUR", "vat_rate": "19.00",
         "image": { "price_per_gb_month": price(1) },
         "floating_ip": { "price_monthly": price(300) },
-        "floating_ips": [{ "type": "ipv4", "prices": monthly(300) }],
+        // Both types: Hetzner's own library counts on as many of these as of primary addresses.
+        "floating_ips": [{ "type": "ipv4", "prices": monthly(300) }, { "type": "ipv6", "prices": monthly(100) }],
         "primary_ips": [{ "type": "ipv4", "prices": prices(50) }, { "type": "ipv6", "prices": prices(0) }],
         "traffic": { "price_per_tb": price(0) },
         "server_backup": { "percentage": "20.00" },
