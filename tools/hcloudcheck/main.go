@@ -1,6 +1,7 @@
 // Checks the simulated Hetzner API with Hetzner's own library: what this program accepts, the vendor's programs accept.
 //
 // HCLOUD_ENDPOINT and HCLOUD_TOKEN name an empty project, OTHER_TOKEN another one, READER_TOKEN may only read the first.
+// `hcloudcheck try NAME` creates a server, without trying again, and prints what became of it: how a fault looks.
 package main
 
 import (
@@ -33,6 +34,10 @@ type part struct {
 func main() {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
+	if len(os.Args) == 3 && os.Args[1] == "try" {
+		fmt.Println(try(ctx, os.Args[2]))
+		return
+	}
 	client := clientWith(os.Getenv("HCLOUD_TOKEN"))
 	parts := []part{
 		{"catalogue", catalogue},
@@ -79,6 +84,41 @@ func clientWith(token string) *hcloud.Client {
 		hcloud.WithPollOpts(hcloud.PollOpts{BackoffFunc: hcloud.ConstantBackoff(10 * time.Millisecond)}),
 		hcloud.WithRetryOpts(hcloud.RetryOpts{BackoffFunc: hcloud.ConstantBackoff(10 * time.Millisecond), MaxRetries: 5}),
 	)
+}
+
+// How long an action may run before `try` says so; the simulator's take milliseconds.
+const actionLimit = time.Second
+
+func try(ctx context.Context, name string) string {
+	client := hcloud.NewClient(
+		hcloud.WithEndpoint(os.Getenv("HCLOUD_ENDPOINT")), hcloud.WithToken(os.Getenv("HCLOUD_TOKEN")),
+		hcloud.WithRetryOpts(hcloud.RetryOpts{MaxRetries: 0}),
+		hcloud.WithPollOpts(hcloud.PollOpts{BackoffFunc: hcloud.ConstantBackoff(10 * time.Millisecond)}),
+	)
+	made, _, err := client.Server.Create(ctx, hcloud.ServerCreateOpts{
+		Name: name, ServerType: &hcloud.ServerType{Name: "cx23"}, Image: &hcloud.Image{Name: "debian-13"},
+	})
+	var refused hcloud.Error
+	if errors.As(err, &refused) {
+		return "refused " + string(refused.Code)
+	}
+	if err != nil {
+		return "no answer"
+	}
+	waiting, cancel := context.WithTimeout(ctx, actionLimit)
+	defer cancel()
+	err = client.Action.WaitFor(waiting, append(made.NextActions, made.Action)...)
+	var failed hcloud.ActionError
+	switch {
+	case err == nil:
+		return "created"
+	case errors.As(err, &failed):
+		return "action failed " + failed.Code
+	case errors.Is(err, context.DeadlineExceeded):
+		return "action still running"
+	default:
+		return "action not found"
+	}
 }
 
 func fail(format string, arguments ...any) {

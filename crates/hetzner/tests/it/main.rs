@@ -7,7 +7,7 @@ mod lists;
 mod resources;
 mod vendor;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use hetzner::{Client, Clients, Labels, Settings, Since, Token, Wanted};
@@ -83,13 +83,15 @@ fn network(name: &str) -> Wanted {
     wanted(name, json!({ "ip_range": "10.0.0.0/16" }))
 }
 
-/// The client's futures move between threads.
-fn _futures_are_send(client: Arc<Client>) {
+#[tokio::test]
+async fn the_clients_futures_move_between_threads() -> Result<()> {
     fn check(_: impl Send) {}
+    let client = Clients::new(settings()).get("http://127.0.0.1:1/v1", &Token::new(TOKEN))?;
     let (server, key) = (server("a"), ssh_key("k"));
     check(client.ensure::<hetzner::Server>(&server));
     check(client.ensure_server_with_key(&server, &key));
     check(client.look::<hetzner::Server>(Since::Within(Duration::ZERO)));
     check(client.delete::<hetzner::Server>(1));
     check(client.command(1, hetzner::Command::PowerOn));
+    Ok(())
 }

@@ -223,7 +223,7 @@ impl Simulator {
         let Some(access) = self.shared.options.access.iter().find(|access| access.token == token) else { return false };
         let mut state = self.shared.state();
         let mut world = state.world(&access.project);
-        let made = (0..count).all(|number| server::Server::add(&mut world, format!("{prefix}-{number}")).is_ok());
+        let made = (0..count).all(|number| server::Server::add(&mut world, &format!("{prefix}-{number}")).is_ok());
         self.shared.changed(&mut state);
         made
     }

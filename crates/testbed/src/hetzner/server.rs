@@ -160,14 +160,15 @@ impl Server {
     }
 
     /// One that runs already.
-    pub fn add(world: &mut World<'_>, name: String) -> Result<(), Refusal> {
+    pub fn add(world: &mut World<'_>, name: &str) -> Result<(), Refusal> {
         let body = json!({ "name": name, "server_type": "cx23", "image": "debian-13" });
         let call = Call { method: http::Method::POST, query: Query::default(), body };
         Self::create(world, &call)?;
         let begun = std::mem::take(&mut world.chain);
         world.project.actions.retain(|id, _| !begun.contains(id));
-        let made = world.project.servers.values_mut().next_back();
-        made.into_iter().for_each(|server| server.status = Status::Running);
+        if let Some(made) = world.project.servers.values_mut().next_back() {
+            made.status = Status::Running;
+        }
         Ok(())
     }
 
