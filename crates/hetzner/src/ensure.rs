@@ -97,7 +97,7 @@ impl Client {
             let id = created.id();
             self.wait(actions).await?;
             // It may be gone again: then its creation is to be repeated.
-            let gone = || Error::new(format!("GET {path}/{id}"), Cause::ActionVanished { id });
+            let gone = || Error::new(format!("GET {path}/{id}"), Cause::Unseen);
             self.get(id).await?.ok_or_else(gone)
         };
         let resource = self.settle(observe, act).await?;

@@ -62,6 +62,8 @@ pub enum Cause {
     },
     /// The list changed each time while its pages were read.
     ListChanged,
+    /// The API carried the change out and does not show it.
+    Unseen,
     /// The token has characters that no token has.
     BadToken,
     BadEndpoint {
@@ -143,9 +145,11 @@ impl Error {
         match &self.cause {
             Cause::Refused { status, code, .. } => class_of(code, *status),
             Cause::ActionFailed { code, .. } => class_of(code, 500),
-            Cause::Unreachable { .. } | Cause::Late { .. } | Cause::ActionVanished { .. } | Cause::ListChanged => {
-                Class::Transient
-            }
+            Cause::Unreachable { .. }
+            | Cause::Late { .. }
+            | Cause::ActionVanished { .. }
+            | Cause::ListChanged
+            | Cause::Unseen => Class::Transient,
             Cause::Undecodable { is_cut_short, .. } => {
                 if *is_cut_short {
                     Class::Transient
@@ -189,7 +193,10 @@ impl Error {
     pub(crate) fn is_passing(&self) -> bool {
         let in_the_way = ["conflict", "locked", "uniqueness_error", "resource_in_use"];
         match self.class() {
-            Class::Transient | Class::RateLimited => !matches!(self.cause, Cause::BudgetSpent { .. }),
+            // How an action failed is for the caller to see, who may want something else now.
+            Class::Transient | Class::RateLimited => {
+                !matches!(self.cause, Cause::BudgetSpent { .. } | Cause::ActionFailed { .. })
+            }
             Class::Conflict => self.code().is_some_and(|code| in_the_way.contains(&code)),
             _ => false,
         }
@@ -238,6 +245,7 @@ impl fmt::Display for Cause {
             Self::Foreign { kind, name, id } => write!(f, "{kind} {name} (id {id}) exists without our labels"),
             Self::BudgetSpent { retry_after } => write!(f, "the project's requests are spent for {retry_after:?}"),
             Self::ListChanged => f.write_str("the list changed each time it was read"),
+            Self::Unseen => f.write_str("the change was accepted and is not visible"),
             Self::BadToken => f.write_str("the token is empty or has characters that no token has"),
             Self::BadEndpoint { endpoint } => write!(f, "{endpoint:?} is not an address of the API"),
         }

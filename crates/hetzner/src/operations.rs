@@ -149,8 +149,7 @@ impl Client {
                 Err(error) if error.code().is_some_and(|code| code.ends_with("_already_attached")) => {}
                 other => other?,
             }
-            let cause = Cause::ListChanged;
-            observe().await?.ok_or_else(|| Error::new("POST …/actions/attach_to_network", cause))
+            observe().await?.ok_or_else(|| Error::new("POST …/actions/attach_to_network", Cause::Unseen))
         };
         self.settle(observe, act).await
     }
@@ -175,8 +174,7 @@ impl Client {
         };
         let act = || async move {
             self.act::<LoadBalancer>(balancer, "add_service", body).await?;
-            let cause = Cause::ListChanged;
-            observe().await?.ok_or_else(|| Error::new("POST …/actions/add_service", cause))
+            observe().await?.ok_or_else(|| Error::new("POST …/actions/add_service", Cause::Unseen))
         };
         self.settle(observe, act).await
     }
@@ -247,8 +245,8 @@ impl Client {
         };
         let act = || async move {
             self.act::<Server>(server, "create_image", body).await?;
-            let cause = Cause::ListChanged;
-            self.snapshot(labels).await?.ok_or_else(|| Error::new("POST …/actions/create_image", cause))
+            let unseen = || Error::new("POST …/actions/create_image", Cause::Unseen);
+            self.snapshot(labels).await?.ok_or_else(unseen)
         };
         self.settle(observe, act).await
     }

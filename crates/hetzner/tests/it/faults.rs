@@ -170,6 +170,9 @@ async fn a_late_answer_is_an_unknown_one() -> Result<()> {
 #[tokio::test]
 async fn k41_actions_that_fail_hang_or_vanish_are_told_apart() -> Result<()> {
     let world = World::start().await?;
+    world.simulator.faults().add("POST /servers", Kind::FailedAction, Some(1))?;
+    let error = world.client.ensure::<Server>(&server("zero")).await.unwrap_err();
+    assert!(matches!(error.cause, Cause::ActionFailed { .. }), "a creation that failed is no success: {error}");
     let made = world.client.ensure::<Server>(&server("one")).await?.resource;
     let off = "POST /servers/*/actions/poweroff";
     world.simulator.faults().add(off, Kind::FailedAction, None)?;

@@ -222,6 +222,12 @@ fn algorithm(input: Option<Algorithm>) -> Result<String, Refusal> {
     is_known.then_some(name).ok_or_else(|| Refusal::invalid("algorithm.type", "is not an algorithm"))
 }
 
+fn kind(input: &Input) -> Result<&'static BalancerType, Refusal> {
+    let wanted = input.load_balancer_type.as_ref();
+    let found = BALANCER_TYPES.iter().find(|kind| wanted.is_some_and(|wanted| wanted.is(kind.id, kind.name)));
+    found.ok_or_else(|| Refusal::invalid("load_balancer_type", "load balancer type not found"))
+}
+
 fn location(input: &Input) -> Result<&'static Location, Refusal> {
     let zone = |location: &&Location| Some(location.zone) == input.network_zone.as_deref();
     let found = match &input.location {
@@ -255,9 +261,7 @@ impl Record for Balancer {
     fn create(world: &mut World<'_>, call: &Call) -> Outcome {
         let input: Input = call.read()?;
         let name = world.name::<Self>(input.name.clone(), None)?;
-        let wanted = input.load_balancer_type.as_ref();
-        let kind = BALANCER_TYPES.iter().find(|kind| wanted.is_some_and(|wanted| wanted.is(kind.id, kind.name)));
-        let kind = kind.ok_or_else(|| Refusal::invalid("load_balancer_type", "load balancer type not found"))?;
+        let kind = kind(&input)?;
         let location = location(&input)?;
         let network = |network| Ok((network, Network::address(world.project, network, location.zone, None, None)?));
         let private = input.network.map(network).transpose()?;
@@ -319,6 +323,12 @@ impl Record for Balancer {
             "detach_from_network" => Self::find_mut(world.project, id)?.private = None,
             "enable_public_interface" => Self::find_mut(world.project, id)?.is_public = true,
             "disable_public_interface" => Self::find_mut(world.project, id)?.is_public = false,
+            // Names are shown nowhere.
+            "change_dns_ptr" => {}
+            "change_type" => {
+                let wanted: Input = call.read()?;
+                Self::find_mut(world.project, id)?.kind = kind(&wanted)?.name.to_owned();
+            }
             "change_algorithm" => {
                 let kind = call.body["type"].as_str().unwrap_or_default().to_owned();
                 Self::find_mut(world.project, id)?.algorithm = algorithm(Some(Algorithm { r#type: kind }))?;

@@ -61,7 +61,14 @@ pub(super) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
                 async move {
                     let asked = read(request).await?;
                     // On its own: a client that no longer waits does not undo what it asked for.
-                    let answer = on.tasks.spawn(Arc::clone(&on).answer(asked));
+                    let answer = Arc::clone(&on).answer(asked);
+                    let ends = on.ends.clone();
+                    let answer = on.tasks.spawn(async move {
+                        tokio::select! {
+                            () = ends.cancelled() => Err(Cut),
+                            answer = answer => answer,
+                        }
+                    });
                     answer.await.unwrap_or(Err(Cut))
                 }
             });
@@ -75,6 +82,8 @@ pub(super) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
 /// One request, read.
 struct Asked {
     method: Method,
+    /// Below `/v1`.
+    is_api: bool,
     /// Without `/v1` and the query.
     path: String,
     query: String,
@@ -87,10 +96,11 @@ async fn read(request: Request<Incoming>) -> Result<Asked, Cut> {
     let body = Limited::new(body, LONGEST_REQUEST).collect().await.map_err(|_| Cut)?.to_bytes();
     let token = parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let path = parts.uri.path();
+    let in_api = path.strip_prefix("/v1").filter(|path| path.is_empty() || path.starts_with('/'));
     Ok(Asked {
         token: token.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned),
-        // Paths outside the API match no route.
-        path: path.strip_prefix("/v1").unwrap_or("//").to_owned(),
+        is_api: in_api.is_some(),
+        path: in_api.unwrap_or(path).to_owned(),
         query: parts.uri.query().unwrap_or_default().to_owned(),
         method: parts.method,
         body,
@@ -130,6 +140,9 @@ impl Shared {
         let plain = |reply| Ok(Decided { reply, is_lost: false, taken: None });
         if !is_free {
             return plain(Err(spent()));
+        }
+        if !asked.is_api {
+            return plain(Err(Refusal::no_route()));
         }
         if access.is_read_only && asked.method != Method::GET {
             let message = "the token is only allowed to perform GET requests";
@@ -230,6 +243,7 @@ fn spent() -> Refusal {
 fn dispatch(world: &mut World<'_>, call: &Call, segments: &[&str]) -> Outcome {
     match segments {
         ["servers", rest @ ..] => route::<Server>(world, call, rest),
+        ["networks", id, "members"] if call.method == Method::GET => Network::members(world.project, call, id),
         ["networks", rest @ ..] => route::<Network>(world, call, rest),
         ["load_balancers", rest @ ..] => route::<Balancer>(world, call, rest),
         ["firewalls", rest @ ..] => route::<Firewall>(world, call, rest),

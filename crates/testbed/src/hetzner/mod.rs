@@ -233,13 +233,13 @@ impl Simulator {
         self.shared.ends.cancel();
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
-        self.shared.options.forwarding.configure(&[]);
     }
 }
 
 impl Drop for Simulator {
     fn drop(&mut self) {
         self.shared.ends.cancel();
+        self.shared.options.forwarding.configure(&[]);
     }
 }
 

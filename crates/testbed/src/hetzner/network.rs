@@ -86,6 +86,39 @@ impl Network {
         Ok(Subnet { r#type: input.r#type.clone().unwrap_or_default(), ip_range, network_zone })
     }
 
+    /// Servers and load balancers in it, with their addresses.
+    pub fn members(project: &Project, call: &Call, id: &str) -> Outcome {
+        let network =
+            id.parse().map_err(|_| Refusal::not_found("network", id)).and_then(|id| Self::find(project, id))?;
+        let id = network.base.id;
+        let view = |kind: &str, of: i64, ip: Ipv4Addr, aliases: &[Ipv4Addr]| {
+            let subnet = network.subnets.iter().find(|subnet| subnet.ip_range.contains(ip));
+            json!({
+                "type": kind, "id": of, "ip": ip, "status": "ready", "alias_ips": aliases,
+                "subnet": subnet.map(|subnet| subnet.ip_range),
+            })
+        };
+        let servers = project.servers.values().flat_map(|server| {
+            let nets = server.private.iter().filter(|net| net.network == id && net.is_up);
+            nets.map(|net| view("server", server.base.id, net.ip, &net.alias_ips)).collect::<Vec<_>>()
+        });
+        let balancers = project.balancers.values().filter_map(|balancer| {
+            let (_, ip) = balancer.private.filter(|(network, _)| *network == id)?;
+            Some(view("load_balancer", balancer.base.id, ip, &[]))
+        });
+        let members = servers
+            .chain(balancers)
+            .filter(|member| call.query.admits("type", member["type"].as_str().unwrap_or_default()));
+        Ok(Reply::ok(call.query.page("members", members.collect(), &["id", "ip"])?))
+    }
+
+    /// A wider range that still holds every subnet.
+    fn widened(&self, input: &SubnetInput) -> Result<Cidr, Refusal> {
+        let wider = range("ip_range", input.ip_range.as_deref())?;
+        let fits = wider.is_private() && self.subnets.iter().all(|subnet| wider.covers(subnet.ip_range));
+        fits.then_some(wider).ok_or_else(|| Refusal::invalid("ip_range", "must be private and hold all subnets"))
+    }
+
     /// An address for a new interface: the wanted one, or a free one of the wanted or any subnet.
     pub fn address(
         project: &Project,
@@ -170,6 +203,10 @@ impl Record for Network {
             "add_subnet" => {
                 let subnet = Self::find(world.project, id)?.subnet(&call.read()?)?;
                 Self::find_mut(world.project, id)?.subnets.push(subnet);
+            }
+            "change_ip_range" => {
+                let wider = Self::find(world.project, id)?.widened(&call.read()?)?;
+                Self::find_mut(world.project, id)?.ip_range = wider;
             }
             "delete_subnet" => {
                 let input: SubnetInput = call.read()?;

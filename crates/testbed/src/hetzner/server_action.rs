@@ -78,6 +78,8 @@ pub(super) fn act(world: &mut World<'_>, call: &Call, id: i64, command: &str) ->
             server.backup_window = None;
             begun("disable_backup", Effect::Nothing)
         }
+        "reset_password" => Begun { extra: password(), ..running(server, begun("reset_password", Effect::Nothing))? },
+        "change_dns_ptr" => begun("change_dns_ptr", Effect::Nothing),
         "rebuild" => Begun { extra: password(), ..rebuild(world, input, id)? },
         "create_image" => create_image(world, input, id)?,
         "change_type" => change_type(server, &input)?,
