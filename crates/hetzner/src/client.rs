@@ -21,6 +21,9 @@ use crate::{
     wait::Waiter,
 };
 
+/// Hetzner's own; `HCLOUD_ENDPOINT` names another.
+pub const ENDPOINT: &str = "https://api.hetzner.cloud/v1";
+
 /// Times that tests shorten.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {

@@ -1,6 +1,9 @@
 //! Resources that exist once, whatever happened to the request that created them.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::{
+    fmt,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use http::Method;
 use serde_json::{Value, json};
@@ -13,7 +16,7 @@ use crate::{
 };
 
 /// A resource that is to exist.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Wanted {
     /// Unique in the project: it is what makes creating safe to repeat.
     pub name: String,
@@ -23,6 +26,15 @@ pub struct Wanted {
     pub owner: (String, String),
     /// The other fields of the request that creates it.
     pub body: Value,
+}
+
+impl fmt::Debug for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // User data and private keys are in the body.
+        let Self { name, labels, owner, body: _ } = self;
+        let mut shown = f.debug_struct("Wanted");
+        shown.field("name", name).field("labels", labels).field("owner", owner).finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -78,11 +90,12 @@ impl Client {
         let observe = || async move {
             let Some(found) = self.by_name::<R>(&wanted.name).await? else { return Ok(None) };
             let found = wanted.adopt(found)?;
-            let running = self.running::<R>(found.id()).await?;
-            if running.is_empty() {
+            if !R::HAS_ACTIONS {
                 return Ok(Some(found));
             }
+            let running = self.running::<R>(found.id()).await?;
             self.wait(running).await?;
+            // What was found may have changed since, even if nothing was under way any more.
             self.get(found.id()).await
         };
         let act = || async move {
@@ -106,9 +119,6 @@ impl Client {
 
     /// The actions on it that have not ended.
     pub(crate) async fn running<R: Resource>(&self, id: i64) -> Result<Vec<Action>, Error> {
-        if !R::HAS_ACTIONS {
-            return Ok(Vec::new());
-        }
         let path = format!("/{}/{id}/actions?status=running", R::MANY);
         let read = self.read(&path, |body| decode::page::<Action>(body, "actions")).await;
         match read {

@@ -21,7 +21,7 @@ mod transport;
 mod wait;
 
 pub use budget::Urgency;
-pub use client::{Client, Clients, Settings};
+pub use client::{Client, Clients, ENDPOINT, Settings};
 pub use decode::{Page, decode_error, decode_one, decode_page};
 pub use ensure::{Ensured, Wanted};
 pub use error::{Cause, Class, Error};

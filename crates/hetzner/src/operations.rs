@@ -10,7 +10,7 @@ use crate::{
     client::{Client, encoded},
     decode::{self, decode_page},
     ensure::{Ensured, Wanted},
-    error::{Cause, Error},
+    error::{Cause, Class, Error},
     look::Since,
     resource::{
         Firewall, FirewallRule, Image, ImageStatus, Labels, LoadBalancer, LoadBalancerService, Network, Resource,
@@ -77,6 +77,10 @@ impl NetworkAddress {
     }
 }
 
+fn is_refused(error: &Error) -> bool {
+    matches!(error.cause, Cause::Refused { .. }) && matches!(error.class(), Class::Conflict | Class::RateLimited)
+}
+
 impl Client {
     /// One action on one resource, once.
     async fn act<R: Resource>(&self, id: i64, command: &str, body: &Value) -> Result<(), Error> {
@@ -103,9 +107,8 @@ impl Client {
             let mut retry = self.retry();
             loop {
                 match self.act::<Server>(server, command.path(), &json!({})).await {
-                    Err(error) if error.is_passing() && matches!(error.cause, Cause::Refused { .. }) => {
-                        retry.wait(error).await?;
-                    }
+                    // Refused before anything was done; a fault of the API's own leaves that open.
+                    Err(error) if error.is_passing() && is_refused(&error) => retry.wait(error).await?,
                     other => return other,
                 }
             }

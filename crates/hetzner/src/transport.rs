@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, header, uri::Scheme};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Bytes;
 use hyper_rustls::{ConfigBuilderExt, HttpsConnector};
@@ -10,7 +10,7 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
 };
-use rustls::ClientConfig;
+use rustls::{ClientConfig, RootCertStore};
 use tokio::time::timeout;
 
 use crate::{error::Cause, token::Token};
@@ -47,7 +47,7 @@ impl Transport {
         let mut plain = HttpConnector::new();
         plain.enforce_http(false);
         plain.set_connect_timeout(Some(limit));
-        let connector = HttpsConnector::from((plain, tls().map_err(|why| Cause::Unreachable { why })?));
+        let connector = HttpsConnector::from((plain, tls(&uri).map_err(|why| Cause::Unreachable { why })?));
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
@@ -94,11 +94,15 @@ fn unreachable(error: &(dyn std::error::Error + 'static)) -> Cause {
     Cause::Unreachable { why }
 }
 
-fn tls() -> Result<Arc<ClientConfig>, String> {
+fn tls(endpoint: &Uri) -> Result<Arc<ClientConfig>, String> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("the provider knows the default versions");
+    if endpoint.scheme() != Some(&Scheme::HTTPS) {
+        // A machine without certificates can still use an endpoint that has none.
+        return Ok(Arc::new(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()));
+    }
     let builder = builder.with_native_roots().map_err(|error| format!("no certificates to trust: {error}"))?;
     Ok(Arc::new(builder.with_no_client_auth()))
 }

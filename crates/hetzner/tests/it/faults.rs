@@ -198,6 +198,27 @@ async fn k41_actions_that_fail_hang_or_vanish_are_told_apart() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_reboot_is_repeated_only_where_it_was_not_done() -> Result<()> {
+    let world = World::start().await?;
+    let made = world.client.ensure::<Server>(&server("one")).await?.resource;
+    let reboot = "POST /servers/*/actions/reboot";
+    let asked = || anyhow::Ok(world.log()?.iter().filter(|line| line.path.ends_with("/reboot")).count());
+    for kind in ["lost-response", "500", "504"] {
+        let before = asked()?;
+        world.simulator.faults().add(reboot, kind.parse()?, Some(1))?;
+        assert!(world.client.command(made.id, Command::Reboot).await.is_err(), "{kind}");
+        assert_eq!(asked()? - before, 1, "{kind}");
+    }
+    for kind in ["409", "423"] {
+        let before = asked()?;
+        world.simulator.faults().add(reboot, kind.parse()?, Some(1))?;
+        world.client.command(made.id, Command::Reboot).await.context(kind)?;
+        assert!(asked()? - before >= 2, "{kind}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn capacity_and_limits_are_returned_at_once() -> Result<()> {
     let world = World::start().await?;
     let kind = Kind::Capacity { location: Some("fsn1".to_owned()), server_type: None };

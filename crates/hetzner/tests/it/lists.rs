@@ -37,6 +37,28 @@ async fn a_thousand_servers_are_listed_in_twenty_requests_for_all_who_ask() -> R
 }
 
 #[tokio::test]
+async fn a_server_that_moves_across_a_page_is_not_missed() -> Result<()> {
+    let world = World::start().await?;
+    assert!(world.simulator.add_servers(TOKEN, "s", 60));
+    // The second page is late, and a server of the first is gone meanwhile: one of the second is on the first now.
+    for seconds in ["slow=0", "slow=0.5"] {
+        world.simulator.faults().add("GET /servers", seconds.parse()?, Some(1))?;
+    }
+    let change = async {
+        while reads(&world)? < 1 {
+            tokio::task::yield_now().await;
+        }
+        assert!(world.simulator.lose("s-0").await);
+        anyhow::Ok(())
+    };
+    let (names, changed) = tokio::join!(world.names::<Server>(), change);
+    changed?;
+    let expected: Vec<String> = (1..60).map(|number| format!("s-{number}")).collect();
+    assert_eq!(names?, expected);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_failed_look_is_unknown_and_not_empty() -> Result<()> {
     let world = World::start().await?;
     world.client.ensure::<Server>(&server("one")).await?;
@@ -83,7 +105,7 @@ async fn tokens_of_other_projects_see_nothing_and_wrong_or_read_only_ones_are_re
 }
 
 #[tokio::test]
-async fn a_spent_rate_limit_is_waited_for_and_never_met_twice() -> Result<()> {
+async fn k42_a_spent_rate_limit_is_waited_for_and_never_met_twice() -> Result<()> {
     // Ten a second, so that the test need not wait for an hour.
     let world = World::with(|options| options.requests_per_hour = 36_000).await?;
     world.client.ensure::<Server>(&server("one")).await?;
@@ -102,7 +124,7 @@ async fn a_spent_rate_limit_is_waited_for_and_never_met_twice() -> Result<()> {
 }
 
 #[tokio::test]
-async fn many_requests_at_once_cause_no_429() -> Result<()> {
+async fn k42_many_requests_at_once_cause_no_429() -> Result<()> {
     let world = World::with(|options| options.requests_per_hour = 36_000).await?;
     world.simulator.spend_all_but(TOKEN, 12);
     let urgent = world.client.urgent();

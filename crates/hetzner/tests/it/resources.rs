@@ -1,11 +1,18 @@
 //! The simulator's answers to bad input, and what lasts longer than a request.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
-use hetzner::{Class, Health, LoadBalancer, Network, Server, ServerStatus, ServiceWanted, Wanted};
+use futures::future::BoxFuture;
+use hetzner::{Class, Command, Health, LoadBalancer, Network, Server, ServerStatus, ServiceWanted, Wanted};
 use serde_json::{Value, json};
-use testbed::hetzner::{Access, Forwarder, Loopback, Options, Simulator};
+use testbed::hetzner::{Access, Failed, Forwarder, Loopback, Machine, Machines, Options, Simulator};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -15,7 +22,7 @@ use crate::{TOKEN, World, network, server, wanted};
 
 /// A request that the API refuses with this code.
 async fn refused(world: &World, wanted: Wanted, code: &str, class: Class) {
-    let case = format!("{wanted:?}");
+    let case = format!("{wanted:?} {}", wanted.body);
     let error = world.client.ensure::<Server>(&wanted).await.expect_err(&case);
     assert_eq!((error.code(), error.class()), (Some(code), class), "{case}: {error}");
 }
@@ -108,6 +115,122 @@ async fn servers_come_back_with_their_file() -> Result<()> {
     assert_eq!(found, made);
     let other = client(&second)?.ensure::<Server>(&server("two")).await?.resource;
     assert!(other.id > made.id, "numbers are not used twice");
+    Ok(())
+}
+
+/// Writes down what happens to the machines; none of them starts while `is_broken`.
+#[derive(Default)]
+struct Recorder {
+    seen: Mutex<Vec<String>>,
+    is_broken: AtomicBool,
+}
+
+impl Recorder {
+    fn note<'a>(&'a self, what: &str, machine: &'a Machine) -> BoxFuture<'a, Result<(), Failed>> {
+        self.seen.lock().unwrap().push(format!("{what} {} {:?}", machine.name, machine.private.len()));
+        let is_broken = what == "power_on" && self.is_broken.load(Relaxed);
+        Box::pin(async move { if is_broken { Err("no power".to_owned()) } else { Ok(()) } })
+    }
+}
+
+impl Machines for Recorder {
+    fn created<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<(), Failed>> {
+        self.note("created", machine)
+    }
+
+    fn deleted<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<(), Failed>> {
+        self.note("deleted", machine)
+    }
+
+    fn power_on<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<(), Failed>> {
+        self.note("power_on", machine)
+    }
+
+    fn power_off<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<(), Failed>> {
+        self.note("power_off", machine)
+    }
+
+    fn reboot<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<(), Failed>> {
+        self.note("reboot", machine)
+    }
+
+    fn network_changed<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<(), Failed>> {
+        self.note("network_changed", machine)
+    }
+}
+
+#[tokio::test]
+async fn machines_live_as_their_servers_do() -> Result<()> {
+    let recorder = Arc::new(Recorder::default());
+    let machines = Arc::clone(&recorder);
+    let world = World::with(|options| options.machines = machines).await?;
+    let mut wanted = server("one");
+    wanted.body["start_after_create"] = json!(false);
+    let made = world.client.ensure::<Server>(&wanted).await?.resource;
+    assert_eq!(made.status, ServerStatus::Off);
+    let net: Network = world.client.ensure(&network("n")).await?.resource;
+    world.client.ensure_subnet(net.id, "10.0.0.0/25", "eu-central").await?;
+    let to = hetzner::NetworkAddress { network: net.id, ..Default::default() };
+    world.client.attach_server(made.id, &to).await?;
+    recorder.is_broken.store(true, Relaxed);
+    let error = world.client.command(made.id, Command::PowerOn).await.unwrap_err();
+    assert!(error.to_string().contains("no power"), "{error}");
+    recorder.is_broken.store(false, Relaxed);
+    for command in [Command::PowerOn, Command::Reboot, Command::PowerOff] {
+        world.client.command(made.id, command).await?;
+    }
+    world.simulator.power_changed(made.id, true);
+    let found: Server = world.client.get(made.id).await?.context("it is there")?;
+    assert_eq!(found.status, ServerStatus::Running, "it turned itself on");
+    world.client.delete::<Server>(made.id).await?;
+    let expected = [
+        "created one 0",
+        "network_changed one 1",
+        "power_on one 1",
+        "power_on one 1",
+        "reboot one 1",
+        "power_off one 1",
+        "deleted one 1",
+    ];
+    assert_eq!(*recorder.seen.lock().unwrap(), expected);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_had_not_ended_ends_with_the_next_simulator() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let recorder = Arc::new(Recorder::default());
+    let options = |action_time| {
+        let mut options = Options::new(vec![Access::new(TOKEN, "tests")]);
+        options.file = Some(folder.path().join("state.json"));
+        options.action_time = action_time;
+        options.machines = Arc::clone(&recorder) as Arc<dyn Machines>;
+        options
+    };
+    let client = |simulator: &Simulator, action_limit| {
+        let settings = hetzner::Settings { action_limit, ..crate::settings() };
+        hetzner::Clients::new(settings).get(&simulator.endpoint(), &hetzner::Token::new(TOKEN))
+    };
+    let first = Simulator::start(options(Duration::from_hours(1))).await?;
+    let hasty = client(&first, Duration::from_millis(50))?;
+    let error = hasty.ensure::<Server>(&server("one")).await.unwrap_err();
+    assert!(matches!(error.cause, hetzner::Cause::ActionOverdue { .. }), "{error}");
+    first.stop().await;
+    let second = Simulator::start(options(Duration::from_millis(1))).await?;
+    let patient = client(&second, Duration::from_mins(1))?;
+    let adopted = patient.ensure::<Server>(&server("one")).await?;
+    assert_eq!((adopted.was_created, adopted.resource.status), (false, ServerStatus::Running));
+    second.stop().await;
+    // A machine that ran is powered on again.
+    let third = Simulator::start(options(Duration::from_millis(1))).await?;
+    let back = async {
+        while recorder.seen.lock().unwrap().len() < 3 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), back).await?;
+    third.stop().await;
+    assert_eq!(*recorder.seen.lock().unwrap(), ["created one 0", "power_on one 0", "power_on one 0"]);
     Ok(())
 }
 

@@ -327,7 +327,7 @@ impl Record for Balancer {
             "change_dns_ptr" => {}
             "change_type" => {
                 let wanted: Input = call.read()?;
-                Self::find_mut(world.project, id)?.kind = kind(&wanted)?.name.to_owned();
+                kind(&wanted)?.name.clone_into(&mut Self::find_mut(world.project, id)?.kind);
             }
             "change_algorithm" => {
                 let kind = call.body["type"].as_str().unwrap_or_default().to_owned();

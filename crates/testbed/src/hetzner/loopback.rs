@@ -23,10 +23,17 @@ pub struct Loopback {
 impl Loopback {
     /// `None` where all are taken.
     pub fn claim() -> Option<Self> {
-        NUMBERS.into_iter().find_map(|number| {
-            let address = SocketAddr::from_abstract_name(format!("strata-loopback-{number}")).ok()?;
-            Some(Self { number, _owner: UnixListener::bind_addr(&address).ok()? })
-        })
+        NUMBERS.into_iter().find_map(Self::claim_number)
+    }
+
+    /// The one that servers which come back from a file had before; `None` where it is taken.
+    pub fn claim_number(number: u8) -> Option<Self> {
+        let address = SocketAddr::from_abstract_name(format!("strata-loopback-{number}")).ok()?;
+        Some(Self { number, _owner: UnixListener::bind_addr(&address).ok()? })
+    }
+
+    pub fn number(&self) -> u8 {
+        self.number
     }
 
     /// A /17 of it: public addresses in the lower half, networks in the upper.
@@ -54,5 +61,6 @@ mod tests {
         for (index, range) in ranges.iter().enumerate() {
             assert!(!ranges[index + 1..].iter().any(|other| range.overlaps(*other)), "{ranges:?}");
         }
+        assert!(Loopback::claim_number(one.number()).is_none());
     }
 }

@@ -129,11 +129,57 @@ impl ServerCertVerifier for AnyCertificate {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{Read, Write},
+        net::TcpListener,
+    };
+
+    use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
     use super::*;
 
     #[test]
     fn question_marks_stand_for_digits() {
         assert!(fits("2??", "204") && fits("401", "401") && fits("???", "500"));
         assert!(!fits("2??", "404") && !fits("40", "401") && !fits("", "200"));
+    }
+
+    /// As an API server answers one without credentials, with a certificate that no one signed.
+    fn refuse_one(listener: &TcpListener, config: Arc<ServerConfig>) {
+        let (stream, _) = listener.accept().unwrap();
+        let mut stream = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
+        let _ = stream.read(&mut [0; 1024]).unwrap();
+        stream.write_all(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 6\r\n\r\ndenied").unwrap();
+    }
+
+    async fn check(status_codes: &[&str], response: &str) -> bool {
+        let made = rcgen::generate_simple_self_signed(["node".to_owned()]).unwrap();
+        let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = config.with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key.into()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = std::thread::spawn(move || refuse_one(&listener, Arc::new(config)));
+        let http = HttpCheck {
+            tls: true,
+            path: "/version".to_owned(),
+            status_codes: status_codes.iter().map(|&code| code.to_owned()).collect(),
+            response: response.to_owned(),
+            ..HttpCheck::default()
+        };
+        let check =
+            HealthCheck { protocol: "http".to_owned(), port, interval: 3, timeout: 60, retries: 1, http: Some(http) };
+        let result = Probe::new(&check).run(Ipv4Addr::LOCALHOST).await;
+        server.join().unwrap();
+        result
+    }
+
+    #[tokio::test]
+    async fn a_target_behind_tls_is_asked_for_its_status_and_text() {
+        assert!(check(&["200", "401"], "").await);
+        assert!(check(&["401"], "denied").await);
+        assert!(!check(&["2??"], "").await);
+        assert!(!check(&["401"], "welcome").await);
     }
 }
