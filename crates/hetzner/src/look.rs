@@ -38,7 +38,7 @@ pub enum Since {
 
 type Kept<R> = Option<(Instant, Result<Arc<Vec<R>>, Error>)>;
 
-/// The last look of one kind. Whoever holds the lock reads; the others wait for what it finds.
+/// The last look of one kind. The holder of the lock reads; other callers wait for its result.
 #[derive(Debug)]
 pub struct Slot<R>(Mutex<Kept<R>>);
 

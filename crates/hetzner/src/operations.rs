@@ -229,7 +229,7 @@ impl Client {
     }
 
     /// A snapshot with exactly these labels among its own, newest first where there are several. Snapshots have no
-    /// names: the labels are what tells them apart.
+    /// names: their labels identify them.
     pub async fn snapshot(&self, labels: &Labels) -> Result<Option<Image>, Error> {
         let terms: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let selector = encoded(&terms.join(","));

@@ -4,7 +4,7 @@ use std::fmt;
 
 use http::HeaderValue;
 
-/// Opens a project. It is shown to nobody but the API.
+/// Opens a project. Only the API gets to see it.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Token(String);
 

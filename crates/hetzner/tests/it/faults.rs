@@ -105,7 +105,7 @@ async fn quick() -> Result<World> {
     World::with(|options| options.requests_per_hour = 360_000).await
 }
 
-/// None but those that were asked for.
+/// No 429 but the injected ones.
 fn check_refusals(world: &World, kind: &str, asked: usize) -> Result<()> {
     let met = world.log()?.iter().filter(|line| line.status == 429).count();
     assert_eq!(met, if kind == "429" { asked } else { 0 }, "{kind}");
@@ -168,7 +168,7 @@ async fn a_late_answer_is_an_unknown_one() -> Result<()> {
 }
 
 #[tokio::test]
-async fn k41_actions_that_fail_hang_or_vanish_are_told_apart() -> Result<()> {
+async fn k41_actions_that_fail_hang_or_vanish_have_errors_of_their_own() -> Result<()> {
     let world = World::start().await?;
     world.simulator.faults().add("POST /servers", Kind::FailedAction, Some(1))?;
     let error = world.client.ensure::<Server>(&server("zero")).await.unwrap_err();

@@ -4,6 +4,7 @@
 mod bytes;
 mod faults;
 mod lists;
+mod requests;
 mod resources;
 mod vendor;
 

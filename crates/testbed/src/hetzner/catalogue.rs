@@ -160,7 +160,7 @@ impl SystemImage {
     }
 }
 
-/// Lists that are the same for everyone.
+/// Lists that are the same in every project.
 pub(super) fn fixed(kind: &str) -> Option<(&'static str, Vec<Value>)> {
     Some(match kind {
         "locations" => ("location", LOCATIONS.iter().map(Location::view).collect()),

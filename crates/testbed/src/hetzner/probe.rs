@@ -144,7 +144,7 @@ mod tests {
         assert!(!fits("2??", "404") && !fits("40", "401") && !fits("", "200"));
     }
 
-    /// As an API server answers one without credentials, with a certificate that no one signed.
+    /// As an API server answers one without credentials, with a certificate of its own.
     fn refuse_one(listener: &TcpListener, config: Arc<ServerConfig>) {
         let (stream, _) = listener.accept().unwrap();
         let mut stream = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);

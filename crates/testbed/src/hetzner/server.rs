@@ -289,6 +289,9 @@ impl Record for Server {
         let Checked { kind, image, location } = check(world.project, &input)?;
         let mut private = Vec::new();
         for &network in &input.networks {
+            if private.iter().any(|net: &PrivateNet| net.network == network) {
+                return Err(Refusal::invalid("networks", "network given twice"));
+            }
             let ip = Network::address(world.project, network, location.zone, None, None)?;
             private.push(PrivateNet { network, ip, alias_ips: Vec::new(), is_up: true });
         }

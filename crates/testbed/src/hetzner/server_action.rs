@@ -62,8 +62,8 @@ pub(super) fn act(world: &mut World<'_>, call: &Call, id: i64, command: &str) ->
         "reboot" => running(server, begun("reboot_server", Effect::Reboot(id)))?,
         "reset" => running(server, begun("reset_server", Effect::Reboot(id)))?,
         "enable_rescue" => {
-            server.has_rescue = true;
             known_keys(world, &input)?;
+            Server::find_mut(world.project, id)?.has_rescue = true;
             Begun { extra: password(), ..begun("enable_rescue", Effect::Nothing) }
         }
         "disable_rescue" => {
