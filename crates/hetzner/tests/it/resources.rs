@@ -10,12 +10,16 @@ use std::{
 
 use anyhow::{Context, Result};
 use futures::future::BoxFuture;
-use hetzner::{Class, Command, Health, LoadBalancer, Network, Server, ServerStatus, ServiceWanted, Wanted};
+use hetzner::{
+    Class, Command, Health, Image, LoadBalancer, Location, Network, Server, ServerStatus, ServerType, ServiceWanted,
+    Since, Wanted,
+};
 use serde_json::{Value, json};
 use testbed::hetzner::{Access, Failed, Forwarder, Loopback, Machine, Machines, Options, Simulator};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    time::Instant,
 };
 
 use crate::{TOKEN, World, network, server, wanted};
@@ -322,6 +326,45 @@ async fn until(world: &World, balancer: i64, expected: &[Health]) -> Result<()> 
         }
     };
     tokio::time::timeout(Duration::from_mins(1), wait).await?
+}
+
+#[tokio::test]
+async fn a_snapshot_is_made_once() -> Result<()> {
+    let world = World::start().await?;
+    let made = world.client.ensure::<Server>(&server("build")).await?.resource;
+    let labels =
+        hetzner::Labels::from([("os".to_owned(), "talos".to_owned()), ("arch".to_owned(), "amd64".to_owned())]);
+    let operation = "POST /servers/*/actions/create_image";
+    for kind in ["lost-response", "vanished-action", "504"] {
+        world.simulator.faults().add(operation, kind.parse()?, Some(1))?;
+        let image = world.client.ensure_snapshot(made.id, "talos", &labels).await.context(kind)?;
+        assert_eq!(image.description, "talos", "{kind}");
+        let all = world.client.look::<Image>(Since::At(Instant::now())).await?;
+        let snapshots = all.items.iter().filter(|image| image.r#type == "snapshot");
+        assert_eq!(snapshots.count(), 1, "{kind}");
+        world.simulator.faults().clear();
+        world.client.delete::<Image>(image.id).await?;
+        assert_eq!(world.client.snapshot(&labels).await?, None, "{kind}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_kind_is_read() -> Result<()> {
+    let world = World::start().await?;
+    assert!(world.names::<ServerType>().await?.contains(&"cx23".to_owned()));
+    assert!(world.names::<Location>().await?.contains(&"fsn1".to_owned()));
+    assert!(world.names::<hetzner::LoadBalancerType>().await?.contains(&"lb11".to_owned()));
+    assert!(world.names::<Image>().await?.contains(&"debian-12".to_owned()));
+    for names in [world.names::<hetzner::Certificate>().await?, world.names::<hetzner::Volume>().await?] {
+        assert_eq!(names, [""; 0]);
+    }
+    assert_eq!(world.client.pricing().await?["currency"], "EUR");
+    let made = world.client.ensure::<Server>(&server("one")).await?.resource;
+    let labels = hetzner::Labels::from([("a".to_owned(), "b".to_owned())]);
+    world.simulator.faults().add("PUT /servers/*", "lost-response".parse()?, Some(1))?;
+    assert_eq!(world.client.set_labels::<Server>(made.id, &labels).await?.labels, labels);
+    Ok(())
 }
 
 #[tokio::test]
