@@ -5,6 +5,7 @@ pub mod charts;
 pub mod control_plane;
 pub mod fault;
 pub mod helm;
+pub mod hetzner;
 mod install;
 pub mod kwok;
 pub mod node;

@@ -39,6 +39,11 @@ static HEALTHSERVER: Module = Module {
     ..module!("healthserver", "google.golang.org/grpc")
 };
 
+static HCLOUDCHECK: Module = Module {
+    main_go: Some(include_str!("../../../../tools/hcloudcheck/main.go")),
+    ..module!("hcloudcheck", "github.com/hetznercloud/hcloud-go/v2")
+};
+
 /// One program of the catalog.
 #[derive(Debug)]
 pub struct Tool {
@@ -69,7 +74,7 @@ impl Tool {
 }
 
 /// In the order in which building them repeats the least work and the quickest come first.
-pub static CATALOG: [Tool; 15] = [
+pub static CATALOG: [Tool; 16] = [
     tool("etcd", &ETCD, "").kubebuilder_asset(),
     tool("kube-apiserver", &KUBERNETES, "/cmd/kube-apiserver").kubebuilder_asset(),
     tool("kubectl", &KUBERNETES, "/cmd/kubectl").kubebuilder_asset(),
@@ -85,6 +90,7 @@ pub static CATALOG: [Tool; 15] = [
     tool("containerd-shim-runc-v2", &CONTAINERD, "/cmd/containerd-shim-runc-v2").without_btrfs_and_zfs(),
     tool("ctr", &CONTAINERD, "/cmd/ctr").without_btrfs_and_zfs(),
     tool("healthserver", &HEALTHSERVER, ""),
+    tool("hcloudcheck", &HCLOUDCHECK, ""),
 ];
 
 impl Tool {
