@@ -1,8 +1,8 @@
 //! What is decoded of each kind, and what of that is kept.
 
 use api::performer::{
-    IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer, PerformerSpec, PerformerStatus,
-    REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION, owned_name,
+    CONTAINER_NAME, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer, PerformerSpec,
+    PerformerStatus, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION, owned_name,
 };
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -71,6 +71,8 @@ struct PodSpecView {
 #[derive(Clone, Debug, Deserialize)]
 struct ContainerView {
     #[serde(default)]
+    name: String,
+    #[serde(default)]
     image: String,
 }
 
@@ -100,6 +102,8 @@ struct ConditionView {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ContainerStatusView {
+    #[serde(default)]
+    name: String,
     #[serde(default)]
     restart_count: u32,
     #[serde(default)]
@@ -146,10 +150,10 @@ impl PodView {
         let meta = self.metadata;
         let performer = performer_name(meta.name.as_deref()?)?;
         let is_selected = label(&meta, LABEL_PERFORMER) == Some(performer);
-        let image: Box<str> = self.spec.containers.into_iter().next().map(|c| c.image).unwrap_or_default().into();
+        let image: Box<str> = ours(self.spec.containers, |c| &c.name).map(|c| c.image).unwrap_or_default().into();
         let annotation = |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).cloned();
         let ready = self.status.conditions.iter().find(|condition| condition.kind == "Ready");
-        let container = self.status.container_statuses.into_iter().next().unwrap_or_default();
+        let container = ours(self.status.container_statuses, |c| &c.name).unwrap_or_default();
         Some(PodFacts {
             owner_uid: owner(&meta),
             created_at: time(meta.creation_timestamp.as_ref()),
@@ -180,6 +184,13 @@ impl PodView {
             resource_version: meta.resource_version.unwrap_or_default().into(),
         })
     }
+}
+
+/// The performer's own among a pod's containers or their statuses. Admission may put a sidecar first, and kubelet sorts
+/// statuses by name: only the name tells them apart, or that there is but one.
+fn ours<T>(mut all: Vec<T>, name: fn(&T) -> &str) -> Option<T> {
+    let place = all.iter().position(|one| name(one) == CONTAINER_NAME).or((all.len() == 1).then_some(0))?;
+    Some(all.swap_remove(place))
 }
 
 fn scheduled(conditions: &[ConditionView]) -> Scheduled {
@@ -329,5 +340,34 @@ mod tests {
         assert_eq!(&*facts.waiting.unwrap().reason, "CrashLoopBackOff");
         assert_eq!(facts.exit.unwrap().code, 137);
         assert_eq!((facts.restarts, &*facts.image, facts.is_selected), (3, "x:1", true));
+    }
+
+    /// Image, word of the waiting state and restarts of a pod with these containers, as the spec lists them and as
+    /// kubelet sorts their statuses.
+    fn seen(names: [&str; 2]) -> (String, Option<String>, u32) {
+        let containers = names.map(|name| json!({"name": name, "image": format!("{name}:1")}));
+        let mut sorted = names;
+        sorted.sort_unstable();
+        let statuses = sorted.map(|name| match name {
+            "proxy" | "agent" => json!({"name": name, "restartCount": 0, "state": {"running": {}}}),
+            _ => json!({"name": name, "restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}),
+        });
+        let view: PodView = serde_json::from_value(json!({
+            "metadata": {"name": "performer-a"},
+            "spec": {"containers": containers},
+            "status": {"phase": "Running", "containerStatuses": statuses}
+        }))
+        .unwrap();
+        let facts = view.keep().unwrap();
+        (facts.image.into(), facts.waiting.map(|waiting| waiting.reason.into()), facts.restarts)
+    }
+
+    #[test]
+    fn the_performers_container_is_found_by_its_name() {
+        let expected = ("performer:1".to_owned(), Some("CrashLoopBackOff".to_owned()), 3);
+        for names in [["agent", "performer"], ["performer", "agent"], ["proxy", "performer"], ["performer", "proxy"]] {
+            assert_eq!(seen(names), expected, "{names:?}");
+        }
+        assert_eq!(seen(["one", "other"]), (String::new(), None, 0), "none of them is known to be ours");
     }
 }

@@ -19,6 +19,8 @@ pub const IMAGE_ANNOTATION: &str = "hourglass.eigenlayer.io/image";
 /// How many pods in a row failed before this one; it makes the delay grow.
 pub const REPLACEMENTS_ANNOTATION: &str = "hourglass.eigenlayer.io/replacements";
 
+/// Name of the one container that we ask for, as of the original operator's. Admission may add others, in any place.
+pub const CONTAINER_NAME: &str = "performer";
 /// Name of the container port, the Service port and the Service's target.
 pub const GRPC_PORT_NAME: &str = "grpc";
 pub const DEFAULT_GRPC_PORT: u16 = 9090;

@@ -3,6 +3,7 @@
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
 mod admin;
+mod admission;
 mod cluster;
 mod condition;
 mod crd;
@@ -26,5 +27,6 @@ mod status;
 mod turn;
 mod upgrade;
 mod view;
+mod webhook;
 
 use harness::{observe, scene};

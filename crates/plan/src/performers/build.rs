@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use api::performer::{
-    API_VERSION, APP, GRPC_PORT_NAME, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, KIND, LABEL_APP, LABEL_AVS,
-    LABEL_PERFORMER, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
+    API_VERSION, APP, CONTAINER_NAME, GRPC_PORT_NAME, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, KIND, LABEL_APP,
+    LABEL_AVS, LABEL_PERFORMER, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
 };
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, GRPCAction, Pod, PodSpec, Probe, Service, ServicePort, ServiceSpec,
@@ -96,7 +96,7 @@ fn annotations(desired: &Desired, replacements: u32) -> BTreeMap<String, String>
 
 fn container(desired: &Desired) -> Container {
     Container {
-        name: "performer".to_owned(),
+        name: CONTAINER_NAME.to_owned(),
         image: Some(desired.image.clone()),
         image_pull_policy: Some(desired.image_pull_policy.clone()),
         command: some_list(&desired.command),

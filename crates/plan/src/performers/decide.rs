@@ -158,7 +158,8 @@ fn grown(cause: Cause, from: Timestamp, delay: Duration, count: u32) -> Replacem
 /// no inputs and is compared by its image alone.
 pub(super) fn is_other_release(pod: &PodFacts, desired: &Desired) -> bool {
     if pod.input_hash.is_none() {
-        return *pod.image != *desired.image;
+        // An image that is not known is not another one.
+        return !pod.image.is_empty() && *pod.image != *desired.image;
     }
     let asked = pod.asked_image.as_deref().unwrap_or(&pod.image);
     asked != desired.image || pod.version.as_deref().unwrap_or_default() != desired.version

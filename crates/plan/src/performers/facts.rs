@@ -27,15 +27,15 @@ pub struct PodFacts {
     /// Transition time of the Ready condition, whatever its status.
     pub ready_changed_at: Option<Timestamp>,
     pub scheduled: Scheduled,
-    /// Container 0, while it waits.
+    /// The performer's own container ([`api::performer::CONTAINER_NAME`]), while it waits.
     pub waiting: Option<Box<Waiting>>,
-    /// Latest end of container 0 (`state.terminated`, else `lastState.terminated`).
+    /// Latest end of that container (`state.terminated`, else `lastState.terminated`).
     pub exit: Option<Box<Exit>>,
-    /// Restarts of container 0.
+    /// Restarts of that container.
     pub restarts: u32,
     /// `status.reason` and `status.message`, for example of an eviction.
     pub ended: Option<Box<str>>,
-    /// Image of container 0.
+    /// Image of that container; empty where it cannot be told from others.
     pub image: Box<str>,
     /// [`api::performer::IMAGE_ANNOTATION`], kept only where it differs from `image`.
     pub asked_image: Option<Box<str>>,

@@ -371,6 +371,9 @@ fn a_pod_of_the_original_operator_is_kept_while_its_image_fits() {
     world.edit(json!({ "config": { "environment": { "A": "1" } } }));
     assert_eq!(names(&world.plan().actions), [""; 0]);
     world.edit(json!({ "image": "repo:2" }));
+    world.pod_mut().image = "".into();
+    assert_eq!(names(&world.plan().actions), [""; 0], "its image is not known, so it is not another one");
+    world.pod_mut().image = "repo:1".into();
     world.step();
     assert_eq!(cause(&world.plan().actions), Some(Cause::Upgrade));
 }

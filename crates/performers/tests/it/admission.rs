@@ -1,0 +1,66 @@
+//! What admission webhooks make of a Performer's pod.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{Space, World, spec_with},
+    observe::uid,
+    upgrade::original_pod,
+    webhook::{Verdict, Webhook},
+};
+
+/// Puts a container before all others, as meshes and secret agents do.
+fn with_sidecar(_: &Pod) -> Verdict {
+    let sidecar = json!({ "name": "agent", "image": "registry.test/agent:1" });
+    Verdict::Patch(json!([{ "op": "add", "path": "/spec/containers/0", "value": sidecar }]))
+}
+
+fn containers(pod: &Pod) -> Vec<&str> {
+    pod.spec.as_ref().map(|spec| spec.containers.iter().map(|c| c.name.as_str()).collect()).unwrap_or_default()
+}
+
+/// Writes the status of a pod as its kubelet would: containers sorted by name.
+async fn report(space: &Space, performer: Value) -> Result<()> {
+    let running = json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } });
+    let status = |name: &str, state: &Value| {
+        let is_running = state.get("running").is_some();
+        json!({
+            "name": name, "state": state, "ready": is_running, "restartCount": if is_running { 0 } else { 3 },
+            "image": "", "imageID": "",
+        })
+    };
+    let statuses = [status("agent", &running), status("performer", &performer)];
+    let patch = json!({ "status": { "phase": "Running", "containerStatuses": statuses } });
+    space.pods.patch_status("performer-a", &PatchParams::default(), &Patch::Merge(patch)).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_crash_loop_behind_a_sidecar_is_told() -> Result<()> {
+    let world = World::calm().await;
+    let space = world.space("sidecar").await;
+    let _webhook = Webhook::start(&world.control_plane, &space, with_sidecar).await?;
+    // On no node, so that the test alone writes its status.
+    space.create("a", spec_with(json!({ "scheduling": { "nodeSelector": { "no": "node" } } }))).await?;
+    space.until_condition("a", "Degraded", "True", "SchedulingFailed").await?;
+    assert_eq!(containers(&space.pod("a").await?), ["agent", "performer"]);
+    report(&space, json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off" } })).await?;
+    space.until_condition("a", "Degraded", "True", "CrashLoop").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_of_the_original_operator_with_a_proxy_before_it_is_kept() -> Result<()> {
+    let world = World::calm().await;
+    let space = world.space("proxied").await;
+    let _webhook = Webhook::start(&world.control_plane, &space, with_sidecar).await?;
+    let pod = original_pod(&space).await?;
+    assert_eq!(containers(&pod), ["agent", "performer"]);
+    let settled = space.until_settled("a").await?;
+    assert_eq!(uid(&space.pod("a").await?), uid(&pod));
+    assert_eq!(settled.status.context("status")?.last_upgrade, None, "it was never taken for an upgrade");
+    Ok(())
+}
