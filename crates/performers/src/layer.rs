@@ -12,7 +12,7 @@ use plan::{
     Plan,
     performers::{self as performer, Action, Capabilities, Outcome, PodFacts, Policy, Round, ServiceFacts, Slot},
 };
-use runtime::{Clock, Error, Executed, Key, Kind, Layer, Recorder, Subject, View};
+use runtime::{Clock, Error, Executed, Key, Kind, Layer, Recorder, Subject, Versioned, View};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -52,6 +52,13 @@ impl Layer for PerformerLayer {
         self.performers.settle(key).await?;
         self.pods.settle(&owned).await?;
         self.services.settle(&owned).await?;
+        let is_old = |performer: Arc<Versioned<Performer>>| {
+            self.pods.get(&owned).is_some_and(|pod| pod.value.is_newer_than(&performer.value))
+        };
+        let is_performer_read = self.performers.get(key).is_some_and(is_old);
+        if is_performer_read {
+            self.performers.refresh(key).await?;
+        }
         let Some(performer) = self.performers.get(key) else {
             self.replacements().remove(key);
             return Ok(None);
@@ -61,6 +68,7 @@ impl Layer for PerformerLayer {
         let surroundings = performer::Observed {
             pod: slot(&self.pods, &owned, |pod| Slot::of_pod(pod, uid)),
             service: slot(&self.services, &owned, |service| Slot::of_service(service, uid)),
+            is_performer_read,
             replacements: self.replacements().get(key).copied().unwrap_or(0),
         };
         Ok(Some(Observed { subject, surroundings }))

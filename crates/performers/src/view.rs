@@ -1,8 +1,8 @@
 //! What is decoded of each kind, and what of that is kept.
 
 use api::performer::{
-    CONTAINER_NAME, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer, PerformerSpec,
-    PerformerStatus, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION, owned_name,
+    CONTAINER_NAME, GENERATION_ANNOTATION, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer,
+    PerformerSpec, PerformerStatus, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION, owned_name,
 };
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -178,6 +178,7 @@ impl PodView {
             image,
             input_hash: text(annotation(INPUT_HASH_ANNOTATION)),
             version: text(annotation(VERSION_ANNOTATION)),
+            made_for: annotation(GENERATION_ANNOTATION).and_then(|generation| generation.parse().ok()),
             replacements: annotation(REPLACEMENTS_ANNOTATION).and_then(|count| count.parse().ok()).unwrap_or(0),
             is_selected,
             uid: meta.uid.unwrap_or_default().into(),

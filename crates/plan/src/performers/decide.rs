@@ -23,6 +23,11 @@ pub fn plan(performer: &Performer, observed: &Observed, now: Timestamp, policy: 
         clean_up(&mut plan, performer, observed, now, policy);
         return plan;
     }
+    if observed.is_outdated(performer) {
+        // Before anything is done by an old Performer, it is to be read.
+        plan.look_within(Duration::ZERO);
+        return plan;
+    }
     let identity = Identity::of(performer);
     if let Some(message) = name_taken(observed, &identity) {
         // Without both names the performer cannot be reached, so none is filled.

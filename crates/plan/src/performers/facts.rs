@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use api::performer::{INPUT_HASH_ANNOTATION, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION};
+use api::performer::{
+    GENERATION_ANNOTATION, INPUT_HASH_ANNOTATION, Performer, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
@@ -43,6 +45,8 @@ pub struct PodFacts {
     pub input_hash: Option<Box<str>>,
     /// [`api::performer::VERSION_ANNOTATION`].
     pub version: Option<Box<str>>,
+    /// [`api::performer::GENERATION_ANNOTATION`]; absent on pods of the original operator and of our earlier versions.
+    pub made_for: Option<i64>,
     /// [`api::performer::REPLACEMENTS_ANNOTATION`].
     pub replacements: u32,
     /// Whether [`api::performer::LABEL_PERFORMER`] holds the Performer's name, so that the Service
@@ -51,6 +55,13 @@ pub struct PodFacts {
 }
 
 impl PodFacts {
+    /// Whether this pod was made for a later generation of this very Performer. Then the Performer at hand is old: the
+    /// first list after a start may be of any age.
+    pub fn is_newer_than(&self, performer: &Performer) -> bool {
+        let meta = &performer.metadata;
+        self.owner_uid.as_deref() == meta.uid.as_deref() && self.made_for > meta.generation
+    }
+
     /// A pod the API server just took. Its uid and version come with the next watch event.
     pub(super) fn of_new(pod: &Pod, now: Timestamp) -> Self {
         let annotation = |name| pod.metadata.annotations.as_ref().and_then(|all| all.get(name));
@@ -61,6 +72,7 @@ impl PodFacts {
             image: image.unwrap_or_default().into(),
             input_hash: annotation(INPUT_HASH_ANNOTATION).map(|hash| hash.as_str().into()),
             version: annotation(VERSION_ANNOTATION).map(|version| version.as_str().into()),
+            made_for: annotation(GENERATION_ANNOTATION).and_then(|generation| generation.parse().ok()),
             replacements: annotation(REPLACEMENTS_ANNOTATION).and_then(|n| n.parse().ok()).unwrap_or(0),
             is_selected: true,
             ..Self::default()

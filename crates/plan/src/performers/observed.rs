@@ -1,5 +1,6 @@
 //! The two places a Performer fills, and who is in them.
 
+use api::performer::Performer;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +60,9 @@ impl Slot<ServiceFacts> {
 pub struct Observed {
     pub pod: Slot<PodFacts>,
     pub service: Slot<ServiceFacts>,
+    /// Whether the Performer was read from the server for this round. Otherwise it comes from a cache, which may be of
+    /// any age after a start.
+    pub is_performer_read: bool,
     /// The count of the last executed `DeletePod` of this Performer, 0 if there was none since its
     /// last `CreatePod`. A pod that takes its time to go leaves no other trace of the count; losing
     /// it (a restart) only makes the next delay shorter.
@@ -66,6 +70,12 @@ pub struct Observed {
 }
 
 impl Observed {
+    /// Whether the pod speaks of a later Performer than the one at hand, which was not read. If it was read and still
+    /// is the earlier one, the pod's annotation is wrong, and the Performer counts.
+    pub(super) fn is_outdated(&self, performer: &Performer) -> bool {
+        !self.is_performer_read && self.pod.ours().is_some_and(|pod| pod.is_newer_than(performer))
+    }
+
     /// The world as a round's outcomes left it; status is computed from this, so that a round that
     /// creates a pod also reports it.
     #[must_use]

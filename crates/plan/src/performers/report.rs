@@ -44,7 +44,9 @@ impl Round<'_> {
 
     /// Whether there is nothing to say, or nobody to say it to.
     fn is_mute(&self) -> bool {
-        let is_unread = self.observed.pod == Slot::Unknown || self.observed.service == Slot::Unknown;
+        let is_unread = self.observed.pod == Slot::Unknown
+            || self.observed.service == Slot::Unknown
+            || self.observed.is_outdated(self.performer);
         let finalizers = self.performer.metadata.finalizers.as_deref().unwrap_or_default();
         let is_released =
             !finalizers.iter().any(|f| f == FINALIZER) || self.did(|a| matches!(a, Action::ReleaseFinalizer { .. }));

@@ -434,12 +434,55 @@ fn nothing_is_done_on_unknown() {
                 Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(world.now));
         }
         for observed in [
-            Observed { pod: Slot::Unknown, service: Slot::Absent, replacements: 0 },
-            Observed { pod: Slot::Absent, service: Slot::Unknown, replacements: 0 },
+            Observed { service: Slot::Absent, ..Observed::default() },
+            Observed { pod: Slot::Absent, ..Observed::default() },
             Observed::default(),
         ] {
             let plan = plan::performers::plan(&performer, &observed, world.now, &world.policy);
             assert_eq!(names(&plan.actions), [""; 0], "{observed:?}");
         }
     }
+}
+
+#[test]
+fn an_old_performer_beside_a_newer_pod_is_read_before_anything_is_done() {
+    for change in [json!({ "config": { "args": ["-v"] } }), json!({ "image": "repo:2" })] {
+        let mut world = World::running(basic());
+        let old = world.performer.clone();
+        world.edit(change.clone());
+        world.settle();
+        world.start_pod();
+        world.settle();
+        let current = std::mem::replace(&mut world.performer, old);
+        let (pod, writes) = (world.pod.clone(), world.written.len());
+        world.service.as_mut().unwrap().service_type = ServiceType::Other;
+        let plan = world.round();
+        assert_eq!((names(&plan.actions), plan.next_look), (vec![], Some(Duration::ZERO)), "{change}");
+        assert_eq!(world.written.len(), writes, "nothing is said either");
+        world.performer = current;
+        world.is_performer_read = true;
+        world.settle();
+        assert_eq!(world.pod, pod);
+    }
+}
+
+#[test]
+fn a_pod_that_speaks_of_a_generation_that_never_was_does_not_stop_us() {
+    let mut world = World::running(basic());
+    world.pod_mut().made_for = Some(99);
+    world.edit(json!({ "config": { "args": ["-v"] } }));
+    world.is_performer_read = true;
+    assert_eq!(cause(&world.plan().actions), Some(Cause::SpecChanged));
+    world.is_performer_read = false;
+    world.delete();
+    assert_eq!(cause(&world.plan().actions), Some(Cause::Deletion), "a deletion is never taken back");
+}
+
+#[test]
+fn a_pod_is_not_replaced_for_its_generation() {
+    let mut world = World::running(basic());
+    world.performer.metadata.generation = Some(7);
+    assert_eq!(names(&world.plan().actions), [""; 0], "made for an earlier generation of the same inputs");
+    world.pod_mut().made_for = None;
+    assert_eq!(names(&world.plan().actions), [""; 0], "made before the generation was kept");
 }

@@ -138,7 +138,7 @@ proptest! {
                 0 => Slot::Unknown, 1 => Slot::Absent, 2 => Slot::Foreign { owner_uid: foreign() },
                 _ => Slot::Ours(ServiceFacts::default()),
             },
-            replacements: 0,
+            ..Observed::default()
         };
         let plan = plan::performers::plan(&world.performer, &observed, world.now, &world.policy);
         let is_unknown = pod_slot == 0 || service_slot == 0;

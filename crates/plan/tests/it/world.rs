@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use api::performer::{
-    FINALIZER, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer, PerformerStatus,
-    REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
+    FINALIZER, GENERATION_ANNOTATION, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer,
+    PerformerStatus, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -62,6 +62,7 @@ pub struct World {
     pub now: Timestamp,
     pub policy: Policy,
     pub replacements: u32,
+    pub is_performer_read: bool,
     /// Every status that differed from the one before, in order.
     pub written: Vec<PerformerStatus>,
     pub events: Vec<Event>,
@@ -82,6 +83,7 @@ impl World {
             now: at(0),
             policy: Policy::default(),
             replacements: 0,
+            is_performer_read: false,
             written: Vec::new(),
             events: Vec::new(),
             pod_creation: Outcome::Done,
@@ -128,6 +130,7 @@ impl World {
         Observed {
             pod: Slot::of_pod(self.pod.clone(), UID),
             service: Slot::of_service(self.service.clone(), UID),
+            is_performer_read: self.is_performer_read,
             replacements: self.replacements,
         }
     }
@@ -269,6 +272,7 @@ pub fn pod_facts(pod: &Pod, uid: &str, now: Timestamp) -> PodFacts {
         image,
         input_hash: annotation(INPUT_HASH_ANNOTATION),
         version: annotation(VERSION_ANNOTATION),
+        made_for: annotation(GENERATION_ANNOTATION).map(|n: Box<str>| n.parse().unwrap()),
         replacements: annotation(REPLACEMENTS_ANNOTATION).map_or(0, |n: Box<str>| n.parse().unwrap()),
         is_selected: meta.labels.as_ref().unwrap()[LABEL_PERFORMER] == owner.name,
         ..PodFacts::default()
