@@ -10,9 +10,11 @@ use api::performer::{Performer, PerformerStatus, Phase};
 use jiff::Timestamp;
 use plan::{
     Plan,
-    performers::{self as performer, Action, Capabilities, Outcome, PodFacts, Policy, Round, ServiceFacts, Slot},
+    performers::{
+        self as performer, Action, Ages, Capabilities, Clocks, Outcome, PodFacts, Policy, Round, ServiceFacts, Slot,
+    },
 };
-use runtime::{Clock, Error, Executed, Key, Kind, Layer, Recorder, Subject, Versioned, View};
+use runtime::{Clock, Error, Executed, Key, Kind, Layer, Recorder, ServerClock, Subject, Versioned, View};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -25,6 +27,10 @@ pub(crate) struct PerformerLayer {
     pub policy: Policy,
     pub events: Recorder,
     pub clock: Clock,
+    pub server_clock: ServerClock,
+    pub started: Instant,
+    /// How long what is waited on has lasted; only of Performers for which something is.
+    pub ages: Mutex<HashMap<Key, Ages>>,
     /// Replacement counts of pods that are on their way out; see `Observed::replacements`.
     pub replacements: Mutex<HashMap<Key, u32>>,
     /// When the server last refused the phase `Unknown`: an old CRD is installed.
@@ -61,21 +67,25 @@ impl Layer for PerformerLayer {
         }
         let Some(performer) = self.performers.get(key) else {
             self.replacements().remove(key);
+            self.ages.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
             return Ok(None);
         };
         let subject = Subject::new(performer);
         let uid = subject.uid();
+        let pod = slot(&self.pods, &owned, |pod| Slot::of_pod(pod, uid));
+        let service = slot(&self.services, &owned, |service| Slot::of_service(service, uid));
         let surroundings = performer::Observed {
-            pod: slot(&self.pods, &owned, |pod| Slot::of_pod(pod, uid)),
-            service: slot(&self.services, &owned, |service| Slot::of_service(service, uid)),
+            ages: self.ages(key, &pod, &service),
+            pod,
+            service,
             is_performer_read,
             replacements: self.replacements().get(key).copied().unwrap_or(0),
         };
         Ok(Some(Observed { subject, surroundings }))
     }
 
-    fn plan(&self, observed: &Observed, now: Timestamp) -> Plan<Action> {
-        performer::plan(observed.subject.object(), &observed.surroundings, now, &self.policy)
+    fn plan(&self, observed: &Observed, _: Timestamp) -> Plan<Action> {
+        performer::plan(observed.subject.object(), &observed.surroundings, &self.policy)
     }
 
     async fn execute(&self, key: &Key, observed: &Observed, action: &Action) -> Executed<Outcome> {
@@ -152,6 +162,17 @@ impl Layer for PerformerLayer {
 }
 
 impl PerformerLayer {
+    fn ages(&self, key: &Key, pod: &Slot<PodFacts>, service: &Slot<ServiceFacts>) -> Ages {
+        let uptime = self.clock.instant().saturating_duration_since(self.started);
+        let clocks = Clocks { server: self.server_clock.now(), uptime };
+        let mut all = self.ages.lock().unwrap_or_else(PoisonError::into_inner);
+        let ages = Ages::of(pod, service, &all.remove(key).unwrap_or_default(), clocks);
+        if !ages.is_empty() {
+            all.insert(key.clone(), ages.clone());
+        }
+        ages
+    }
+
     fn replacements(&self) -> std::sync::MutexGuard<'_, HashMap<Key, u32>> {
         self.replacements.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -47,6 +47,9 @@ pub fn install(operator: &mut Operator, config: Config) {
         policy: config.policy,
         events: operator.events.clone(),
         clock: operator.clock.clone(),
+        server_clock: operator.server_clock.clone(),
+        started: operator.clock.instant(),
+        ages: Mutex::default(),
         replacements: Mutex::new(HashMap::new()),
         unknown_refused_at: Mutex::default(),
     };

@@ -1,5 +1,7 @@
 //! What is decoded of each kind, and what of that is kept.
 
+use std::time::Duration;
+
 use api::performer::{
     CONTAINER_NAME, GENERATION_ANNOTATION, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer,
     PerformerSpec, PerformerStatus, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION, owned_name,
@@ -283,7 +285,8 @@ fn owner(meta: &ObjectMeta) -> Option<Box<str>> {
 }
 
 fn deletion(meta: &ObjectMeta) -> Option<Deletion> {
-    time(meta.deletion_timestamp.as_ref()).map(|at| Deletion { at })
+    let grace = meta.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(0);
+    time(meta.deletion_timestamp.as_ref()).map(|at| Deletion { at, grace: Duration::from_secs(grace) })
 }
 
 /// The Performer that a pod or Service name speaks of.

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! validate(&Performer) → Desired          what to build from, normalised
-//! plan(&Performer, &Observed, now)        → Plan<Action>
+//! Ages::of(…, &former, Clocks) → Ages     how long what is waited on has lasted
+//! plan(&Performer, &Observed, &Policy)    → Plan<Action>
 //!   … the executor runs the actions until one is not done, and gives an Outcome for each it tried …
 //! Observed::after(&Plan, &[Outcome])      the world as those outcomes left it
 //! status(&Round, now, &Capabilities)      → PerformerStatus, whole
@@ -10,6 +11,7 @@
 //! ```
 
 mod action;
+mod age;
 mod build;
 mod decide;
 mod desired;
@@ -21,6 +23,7 @@ mod report;
 mod trouble;
 
 pub use action::{Action, Cause, Outcome};
+pub use age::{Ages, Clocks};
 pub use build::{pod, service};
 pub use decide::plan;
 pub use desired::{Desired, Identity, Invalid, avs_label, validate};

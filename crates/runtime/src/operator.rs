@@ -20,6 +20,7 @@ use crate::{
     metrics::Metrics,
     part::{Part, Parts},
     queue::Queue,
+    server_clock::ServerClock,
     view::View,
     watch::{ListMode, Reconnect, SLOWEST_RECONNECT, Selection, watch},
     writer::Writer,
@@ -58,6 +59,7 @@ type Job = Box<dyn FnOnce(ListMode, Pulse) -> BoxFuture<'static, ()> + Send>;
 pub struct Operator {
     pub client: Client,
     pub clock: Clock,
+    pub server_clock: ServerClock,
     pub health: Health,
     pub metrics: Arc<Metrics>,
     pub events: Recorder,
@@ -81,6 +83,8 @@ pub struct Addresses {
 
 impl Operator {
     pub fn new(client: Client, settings: Settings, clock: Clock, stop: CancellationToken) -> Self {
+        let server_clock = ServerClock::new(clock.clone());
+        let client = server_clock.read_from(client);
         let (elector, leadership) = match &settings.lease {
             Some(config) => {
                 let (elector, leadership) = Elector::new(client.clone(), config.clone(), clock.clone());
@@ -100,6 +104,7 @@ impl Operator {
             health: Health::new(clock.clone()),
             client,
             clock,
+            server_clock,
             metrics,
             events,
             settings,

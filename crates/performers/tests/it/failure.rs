@@ -21,7 +21,7 @@ use crate::{
     observe::{create, eventually, line, more_rounds, rounds, uid, writes},
 };
 
-fn replacements(pod: &Pod) -> u32 {
+pub fn replacements(pod: &Pod) -> u32 {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.and_then(|all| all.get(REPLACEMENTS_ANNOTATION)?.parse().ok()).unwrap_or(0)
 }

@@ -4,6 +4,7 @@
 
 mod admin;
 mod admission;
+mod clock;
 mod cluster;
 mod condition;
 mod crd;

@@ -2,6 +2,7 @@
 //! because thousands of them stay in memory.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use api::performer::{
     GENERATION_ANNOTATION, INPUT_HASH_ANNOTATION, Performer, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
@@ -85,6 +86,15 @@ impl PodFacts {
 pub struct Deletion {
     /// `metadata.deletionTimestamp`: for pods the end of the grace period, not its beginning.
     pub at: Timestamp,
+    /// `metadata.deletionGracePeriodSeconds`.
+    pub grace: Duration,
+}
+
+impl Deletion {
+    /// When the deletion was asked for, by the server's clock.
+    pub(super) fn asked_at(self) -> Timestamp {
+        self.at.checked_sub(self.grace).unwrap_or(self.at)
+    }
 }
 
 /// `status.phase` of a pod.

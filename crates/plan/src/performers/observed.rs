@@ -1,11 +1,13 @@
 //! The two places a Performer fills, and who is in them.
 
+use std::time::Duration;
+
 use api::performer::Performer;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::decide::goes_at_once;
-use super::{Action, Deletion, Outcome, PodFacts, ServiceFacts};
+use super::{Action, Ages, Deletion, Outcome, PodFacts, ServiceFacts};
 use crate::Plan;
 
 /// A name in the Performer's namespace and what is known of it.
@@ -60,6 +62,8 @@ impl Slot<ServiceFacts> {
 pub struct Observed {
     pub pod: Slot<PodFacts>,
     pub service: Slot<ServiceFacts>,
+    /// How long what is waited on has lasted.
+    pub ages: Ages,
     /// Whether the Performer was read from the server for this round. Otherwise it comes from a cache, which may be of
     /// any age after a start.
     pub is_performer_read: bool,
@@ -94,7 +98,7 @@ impl Observed {
             Action::CreatePod(pod) => self.pod = Slot::Ours(PodFacts::of_new(pod, now)),
             Action::DeletePod { .. } => {
                 if let Slot::Ours(pod) = &mut self.pod {
-                    pod.deletion = Some(Deletion { at: now });
+                    pod.deletion = Some(Deletion { at: now, grace: Duration::ZERO });
                 }
                 if self.pod.ours().is_some_and(goes_at_once) {
                     self.pod = Slot::Absent;

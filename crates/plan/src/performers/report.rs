@@ -199,7 +199,7 @@ impl<'a> View<'a> {
             return None;
         }
         let wanted = self.pod.filter(|p| self.checked.as_ref().is_ok_and(|desired| !is_other_release(p, desired)));
-        trouble(self.round, self.checked.as_ref().ok(), &self.identity, wanted, self.now)
+        trouble(self.round, self.checked.as_ref().ok(), &self.identity, wanted)
     }
 
     /// What is going on, trouble aside. The words stay the same from the pod's creation, or its

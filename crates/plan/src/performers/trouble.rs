@@ -2,8 +2,8 @@
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::performer::LABEL_PERFORMER;
-use jiff::Timestamp;
 
+use super::age::State;
 use super::{Action, Desired, Identity, Outcome, PodFacts, PodPhase, Round, Scheduled, Slot};
 use crate::Why;
 
@@ -14,9 +14,8 @@ pub fn trouble(
     desired: Option<&Desired>,
     identity: &Identity,
     pod: Option<&PodFacts>,
-    now: Timestamp,
 ) -> Option<Why> {
-    let of_pod = || of_pod(pod?, desired?, identity, round, now);
+    let of_pod = || of_pod(pod?, desired?, identity, round);
     round.plan.blocked.clone().or_else(|| refused(round)).or_else(of_pod).or_else(|| lasting(round, pod))
 }
 
@@ -38,7 +37,7 @@ fn refused(round: &Round<'_>) -> Option<Why> {
     })
 }
 
-fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<'_>, now: Timestamp) -> Option<Why> {
+fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<'_>) -> Option<Why> {
     let found = |reason, message| Some(Why { reason, message });
     if !pod.is_selected {
         let message = format!(
@@ -64,7 +63,7 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
         }
         _ => {}
     }
-    if is_crash_loop(pod, round, now) {
+    if is_crash_loop(pod, round) {
         return found(Reason::CrashLoop, crash_message(pod, identity));
     }
     match pod.phase {
@@ -89,13 +88,12 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
 
 /// Kubelet says so, or the container ended twice, lately, and is not ready: between two ends of a
 /// loop it runs for a moment, and the report should not flicker with it.
-fn is_crash_loop(pod: &PodFacts, round: &Round<'_>, now: Timestamp) -> bool {
+fn is_crash_loop(pod: &PodFacts, round: &Round<'_>) -> bool {
     if pod.waiting.as_ref().is_some_and(|w| &*w.reason == "CrashLoopBackOff") {
         return true;
     }
-    let ended_at = pod.exit.as_ref().and_then(|exit| exit.finished_at);
-    let is_recent = ended_at.is_some_and(|at| now.duration_since(at).unsigned_abs() < round.policy.crash_window);
-    pod.restarts > 1 && !pod.is_ready && is_recent
+    let is_recent = || round.observed.ages.age(State::Crashed(pod.restarts)) < round.policy.crash_window;
+    pod.restarts > 1 && !pod.is_ready && pod.exit.is_some() && is_recent()
 }
 
 fn crash_message(pod: &PodFacts, identity: &Identity) -> String {

@@ -6,12 +6,12 @@ use api::condition::Reason;
 use api::performer::{FINALIZER, LABEL_PERFORMER, Phase};
 use plan::Plan;
 use plan::performers::{
-    Action, Cause, Deletion, Observed, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, Slot,
-    TargetPort, Waiting,
+    Action, Cause, Observed, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, Slot, TargetPort,
+    Waiting,
 };
 use serde_json::json;
 
-use crate::world::{World, basic};
+use crate::world::{World, basic, going};
 
 fn names(actions: &[Action]) -> Vec<&'static str> {
     let name = |action: &Action| match action {
@@ -96,7 +96,7 @@ fn p23_image_change_reports_then_replaces() {
 fn a_pod_that_does_not_go_is_looked_at_again_when_its_time_is_over() {
     let mut world = World::running(basic());
     let now = world.now;
-    world.pod_mut().deletion = Some(Deletion { at: now + jiff::SignedDuration::from_secs(30) });
+    world.pod_mut().deletion = Some(going(now, 30));
     let plan = world.round();
     assert_eq!((names(&plan.actions), blocked(&plan), plan.next_look), (vec![], None, Some(Duration::from_mins(1))));
     world.advance(Duration::from_mins(1));
@@ -288,8 +288,8 @@ fn deletion_waits_no_longer_than_grace_and_margin() {
     let mut world = World::running(basic());
     world.delete();
     world.step();
-    let end = world.now + jiff::SignedDuration::from_secs(30);
-    world.pod_mut().deletion = Some(Deletion { at: end });
+    let now = world.now;
+    world.pod_mut().deletion = Some(going(now, 30));
     assert_eq!(world.plan().next_look, Some(Duration::from_mins(1)));
     world.advance(Duration::from_mins(1));
     assert_eq!(names(&world.plan().actions), ["ReleaseFinalizer"]);
@@ -438,7 +438,7 @@ fn nothing_is_done_on_unknown() {
             Observed { pod: Slot::Absent, ..Observed::default() },
             Observed::default(),
         ] {
-            let plan = plan::performers::plan(&performer, &observed, world.now, &world.policy);
+            let plan = plan::performers::plan(&performer, &observed, &world.policy);
             assert_eq!(names(&plan.actions), [""; 0], "{observed:?}");
         }
     }

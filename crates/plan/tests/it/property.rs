@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use plan::performers::{
-    Action, Deletion, Identity, Observed, PodFacts, PodPhase, Scheduled, ServiceFacts, Slot, avs_label, pod, validate,
+    Action, Identity, Observed, PodFacts, PodPhase, Scheduled, ServiceFacts, Slot, avs_label, pod, validate,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::world::{World, at, performer};
+use crate::world::{World, at, going, performer};
 
 fn map() -> impl Strategy<Value = Value> {
     prop::collection::btree_map("[a-z]{1,3}", "[a-z]{0,3}", 0..4).prop_map(|m| json!(m))
@@ -46,7 +46,7 @@ prop_compose! {
         PodFacts {
             uid: "pod-0".into(), resource_version: "1".into(), owner_uid: owner.map(Into::into),
             created_at: Some(at(-age)), phase, is_ready, is_selected, has_finalizers, replacements, generation,
-            deletion: is_going.then(|| Deletion { at: at(0) }), input_hash: hash.map(Into::into),
+            deletion: is_going.then(|| going(at(0), 0)), input_hash: hash.map(Into::into),
             scheduled: if is_scheduled { Scheduled::Yes(Some(at(-age))) } else { Scheduled::NotYet },
             image: "other:1".into(), ..PodFacts::default()
         }
@@ -140,7 +140,7 @@ proptest! {
             },
             ..Observed::default()
         };
-        let plan = plan::performers::plan(&world.performer, &observed, world.now, &world.policy);
+        let plan = plan::performers::plan(&world.performer, &observed, &world.policy);
         let is_unknown = pod_slot == 0 || service_slot == 0;
         prop_assert!(!is_unknown || plan.actions.is_empty());
         for action in &plan.actions {

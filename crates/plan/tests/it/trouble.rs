@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
-use plan::performers::{Deletion, Exit, Outcome, PodPhase, Scheduled, ServiceFacts, ServiceType};
+use plan::performers::{Exit, Outcome, PodPhase, Scheduled, ServiceFacts, ServiceType};
 use serde_json::json;
 
 use crate::status::{degraded, reason, wait};
-use crate::world::{World, at, basic, with};
+use crate::world::{World, at, basic, going, with};
 
 #[test]
 fn other_container_trouble_is_named() {
@@ -172,7 +172,7 @@ fn a_pod_that_does_not_go_is_told_with_the_remedy() {
         world.edit(change);
         world.step();
         world.step();
-        world.pod_mut().deletion = Some(Deletion { at: at(30) });
+        world.pod_mut().deletion = Some(going(at(0), 30));
         world.advance(Duration::from_secs(59));
         world.step();
         assert_eq!((degraded(&world), world.written.len()), (None, 1), "it has its time");
@@ -198,7 +198,7 @@ fn a_pod_that_does_not_go_is_told_with_the_remedy() {
 fn a_service_that_does_not_go_is_told() {
     let mut world = World::running(basic());
     let now = world.now;
-    world.service.as_mut().unwrap().deletion = Some(Deletion { at: now });
+    world.service.as_mut().unwrap().deletion = Some(going(now, 0));
     world.settle();
     assert_eq!((degraded(&world), world.written.len()), (None, 0));
     world.advance(Duration::from_secs(30));

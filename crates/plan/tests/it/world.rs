@@ -1,7 +1,7 @@
 //! A tiny model of what surrounds one Performer: enough API server to execute plans and enough
 //! kubelet to move a pod along.
 
-use std::time::Duration;
+use std::{cell::RefCell, time::Duration};
 
 use api::performer::{
     FINALIZER, GENERATION_ANNOTATION, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer,
@@ -14,8 +14,8 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use plan::Plan;
 use plan::event::Event;
 use plan::performers::{
-    Action, Capabilities, Deletion, Observed, Outcome, PodFacts, PodPhase, Policy, PortFacts, Round, Scheduled,
-    ServiceFacts, ServiceType, Slot, TargetPort, events, status,
+    Action, Ages, Capabilities, Clocks, Deletion, Observed, Outcome, PodFacts, PodPhase, Policy, PortFacts, Round,
+    Scheduled, ServiceFacts, ServiceType, Slot, TargetPort, events, status,
 };
 use serde_json::{Value, json};
 
@@ -54,12 +54,25 @@ pub fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
 }
 
+/// A deletion that was asked for then, with this grace period.
+pub fn going(asked_at: Timestamp, seconds: u64) -> Deletion {
+    let grace = Duration::from_secs(seconds);
+    Deletion { at: asked_at.checked_add(grace).unwrap(), grace }
+}
+
 pub struct World {
     pub performer: Performer,
     pub pod: Option<PodFacts>,
     pub service: Option<ServiceFacts>,
     pub built: Option<Pod>,
+    /// By the API server's clock.
     pub now: Timestamp,
+    /// How far the operator's wall clock is ahead of it.
+    pub skew: SignedDuration,
+    /// Whether the operator knows the server's time.
+    pub is_time_known: bool,
+    uptime: Duration,
+    ages: RefCell<Ages>,
     pub policy: Policy,
     pub replacements: u32,
     pub is_performer_read: bool,
@@ -81,6 +94,10 @@ impl World {
             service: None,
             built: None,
             now: at(0),
+            skew: SignedDuration::ZERO,
+            is_time_known: true,
+            uptime: Duration::ZERO,
+            ages: RefCell::default(),
             policy: Policy::default(),
             replacements: 0,
             is_performer_read: false,
@@ -123,20 +140,33 @@ impl World {
     }
 
     pub fn advance(&mut self, by: Duration) {
+        self.uptime += by;
         self.now = self.now.checked_add(SignedDuration::try_from(by).unwrap()).unwrap();
     }
 
+    /// Another process goes on: it has seen nothing yet.
+    pub fn restart(&mut self) {
+        self.uptime = Duration::ZERO;
+        self.ages.take();
+        self.replacements = 0;
+    }
+
+    /// The operator's wall clock.
+    fn wall(&self) -> Timestamp {
+        self.now.checked_add(self.skew).unwrap()
+    }
+
     pub fn observed(&self) -> Observed {
-        Observed {
-            pod: Slot::of_pod(self.pod.clone(), UID),
-            service: Slot::of_service(self.service.clone(), UID),
-            is_performer_read: self.is_performer_read,
-            replacements: self.replacements,
-        }
+        let pod = Slot::of_pod(self.pod.clone(), UID);
+        let service = Slot::of_service(self.service.clone(), UID);
+        let clocks = Clocks { server: self.is_time_known.then_some(self.now), uptime: self.uptime };
+        let ages = Ages::of(&pod, &service, &self.ages.borrow(), clocks);
+        self.ages.replace(ages.clone());
+        Observed { pod, service, ages, is_performer_read: self.is_performer_read, replacements: self.replacements }
     }
 
     pub fn plan(&self) -> Plan<Action> {
-        plan::performers::plan(&self.performer, &self.observed(), self.now, &self.policy)
+        plan::performers::plan(&self.performer, &self.observed(), &self.policy)
     }
 
     /// One round as the operator runs it; returns the plan.
@@ -150,7 +180,7 @@ impl World {
                 break;
             }
         }
-        let after = observed.after(&plan, &outcomes, self.now);
+        let after = observed.after(&plan, &outcomes, self.wall());
         self.report(&after, &plan, &outcomes);
         plan
     }
@@ -163,7 +193,7 @@ impl World {
     fn report(&mut self, observed: &Observed, plan: &Plan<Action>, outcomes: &[Outcome]) {
         let policy = self.policy.clone();
         let round = Round { performer: &self.performer, observed, plan, outcomes, policy: &policy };
-        let new = status(&round, self.now, Capabilities { phase_unknown: true });
+        let new = status(&round, self.wall(), Capabilities { phase_unknown: true });
         self.events.extend(events(self.performer.status.as_ref(), &new, plan, outcomes));
         if new != self.status() {
             self.written.push(new.clone());
@@ -210,7 +240,7 @@ impl World {
                 assert!(pod.deletion.is_none(), "a dying pod deleted again");
                 self.replacements = *replacements;
                 let has_ended = matches!(pod.phase, PodPhase::Failed | PodPhase::Succeeded);
-                pod.deletion = Some(Deletion { at: self.now });
+                pod.deletion = Some(Deletion { at: self.now, grace: Duration::ZERO });
                 self.pod = self.pod.take().filter(|p| !has_ended || p.has_finalizers);
             }
             Action::CreateService(service) => {
