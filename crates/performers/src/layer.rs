@@ -140,6 +140,7 @@ impl Layer for PerformerLayer {
         plan: &Plan<Action>,
         outcomes: &[Outcome],
     ) -> Result<bool, Error> {
+        self.keep(key, observed.surroundings.ages.after(outcomes));
         let before = observed.subject.object().status.as_ref();
         let after = self.status(observed, plan, outcomes);
         let phase = after.phase.map_or("", Phase::as_str);
@@ -165,12 +166,19 @@ impl PerformerLayer {
     fn ages(&self, key: &Key, pod: &Slot<PodFacts>, service: &Slot<ServiceFacts>) -> Ages {
         let uptime = self.clock.instant().saturating_duration_since(self.started);
         let clocks = Clocks { server: self.server_clock.now(), uptime };
-        let mut all = self.ages.lock().unwrap_or_else(PoisonError::into_inner);
-        let ages = Ages::of(pod, service, &all.remove(key).unwrap_or_default(), clocks);
-        if !ages.is_empty() {
-            all.insert(key.clone(), ages.clone());
-        }
+        let former = self.ages.lock().unwrap_or_else(PoisonError::into_inner).remove(key).unwrap_or_default();
+        let ages = Ages::of(pod, service, &former, clocks);
+        self.keep(key, ages.clone());
         ages
+    }
+
+    fn keep(&self, key: &Key, ages: Ages) {
+        let mut all = self.ages.lock().unwrap_or_else(PoisonError::into_inner);
+        if ages.is_empty() {
+            all.remove(key)
+        } else {
+            all.insert(key.clone(), ages)
+        };
     }
 
     fn replacements(&self) -> std::sync::MutexGuard<'_, HashMap<Key, u32>> {
@@ -259,6 +267,10 @@ fn executed(action: &Action, result: Result<(), Error>) -> Executed<Outcome> {
         Some(_) if error.is_already_exists() => Outcome::Failed,
         Some(status) if makes && matches!(status.code, 400 | 403 | 422) => {
             Outcome::Rejected { message: status.message.clone() }
+        }
+        Some(status) if status.code == 429 || status.code >= 500 => Outcome::Unable { message: status.message.clone() },
+        None if let Error::TimedOut { limit, .. } = &error => {
+            Outcome::Unable { message: format!("no answer within {limit:?}; see whether an admission webhook hangs") }
         }
         _ => Outcome::Failed,
     };

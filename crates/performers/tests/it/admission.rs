@@ -1,12 +1,14 @@
 //! What admission webhooks make of a Performer's pod.
 
 use anyhow::{Context, Result};
+use api::performer::Performer;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Space, World, spec_with},
+    failure::backed_off,
+    harness::{Space, World, condition, spec, spec_with},
     observe::uid,
     upgrade::original_pod,
     webhook::{Verdict, Webhook},
@@ -62,5 +64,44 @@ async fn a_pod_of_the_original_operator_with_a_proxy_before_it_is_kept() -> Resu
     let settled = space.until_settled("a").await?;
     assert_eq!(uid(&space.pod("a").await?), uid(&pod));
     assert_eq!(settled.status.context("status")?.last_upgrade, None, "it was never taken for an upgrade");
+    Ok(())
+}
+
+fn message(performer: &Performer) -> String {
+    condition(performer, "Available")["message"].as_str().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn p37_a_webhooks_refusal_is_told_backed_off_and_recovered_from() -> Result<()> {
+    let world = World::calm().await;
+    let space = world.space("refused").await;
+    let refuse = |_: &Pod| Verdict::Deny("no pods on Mondays");
+    let webhook = Webhook::start(&world.control_plane, &space, refuse).await?;
+    let mark = world.control_plane.audit().mark()?;
+    space.create("a", spec()).await?;
+    let told = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
+    assert!(message(&told).contains("no pods on Mondays"), "the webhook's own words: {}", message(&told));
+    assert_eq!(backed_off(world, &space, mark).await?, 1, "a failing retry alone writes no status");
+    webhook.remove().await?;
+    let ready = space.until_ready("a").await?;
+    assert_eq!(condition(&ready, "Degraded")["status"], "False");
+    Ok(())
+}
+
+#[tokio::test]
+async fn p37_an_unreachable_webhook_is_told_and_the_message_follows_its_cause() -> Result<()> {
+    let world = World::calm().await;
+    let space = world.space("unreachable").await;
+    let mut webhook = Webhook::register(&world.control_plane, &space).await?;
+    let mark = world.control_plane.audit().mark()?;
+    space.create("a", spec()).await?;
+    let told = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
+    assert!(message(&told).contains("failed calling webhook"), "the server's own words: {}", message(&told));
+    assert_eq!(backed_off(world, &space, mark).await?, 2, "that it waits, and what for");
+    // The reason stays, the cause is another.
+    webhook.serve(|_: &Pod| Verdict::Deny("no pods on Mondays"))?;
+    space.until("a", "refused in other words", |performer| message(performer).contains("no pods on Mondays")).await?;
+    webhook.remove().await?;
+    space.until_ready("a").await?;
     Ok(())
 }

@@ -2,10 +2,7 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
 };
 
 use anyhow::{Context, Result};
@@ -48,7 +45,6 @@ pub struct Webhook {
     acceptor: TlsAcceptor,
     /// Bound, so that the port is ours, but not listened on: connections are refused.
     socket: Option<TcpSocket>,
-    calls: Arc<AtomicUsize>,
     server: Option<AbortOnDropHandle<()>>,
 }
 
@@ -73,8 +69,7 @@ impl Webhook {
         let name = space.namespace.clone();
         create(&configurations, json!({ "metadata": { "name": name }, "webhooks": [webhook] })).await?;
         let acceptor = TlsAcceptor::from(Arc::new(config));
-        let calls = Arc::<AtomicUsize>::default();
-        let webhook = Self { name, configurations, acceptor, socket: Some(socket), calls, server: None };
+        let webhook = Self { name, configurations, acceptor, socket: Some(socket), server: None };
         eventually("the webhook is asked", || async { Ok(webhook.probe(space).await.is_err()) }).await?;
         Ok(webhook)
     }
@@ -93,9 +88,7 @@ impl Webhook {
     /// From now on it can be reached, for the first time.
     pub fn serve(&mut self, judge: impl Fn(&Pod) -> Verdict + Clone + Send + Sync + 'static) -> Result<()> {
         let listener = self.socket.take().context("a webhook is served once")?.listen(BACKLOG)?;
-        let calls = self.calls.clone();
         let answer = move |review: Bytes| async move {
-            calls.fetch_add(1, Ordering::Relaxed);
             ([(CONTENT_TYPE, "application/json")], answered(&review, &judge).to_string())
         };
         let listener = Tls { listener, acceptor: self.acceptor.clone() };
@@ -107,11 +100,6 @@ impl Webhook {
         });
         self.server = Some(AbortOnDropHandle::new(server));
         Ok(())
-    }
-
-    /// How often it was asked.
-    pub fn calls(&self) -> usize {
-        self.calls.load(Ordering::Relaxed)
     }
 
     /// The API server asks it no more.

@@ -55,6 +55,9 @@ pub enum Outcome {
     Rejected { message: String },
     /// The namespace is going away; nothing can be created there.
     NamespaceTerminating,
-    /// Anything that may pass: conflict, time-out, server error. The round is tried again.
+    /// The API server could not carry it out, for example because it cannot reach a webhook, or it gave no answer in
+    /// time. Most of that passes within seconds, so it is told only when it lasts.
+    Unable { message: String },
+    /// Anything else that may pass, like a conflict. The round is tried again.
     Failed,
 }

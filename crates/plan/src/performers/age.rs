@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::decide::{ended_at, has_edited_image};
-use super::{PodFacts, PodPhase, Scheduled, ServiceFacts, Slot};
+use super::{Outcome, PodFacts, PodPhase, Scheduled, ServiceFacts, Slot};
 
 /// What the clocks show in a round, none of it from a wall clock of ours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +43,8 @@ pub(super) enum State {
     PodGoing(Timestamp),
     /// The Service is being deleted until then.
     ServiceGoing(Timestamp),
+    /// Every round ends at something that the API server is unable to do.
+    Unable,
 }
 
 /// The ages of what is waited on, as one round saw them. A settled Performer has none.
@@ -68,16 +70,38 @@ impl Ages {
             .ours()
             .into_iter()
             .flat_map(|pod| states(pod).into_iter().map(|(state, since)| (&pod.uid, state, since.max(pod.created_at))));
-        let of_service = service.ours().into_iter().flat_map(|service| {
-            let going = service.deletion.map(|deletion| (State::ServiceGoing(deletion.at), Some(deletion.asked_at())));
-            going.map(|(state, since)| (&service.uid, state, since))
+        let of_service = service.ours().and_then(|service| {
+            let deletion = service.deletion?;
+            Some((&service.uid, State::ServiceGoing(deletion.at), Some(deletion.asked_at())))
         });
         let lasting = of_pod.chain(of_service).map(|(uid, state, since)| {
             let known = former.lasting.iter().find(|known| known.uid == *uid && known.state == state);
             let age = known.map_or_else(|| by_server(since, clocks.server), |known| known.age.saturating_add(passed));
             Lasting { uid: uid.clone(), state, age }
         });
-        Self { at: clocks.uptime, lasting: lasting.collect() }
+        let mut lasting: Vec<_> = lasting.collect();
+        let carried = former.lasting.iter().filter(|known| known.state == State::Unable);
+        lasting.extend(carried.map(|known| Lasting { age: known.age.saturating_add(passed), ..known.clone() }));
+        Self { at: clocks.uptime, lasting }
+    }
+
+    /// What the next round begins with: these ages, and what this round's outcomes say.
+    #[must_use]
+    pub fn after(&self, outcomes: &[Outcome]) -> Self {
+        let mut after = self.clone();
+        match outcomes.last() {
+            Some(Outcome::Unable { .. }) => {
+                if !self.lasting.iter().any(|known| known.state == State::Unable) {
+                    after.lasting.push(Lasting { uid: Box::default(), state: State::Unable, age: Duration::ZERO });
+                }
+            }
+            // It speaks neither for nor against: the next try may end where the one before did.
+            Some(Outcome::Failed) => {}
+            Some(Outcome::Done | Outcome::Rejected { .. } | Outcome::NamespaceTerminating) | None => {
+                after.lasting.retain(|known| known.state != State::Unable);
+            }
+        }
+        after
     }
 
     /// Whether nothing is waited on.

@@ -10,8 +10,10 @@ use crate::world::{World, basic, going};
 
 const HOUR: SignedDuration = SignedDuration::from_hours(1);
 
-/// Everything that is waited for, how it begins, and how long it takes.
-const WAITS: [(&str, fn(&mut World), u64); 6] = [
+/// What is waited for, how it begins, and how many seconds it takes.
+type Wait = (&'static str, fn(&mut World), u64);
+
+const WAITS: [Wait; 6] = [
     ("an ended pod", |world| world.end_pod(PodPhase::Failed), 10),
     ("a pod that does not start", begin_to_start, 300),
     ("a pod without its label", |world| world.pod_mut().is_selected = false, 10),

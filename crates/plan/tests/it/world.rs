@@ -181,6 +181,7 @@ impl World {
             }
         }
         let after = observed.after(&plan, &outcomes, self.wall());
+        self.ages.replace(observed.ages.after(&outcomes));
         self.report(&after, &plan, &outcomes);
         plan
     }
