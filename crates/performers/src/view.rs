@@ -1,6 +1,6 @@
 //! What is decoded of each kind, and what of that is kept.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use api::performer::{
     CONTAINER_NAME, GENERATION_ANNOTATION, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer,
@@ -10,15 +10,18 @@ use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{Pod, Service},
     apimachinery::pkg::{
-        apis::meta::v1::{ObjectMeta, Time},
+        apis::meta::v1::{ObjectMeta, OwnerReference, Time},
         util::intstr::IntOrString,
     },
 };
 use plan::performers::{
-    Deletion, Exit, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, TargetPort, Waiting,
+    Deletion, Exit, ImageWriter, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, TargetPort,
+    Waiting,
 };
 use runtime::{Key, lean_metadata, readable, view_of};
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
+
+use crate::MANAGER;
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct PerformerView {
@@ -53,16 +56,110 @@ impl PerformerView {
 }
 
 #[derive(Clone, Debug, Deserialize)]
+#[serde(from = "SentPod")]
 pub struct PodView {
-    #[serde(deserialize_with = "lean_metadata")]
     metadata: ObjectMeta,
+    /// Who set the image of the performer's container, where the server says so.
+    image_manager: Option<String>,
+    spec: PodSpecView,
+    status: PodStatusView,
+}
+
+view_of!(PodView, Pod);
+
+/// What is decoded of a pod.
+#[derive(Deserialize)]
+struct SentPod {
+    metadata: PodMetadata,
     #[serde(default)]
     spec: PodSpecView,
     #[serde(default)]
     status: PodStatusView,
 }
 
-view_of!(PodView, Pod);
+impl From<SentPod> for PodView {
+    fn from(sent: SentPod) -> Self {
+        let SentPod { mut metadata, spec, status } = sent;
+        let image_manager = image_manager(metadata.managed_fields.take().unwrap_or_default());
+        Self { metadata: metadata.into(), image_manager, spec, status }
+    }
+}
+
+/// Metadata with the one thing that managedFields tell and nothing else does: who changed the image. The bulk of them
+/// is skipped while decoding.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodMetadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    creation_timestamp: Option<Time>,
+    deletion_timestamp: Option<Time>,
+    deletion_grace_period_seconds: Option<i64>,
+    finalizers: Option<Vec<String>>,
+    owner_references: Option<Vec<OwnerReference>>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    managed_fields: Option<Vec<ManagerView>>,
+}
+
+impl From<PodMetadata> for ObjectMeta {
+    fn from(lean: PodMetadata) -> Self {
+        Self {
+            name: lean.name,
+            namespace: lean.namespace,
+            uid: lean.uid,
+            resource_version: lean.resource_version,
+            creation_timestamp: lean.creation_timestamp,
+            deletion_timestamp: lean.deletion_timestamp,
+            deletion_grace_period_seconds: lean.deletion_grace_period_seconds,
+            finalizers: lean.finalizers,
+            owner_references: lean.owner_references,
+            labels: lean.labels,
+            annotations: lean.annotations,
+            ..Self::default()
+        }
+    }
+}
+
+/// One writer of the object and the fields whose values it has set.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ManagerView {
+    #[serde(default)]
+    manager: String,
+    fields_v1: Option<FieldsView>,
+}
+
+#[derive(Deserialize)]
+struct FieldsView {
+    #[serde(rename = "f:spec", default)]
+    spec: SpecFieldsView,
+}
+
+#[derive(Default, Deserialize)]
+struct SpecFieldsView {
+    /// By their key, for example `k:{"name":"performer"}`.
+    #[serde(rename = "f:containers", default)]
+    containers: BTreeMap<String, ContainerFieldsView>,
+}
+
+#[derive(Deserialize)]
+struct ContainerFieldsView {
+    #[serde(rename = "f:image")]
+    image: Option<IgnoredAny>,
+}
+
+/// The writer of the performer's image. A value that admission rewrote belongs to the writer of the request.
+fn image_manager(managers: Vec<ManagerView>) -> Option<String> {
+    let key = format!(r#"k:{{"name":"{CONTAINER_NAME}"}}"#);
+    let sets_it = |writer: &ManagerView| {
+        let fields = writer.fields_v1.as_ref().and_then(|fields| fields.spec.containers.get(&key));
+        fields.is_some_and(|container| container.image.is_some())
+    };
+    managers.into_iter().find(sets_it).map(|writer| writer.manager)
+}
 
 #[derive(Clone, Debug, Default, Deserialize)]
 struct PodSpecView {
@@ -159,7 +256,10 @@ impl PodView {
         Some(PodFacts {
             owner_uid: owner(&meta),
             created_at: time(meta.creation_timestamp.as_ref()),
-            generation: meta.generation.unwrap_or(0),
+            image_writer: match self.image_manager {
+                Some(manager) if manager != MANAGER => ImageWriter::SomeoneElse,
+                _ => ImageWriter::Us,
+            },
             deletion: deletion(&meta),
             has_finalizers: meta.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty()),
             phase: PodPhase::read(self.status.phase.as_deref()),
@@ -230,7 +330,7 @@ struct ServiceSpecView {
     #[serde(rename = "type")]
     kind: Option<String>,
     #[serde(default)]
-    selector: std::collections::BTreeMap<Box<str>, Box<str>>,
+    selector: BTreeMap<Box<str>, Box<str>>,
     #[serde(default)]
     ports: Vec<PortView>,
 }
@@ -364,6 +464,25 @@ mod tests {
         .unwrap();
         let facts = view.keep().unwrap();
         (facts.image.into(), facts.waiting.map(|waiting| waiting.reason.into()), facts.restarts)
+    }
+
+    #[test]
+    fn the_writer_of_the_image_is_read_from_the_managed_fields() {
+        let is_foreign = |managed_fields: serde_json::Value| {
+            let view: PodView = serde_json::from_value(json!({
+                "metadata": {"name": "performer-a", "managedFields": managed_fields},
+            }))
+            .unwrap();
+            view.keep().unwrap().image_writer == ImageWriter::SomeoneElse
+        };
+        let image = json!({"f:spec": {"f:containers": {r#"k:{"name":"performer"}"#: {".": {}, "f:image": {}}}}});
+        let other = json!({"f:spec": {"f:containers": {
+            r#"k:{"name":"performer"}"#: {"f:resources": {}}, r#"k:{"name":"agent"}"#: {"f:image": {}}}}});
+        let by = |manager: &str, fields: &serde_json::Value| json!({"manager": manager, "fieldsV1": fields});
+        assert!(!is_foreign(json!([by(MANAGER, &image), by("kubelet", &json!({"f:status": {}}))])));
+        assert!(!is_foreign(json!([by("someone", &other), by(MANAGER, &image)])));
+        assert!(is_foreign(json!([by(MANAGER, &other), by("kubectl-edit", &image)])));
+        assert!(!is_foreign(json!([])), "nobody knows");
     }
 
     #[test]

@@ -29,7 +29,8 @@ pub use decide::plan;
 pub use desired::{Desired, Identity, Invalid, avs_label, validate};
 pub use event::events;
 pub use facts::{
-    Deletion, Exit, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, TargetPort, Waiting,
+    Deletion, Exit, ImageWriter, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, TargetPort,
+    Waiting,
 };
 pub use observed::{Observed, Slot};
 pub use policy::Policy;

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use crate::{
     failure::backed_off,
     harness::{Space, World, condition, spec, spec_with},
-    observe::uid,
-    upgrade::original_pod,
+    observe::{more_rounds, uid},
+    upgrade::{image, original_pod},
     webhook::{Verdict, Webhook},
 };
 
@@ -102,6 +102,39 @@ async fn p37_an_unreachable_webhook_is_told_and_the_message_follows_its_cause() 
     webhook.serve(|_: &Pod| Verdict::Deny("no pods on Mondays"))?;
     space.until("a", "refused in other words", |performer| message(performer).contains("no pods on Mondays")).await?;
     webhook.remove().await?;
+    space.until_ready("a").await?;
+    Ok(())
+}
+
+/// Sends every image to a mirror, as registry caches do.
+fn mirrored(pod: &Pod) -> Verdict {
+    let image = image(pod).unwrap_or_default().replacen("registry.test", "mirror.test", 1);
+    Verdict::Patch(json!([{ "op": "replace", "path": "/spec/containers/0/image", "value": image }]))
+}
+
+async fn edit(space: &Space, patch: Value) -> Result<Pod> {
+    Ok(space.pods.patch("performer-a", &PatchParams::default(), &Patch::Strategic(patch)).await?)
+}
+
+#[tokio::test]
+async fn an_image_that_admission_rewrote_is_no_edit_whatever_changes_later() -> Result<()> {
+    let world = World::hasty().await;
+    let space = world.space("mirrored").await;
+    let _webhook = Webhook::start(&world.control_plane, &space, mirrored).await?;
+    space.create_ready("a", spec()).await?;
+    let pod = space.pod("a").await?;
+    assert_eq!(image(&pod), Some("mirror.test/performer:v1"));
+    let toleration = json!({ "key": "maintenance", "operator": "Exists", "effect": "NoSchedule" });
+    let edited = edit(&space, json!({ "spec": { "tolerations": [toleration] } })).await?;
+    assert!(edited.metadata.generation > pod.metadata.generation, "the edit counts");
+    more_rounds(&world.operator, &space, 8).await?;
+    assert_eq!(uid(&space.pod("a").await?), uid(&pod), "a healthy pod stays");
+
+    // By hand, to what no webhook made of it.
+    let containers = json!([{ "name": "performer", "image": "registry.test/edited:1" }]);
+    edit(&space, json!({ "spec": { "containers": containers } })).await?;
+    let replaced = space.until_replaced("a", &pod).await?;
+    assert_eq!(image(&replaced), Some("mirror.test/performer:v1"));
     space.until_ready("a").await?;
     Ok(())
 }

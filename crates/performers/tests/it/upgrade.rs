@@ -33,7 +33,7 @@ fn is_settled(performer: &Performer, generation: Option<i64>) -> bool {
     available["status"] == "True" && available["observedGeneration"] == json!(generation)
 }
 
-fn image(pod: &Pod) -> Option<&str> {
+pub fn image(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.containers[0].image.as_deref()
 }
 

@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 
 use super::age::State;
 use super::{
-    Action, Ages, Cause, Deletion, Desired, Identity, Observed, PodFacts, PodPhase, Policy, PortFacts, Scheduled,
-    ServiceFacts, ServiceType, Slot, TargetPort, build, validate,
+    Action, Ages, Cause, Deletion, Desired, Identity, ImageWriter, Observed, PodFacts, PodPhase, Policy, PortFacts,
+    Scheduled, ServiceFacts, ServiceType, Slot, TargetPort, build, validate,
 };
 use crate::Plan;
 
@@ -169,11 +169,10 @@ pub(super) fn is_other_release(pod: &PodFacts, desired: &Desired) -> bool {
     asked != desired.image || pod.version.as_deref().unwrap_or_default() != desired.version
 }
 
-/// Whether someone changed the image of the running pod. An image that differs from the first
-/// generation on was rewritten by admission (a registry mirror), and replacing would never end;
-/// the growing delay bounds the harm where another writer raises the generation of such a pod.
+/// Whether someone changed the image of the running pod. One that admission rewrote when we created the pod (a registry
+/// mirror) is not what we asked for either, but replacing that pod would never end.
 pub(super) fn has_edited_image(pod: &PodFacts) -> bool {
-    pod.asked_image.is_some() && pod.generation > 1
+    pod.asked_image.is_some() && pod.image_writer == ImageWriter::SomeoneElse
 }
 
 /// Whether the stored status already reports the upgrade that replaces this very pod.

@@ -19,8 +19,6 @@ pub struct PodFacts {
     /// Uid of the owner reference with `controller: true`.
     pub owner_uid: Option<Box<str>>,
     pub created_at: Option<Timestamp>,
-    /// `metadata.generation`: 1 until someone changes the spec; 0 where the server does not count.
-    pub generation: i64,
     pub deletion: Option<Deletion>,
     /// Whether finalizers keep the pod after its deletion.
     pub has_finalizers: bool,
@@ -42,6 +40,8 @@ pub struct PodFacts {
     pub image: Box<str>,
     /// [`api::performer::IMAGE_ANNOTATION`], kept only where it differs from `image`.
     pub asked_image: Option<Box<str>>,
+    /// By whom that image was set.
+    pub image_writer: ImageWriter,
     /// [`api::performer::INPUT_HASH_ANNOTATION`]; absent on pods of the original operator.
     pub input_hash: Option<Box<str>>,
     /// [`api::performer::VERSION_ANNOTATION`].
@@ -69,7 +69,6 @@ impl PodFacts {
         let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.as_deref());
         Self {
             created_at: Some(now),
-            generation: 1,
             image: image.unwrap_or_default().into(),
             input_hash: annotation(INPUT_HASH_ANNOTATION).map(|hash| hash.as_str().into()),
             version: annotation(VERSION_ANNOTATION).map(|version| version.as_str().into()),
@@ -79,6 +78,15 @@ impl PodFacts {
             ..Self::default()
         }
     }
+}
+
+/// Who set the image of a container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ImageWriter {
+    /// Us, also where admission rewrote what we sent, or it is not known.
+    #[default]
+    Us,
+    SomeoneElse,
 }
 
 /// A deletion under way.

@@ -6,8 +6,8 @@ use api::condition::Reason;
 use api::performer::{FINALIZER, LABEL_PERFORMER, Phase};
 use plan::Plan;
 use plan::performers::{
-    Action, Cause, Observed, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, Slot, TargetPort,
-    Waiting,
+    Action, Cause, ImageWriter, Observed, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, Slot,
+    TargetPort, Waiting,
 };
 use serde_json::json;
 
@@ -405,13 +405,21 @@ fn a_label_that_is_always_taken_away_does_not_make_us_replace_without_end() {
 
 #[test]
 fn an_edited_image_is_replaced_and_a_rewritten_one_is_not() {
-    let mut world = World::running(basic());
-    world.pod_mut().asked_image = Some("repo:1".into());
-    world.pod_mut().image = "mirror/repo:1".into();
-    world.advance(Duration::from_hours(1));
-    assert_eq!(names(&world.plan().actions), [""; 0], "admission rewrote it");
-    world.pod_mut().generation = 2;
-    assert_eq!(cause(&world.plan().actions), Some(Cause::Edited));
+    // The image, who set it, and whether that pod is replaced.
+    let cases = [
+        ("repo:1", ImageWriter::Us, None),
+        ("mirror/repo:1", ImageWriter::Us, None),
+        ("mirror/repo:1", ImageWriter::SomeoneElse, Some(Cause::Edited)),
+        ("repo:1", ImageWriter::SomeoneElse, None),
+    ];
+    for (image, writer, expected) in cases {
+        let mut world = World::running(basic());
+        world.pod_mut().asked_image = (image != "repo:1").then(|| "repo:1".into());
+        world.pod_mut().image = image.into();
+        world.pod_mut().image_writer = writer;
+        world.advance(Duration::from_hours(1));
+        assert_eq!(cause(&world.plan().actions), expected, "{image} set by {writer:?}");
+    }
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use plan::performers::{
-    Action, Identity, Observed, PodFacts, PodPhase, Scheduled, ServiceFacts, Slot, avs_label, pod, validate,
+    Action, Identity, ImageWriter, Observed, PodFacts, PodPhase, Scheduled, ServiceFacts, Slot, avs_label, pod,
+    validate,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -41,11 +42,12 @@ prop_compose! {
         ],
         age in 0..10_000_i64, is_ready in any::<bool>(), is_going in any::<bool>(), is_selected in any::<bool>(),
         has_finalizers in any::<bool>(), hash in prop::option::of("[a-f]{4}"), replacements in 0..40_u32,
-        is_scheduled in any::<bool>(), generation in 0..3_i64,
+        is_scheduled in any::<bool>(), is_edited in any::<bool>(),
     ) -> PodFacts {
         PodFacts {
             uid: "pod-0".into(), resource_version: "1".into(), owner_uid: owner.map(Into::into),
-            created_at: Some(at(-age)), phase, is_ready, is_selected, has_finalizers, replacements, generation,
+            created_at: Some(at(-age)), phase, is_ready, is_selected, has_finalizers, replacements,
+            image_writer: if is_edited { ImageWriter::SomeoneElse } else { ImageWriter::Us },
             deletion: is_going.then(|| going(at(0), 0)), input_hash: hash.map(Into::into),
             scheduled: if is_scheduled { Scheduled::Yes(Some(at(-age))) } else { Scheduled::NotYet },
             image: "other:1".into(), ..PodFacts::default()

@@ -298,7 +298,6 @@ pub fn pod_facts(pod: &Pod, uid: &str, now: Timestamp) -> PodFacts {
         resource_version: "1".into(),
         owner_uid: Some(owner.uid.as_str().into()),
         created_at: Some(now),
-        generation: 1,
         asked_image: annotation(IMAGE_ANNOTATION).filter(|asked| *asked != image),
         image,
         input_hash: annotation(INPUT_HASH_ANNOTATION),
