@@ -95,9 +95,9 @@ reasons! {
     PodStuck,
     /// The old Service was deleted and does not go, so that the new one cannot be made.
     ServiceStuck,
-    /// The API server refused the pod (quota, admission, validation).
+    /// The API server refuses the pod (quota, admission, validation), or cannot take it for a while.
     PodRejected,
-    /// The API server refused the Service (quota, admission).
+    /// The API server refuses the Service (quota, admission), or cannot take it for a while.
     ServiceRejected,
     /// The pod lacks the label its Service finds it by.
     LabelMissing,

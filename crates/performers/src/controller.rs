@@ -6,11 +6,14 @@ use api::performer::{Performer, PerformerStatus};
 use jiff::Timestamp;
 use plan::{
     fact::Never,
-    performers::{self as performer, Action, Created, Note, Observed, PodFacts, Policy, ServiceFacts, Slot},
+    performers::{
+        self as performer, Action, Ages, Clocks, Created, Note, Observed, PodFacts, Policy, ServiceFacts, Slot,
+    },
     round::{Plan, Report},
 };
-use runtime::{Controller, Error, InputsOf, Key, Kind, RoundOf, Turn, View};
+use runtime::{Clock, Controller, Error, InputsOf, Key, Kind, RoundOf, ServerClock, Turn, View};
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::view::{PerformerView, PodView, ServiceView, owned_key};
 
@@ -19,6 +22,9 @@ pub(crate) struct PerformerController {
     pub pods: Arc<Kind<PodView, PodFacts>>,
     pub services: Arc<Kind<ServiceView, ServiceFacts>>,
     pub policy: Policy,
+    pub server_clock: ServerClock,
+    pub clock: Clock,
+    pub started: Instant,
 }
 
 impl Controller for PerformerController {
@@ -45,16 +51,27 @@ impl Controller for PerformerController {
         let owned = owned_key(key);
         self.pods.settle(&owned).await?;
         self.services.settle(&owned).await?;
+        let is_newer = |pod: &PodFacts| pod.is_newer_than(performer);
+        let is_performer_read = self.pods.get(&owned).is_some_and(|pod| is_newer(&pod.value));
+        if is_performer_read {
+            self.performers.refresh(key).await?;
+            let found = self.performers.get(key).and_then(|found| found.value.metadata.resource_version.clone());
+            // The next round begins with what was found.
+            if found != performer.metadata.resource_version {
+                return Err(Error::Outdated);
+            }
+        }
         let uid = performer.metadata.uid.as_deref().unwrap_or_default();
-        Ok(Observed {
-            pod: slot(&self.pods, &owned, |pod| Slot::of_pod(pod, uid)),
-            service: slot(&self.services, &owned, |service| Slot::of_service(service, uid)),
-            replacements: note.replacements,
-        })
+        let pod = slot(&self.pods, &owned, |pod| Slot::of_pod(pod, uid));
+        let service = slot(&self.services, &owned, |service| Slot::of_service(service, uid));
+        let uptime = self.clock.instant().saturating_duration_since(self.started);
+        let clocks = Clocks { server: self.server_clock.now(), uptime };
+        let ages = Ages::of(&pod, &service, &note.ages, clocks);
+        Ok(Observed { pod, service, ages, is_performer_read, replacements: note.replacements })
     }
 
-    fn plan(&self, performer: &Performer, observed: &Observed, _: &InputsOf<Self>, now: Timestamp) -> Plan<Action> {
-        performer::plan(performer, observed, now, &self.policy)
+    fn plan(&self, performer: &Performer, observed: &Observed, _: &InputsOf<Self>, _: Timestamp) -> Plan<Action> {
+        performer::plan(performer, observed, &self.policy)
     }
 
     async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<Created, Error> {

@@ -40,6 +40,14 @@ pub fn install(operator: &mut Operator, config: Config) {
     operator.watch(&pods, heard_by(&queue, view::performer_of));
     operator.watch(&services, heard_by(&queue, view::performer_of));
     operator.metrics.collect(Box::new(metrics::PerformerMetrics::new(performers.clone())));
-    let controller = controller::PerformerController { performers, pods, services, policy: config.policy };
+    let controller = controller::PerformerController {
+        performers,
+        pods,
+        services,
+        policy: config.policy,
+        server_clock: operator.server_clock.clone(),
+        started: operator.clock.instant(),
+        clock: operator.clock.clone(),
+    };
     operator.control(controller, queue, config.concurrency);
 }

@@ -1,22 +1,27 @@
 //! What is decoded of each kind, and what of that is kept.
 
+use std::{collections::BTreeMap, time::Duration};
+
 use api::performer::{
-    IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer, PerformerSpec, PerformerStatus,
-    REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION, owned_name,
+    CONTAINER_NAME, GENERATION_ANNOTATION, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer,
+    PerformerSpec, PerformerStatus, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION, owned_name,
 };
 use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{Pod, Service},
     apimachinery::pkg::{
-        apis::meta::v1::{ObjectMeta, Time},
+        apis::meta::v1::{ObjectMeta, OwnerReference, Time},
         util::intstr::IntOrString,
     },
 };
 use plan::performers::{
-    Deletion, Exit, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, TargetPort, Waiting,
+    Deletion, Exit, ImageWriter, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, TargetPort,
+    Waiting,
 };
 use runtime::{Key, lean_metadata, readable, view_of};
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
+
+use crate::MANAGER;
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct PerformerView {
@@ -51,16 +56,110 @@ impl PerformerView {
 }
 
 #[derive(Clone, Debug, Deserialize)]
+#[serde(from = "SentPod")]
 pub struct PodView {
-    #[serde(deserialize_with = "lean_metadata")]
     metadata: ObjectMeta,
+    /// Who set the image of the performer's container, where the server says so.
+    image_manager: Option<String>,
+    spec: PodSpecView,
+    status: PodStatusView,
+}
+
+view_of!(PodView, Pod);
+
+/// What is decoded of a pod.
+#[derive(Deserialize)]
+struct SentPod {
+    metadata: PodMetadata,
     #[serde(default)]
     spec: PodSpecView,
     #[serde(default)]
     status: PodStatusView,
 }
 
-view_of!(PodView, Pod);
+impl From<SentPod> for PodView {
+    fn from(sent: SentPod) -> Self {
+        let SentPod { mut metadata, spec, status } = sent;
+        let image_manager = image_manager(metadata.managed_fields.take().unwrap_or_default());
+        Self { metadata: metadata.into(), image_manager, spec, status }
+    }
+}
+
+/// Metadata with the one thing that managedFields tell and nothing else does: who changed the image. The bulk of them
+/// is skipped while decoding.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodMetadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    creation_timestamp: Option<Time>,
+    deletion_timestamp: Option<Time>,
+    deletion_grace_period_seconds: Option<i64>,
+    finalizers: Option<Vec<String>>,
+    owner_references: Option<Vec<OwnerReference>>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    managed_fields: Option<Vec<ManagerView>>,
+}
+
+impl From<PodMetadata> for ObjectMeta {
+    fn from(lean: PodMetadata) -> Self {
+        Self {
+            name: lean.name,
+            namespace: lean.namespace,
+            uid: lean.uid,
+            resource_version: lean.resource_version,
+            creation_timestamp: lean.creation_timestamp,
+            deletion_timestamp: lean.deletion_timestamp,
+            deletion_grace_period_seconds: lean.deletion_grace_period_seconds,
+            finalizers: lean.finalizers,
+            owner_references: lean.owner_references,
+            labels: lean.labels,
+            annotations: lean.annotations,
+            ..Self::default()
+        }
+    }
+}
+
+/// One writer of the object and the fields whose values it has set.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ManagerView {
+    #[serde(default)]
+    manager: String,
+    fields_v1: Option<FieldsView>,
+}
+
+#[derive(Deserialize)]
+struct FieldsView {
+    #[serde(rename = "f:spec", default)]
+    spec: SpecFieldsView,
+}
+
+#[derive(Default, Deserialize)]
+struct SpecFieldsView {
+    /// By their key, for example `k:{"name":"performer"}`.
+    #[serde(rename = "f:containers", default)]
+    containers: BTreeMap<String, ContainerFieldsView>,
+}
+
+#[derive(Deserialize)]
+struct ContainerFieldsView {
+    #[serde(rename = "f:image")]
+    image: Option<IgnoredAny>,
+}
+
+/// The writer of the performer's image. A value that admission rewrote belongs to the writer of the request.
+fn image_manager(managers: Vec<ManagerView>) -> Option<String> {
+    let key = format!(r#"k:{{"name":"{CONTAINER_NAME}"}}"#);
+    let sets_it = |writer: &ManagerView| {
+        let fields = writer.fields_v1.as_ref().and_then(|fields| fields.spec.containers.get(&key));
+        fields.is_some_and(|container| container.image.is_some())
+    };
+    managers.into_iter().find(sets_it).map(|writer| writer.manager)
+}
 
 #[derive(Clone, Debug, Default, Deserialize)]
 struct PodSpecView {
@@ -70,6 +169,8 @@ struct PodSpecView {
 
 #[derive(Clone, Debug, Deserialize)]
 struct ContainerView {
+    #[serde(default)]
+    name: String,
     #[serde(default)]
     image: String,
 }
@@ -100,6 +201,8 @@ struct ConditionView {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ContainerStatusView {
+    #[serde(default)]
+    name: String,
     #[serde(default)]
     restart_count: u32,
     #[serde(default)]
@@ -146,14 +249,17 @@ impl PodView {
         let meta = self.metadata;
         let performer = performer_name(meta.name.as_deref()?)?;
         let is_selected = label(&meta, LABEL_PERFORMER) == Some(performer);
-        let image: Box<str> = self.spec.containers.into_iter().next().map(|c| c.image).unwrap_or_default().into();
+        let image: Box<str> = ours(self.spec.containers, |c| &c.name).map(|c| c.image).unwrap_or_default().into();
         let annotation = |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).cloned();
         let ready = self.status.conditions.iter().find(|condition| condition.kind == "Ready");
-        let container = self.status.container_statuses.into_iter().next().unwrap_or_default();
+        let container = ours(self.status.container_statuses, |c| &c.name).unwrap_or_default();
         Some(PodFacts {
             owner_uid: owner(&meta),
             created_at: time(meta.creation_timestamp.as_ref()),
-            generation: meta.generation.unwrap_or(0),
+            image_writer: match self.image_manager {
+                Some(manager) if manager != MANAGER => ImageWriter::SomeoneElse,
+                _ => ImageWriter::Us,
+            },
             deletion: deletion(&meta),
             has_finalizers: meta.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty()),
             phase: PodPhase::read(self.status.phase.as_deref()),
@@ -174,12 +280,20 @@ impl PodView {
             image,
             input_hash: text(annotation(INPUT_HASH_ANNOTATION)),
             version: text(annotation(VERSION_ANNOTATION)),
+            made_for: annotation(GENERATION_ANNOTATION).and_then(|generation| generation.parse().ok()),
             replacements: annotation(REPLACEMENTS_ANNOTATION).and_then(|count| count.parse().ok()).unwrap_or(0),
             is_selected,
             uid: meta.uid.unwrap_or_default().into(),
             resource_version: meta.resource_version.unwrap_or_default().into(),
         })
     }
+}
+
+/// The performer's own among a pod's containers or their statuses. Admission may put a sidecar first, and kubelet sorts
+/// statuses by name: only the name tells them apart, or that there is but one.
+fn ours<T>(mut all: Vec<T>, name: fn(&T) -> &str) -> Option<T> {
+    let place = all.iter().position(|one| name(one) == CONTAINER_NAME).or((all.len() == 1).then_some(0))?;
+    Some(all.swap_remove(place))
 }
 
 fn scheduled(conditions: &[ConditionView]) -> Scheduled {
@@ -216,7 +330,7 @@ struct ServiceSpecView {
     #[serde(rename = "type")]
     kind: Option<String>,
     #[serde(default)]
-    selector: std::collections::BTreeMap<Box<str>, Box<str>>,
+    selector: BTreeMap<Box<str>, Box<str>>,
     #[serde(default)]
     ports: Vec<PortView>,
 }
@@ -271,7 +385,8 @@ fn owner(meta: &ObjectMeta) -> Option<Box<str>> {
 }
 
 fn deletion(meta: &ObjectMeta) -> Option<Deletion> {
-    time(meta.deletion_timestamp.as_ref()).map(|at| Deletion { at })
+    let grace = meta.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(0);
+    time(meta.deletion_timestamp.as_ref()).map(|at| Deletion { at, grace: Duration::from_secs(grace) })
 }
 
 /// The Performer that a pod or Service name speaks of.
@@ -329,5 +444,53 @@ mod tests {
         assert_eq!(&*facts.waiting.unwrap().reason, "CrashLoopBackOff");
         assert_eq!(facts.exit.unwrap().code, 137);
         assert_eq!((facts.restarts, &*facts.image, facts.is_selected), (3, "x:1", true));
+    }
+
+    /// Image, word of the waiting state and restarts of a pod with these containers, as the spec lists them and as
+    /// kubelet sorts their statuses.
+    fn seen(names: [&str; 2]) -> (String, Option<String>, u32) {
+        let containers = names.map(|name| json!({"name": name, "image": format!("{name}:1")}));
+        let mut sorted = names;
+        sorted.sort_unstable();
+        let statuses = sorted.map(|name| match name {
+            "proxy" | "agent" => json!({"name": name, "restartCount": 0, "state": {"running": {}}}),
+            _ => json!({"name": name, "restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}),
+        });
+        let view: PodView = serde_json::from_value(json!({
+            "metadata": {"name": "performer-a"},
+            "spec": {"containers": containers},
+            "status": {"phase": "Running", "containerStatuses": statuses}
+        }))
+        .unwrap();
+        let facts = view.keep().unwrap();
+        (facts.image.into(), facts.waiting.map(|waiting| waiting.reason.into()), facts.restarts)
+    }
+
+    #[test]
+    fn the_writer_of_the_image_is_read_from_the_managed_fields() {
+        let is_foreign = |managed_fields: serde_json::Value| {
+            let view: PodView = serde_json::from_value(json!({
+                "metadata": {"name": "performer-a", "managedFields": managed_fields},
+            }))
+            .unwrap();
+            view.keep().unwrap().image_writer == ImageWriter::SomeoneElse
+        };
+        let image = json!({"f:spec": {"f:containers": {r#"k:{"name":"performer"}"#: {".": {}, "f:image": {}}}}});
+        let other = json!({"f:spec": {"f:containers": {
+            r#"k:{"name":"performer"}"#: {"f:resources": {}}, r#"k:{"name":"agent"}"#: {"f:image": {}}}}});
+        let by = |manager: &str, fields: &serde_json::Value| json!({"manager": manager, "fieldsV1": fields});
+        assert!(!is_foreign(json!([by(MANAGER, &image), by("kubelet", &json!({"f:status": {}}))])));
+        assert!(!is_foreign(json!([by("someone", &other), by(MANAGER, &image)])));
+        assert!(is_foreign(json!([by(MANAGER, &other), by("kubectl-edit", &image)])));
+        assert!(!is_foreign(json!([])), "nobody knows");
+    }
+
+    #[test]
+    fn the_performers_container_is_found_by_its_name() {
+        let expected = ("performer:1".to_owned(), Some("CrashLoopBackOff".to_owned()), 3);
+        for names in [["agent", "performer"], ["performer", "agent"], ["proxy", "performer"], ["performer", "proxy"]] {
+            assert_eq!(seen(names), expected, "{names:?}");
+        }
+        assert_eq!(seen(["one", "other"]), (String::new(), None, 0), "none of them is known to be ours");
     }
 }

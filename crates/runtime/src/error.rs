@@ -144,7 +144,14 @@ impl Error {
             _ => None,
         };
         let (class, retry) = (self.class(), self.retry_after());
-        refused.map_or_else(|| Progress::Failed { class, retry, message: Chain(self).to_string() }, Progress::Refused)
+        let message = match self {
+            Self::Api { status, .. } => status.message.clone(),
+            Self::TimedOut { limit, .. } => {
+                format!("no answer within {limit:?}; see whether an admission webhook hangs")
+            }
+            _ => Chain(self).to_string(),
+        };
+        refused.map_or(Progress::Failed { class, retry, message }, Progress::Refused)
     }
 }
 

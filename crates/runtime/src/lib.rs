@@ -33,6 +33,7 @@ pub mod rights;
 #[cfg(test)]
 mod scripted;
 mod selection;
+mod server_clock;
 mod slow;
 mod store;
 mod subject;
@@ -60,6 +61,7 @@ pub use metrics::Metrics;
 pub use operator::{Addresses, Fatal, Operator, Settings};
 pub use queue::{Depth, Queue};
 pub use selection::Selection;
+pub use server_clock::ServerClock;
 pub use store::{Changed, Store, Versioned};
 pub use subject::Subject;
 pub use telemetry::{LogFormat, init as init_logs};

@@ -30,6 +30,7 @@ use crate::{
     part::{Part, Parts},
     queue::Queue,
     selection::Selection,
+    server_clock::ServerClock,
     slow::SlowRounds,
     view::View,
     watch::ListMode,
@@ -76,6 +77,7 @@ type Caches = Arc<Mutex<Vec<Arc<dyn Cache>>>>;
 pub struct Operator {
     pub client: Client,
     pub clock: Clock,
+    pub server_clock: ServerClock,
     pub health: Health,
     pub metrics: Arc<Metrics>,
     pub events: Recorder,
@@ -103,6 +105,8 @@ pub struct Addresses {
 
 impl Operator {
     pub fn new(client: Client, settings: Settings, clock: Clock, stop: CancellationToken) -> Self {
+        let server_clock = ServerClock::new(clock.clone());
+        let client = server_clock.read_from(client);
         let (elector, leadership) = match &settings.lease {
             Some(config) => {
                 let (elector, leadership) = Elector::new(client.clone(), config.clone(), clock.clone());
@@ -134,6 +138,7 @@ impl Operator {
             caches: BTreeMap::new(),
             client,
             clock,
+            server_clock,
             metrics,
             events,
             settings,

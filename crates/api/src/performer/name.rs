@@ -16,9 +16,13 @@ pub const INPUT_HASH_ANNOTATION: &str = "hourglass.eigenlayer.io/input-hash";
 pub const VERSION_ANNOTATION: &str = "hourglass.eigenlayer.io/version";
 /// `spec.image` the pod was built for; admission may rewrite the container's own image.
 pub const IMAGE_ANNOTATION: &str = "hourglass.eigenlayer.io/image";
+/// `metadata.generation` of the Performer the pod was built for: a Performer of an earlier one, read from a cache, is old.
+pub const GENERATION_ANNOTATION: &str = "hourglass.eigenlayer.io/generation";
 /// How many pods in a row failed before this one; it makes the delay grow.
 pub const REPLACEMENTS_ANNOTATION: &str = "hourglass.eigenlayer.io/replacements";
 
+/// Name of the one container that we ask for, as of the original operator's. Admission may add others, in any place.
+pub const CONTAINER_NAME: &str = "performer";
 /// Name of the container port, the Service port and the Service's target.
 pub const GRPC_PORT_NAME: &str = "grpc";
 pub const DEFAULT_GRPC_PORT: u16 = 9090;

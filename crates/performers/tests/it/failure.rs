@@ -14,14 +14,14 @@ use kube::{
     api::{DeleteParams, PostParams},
 };
 use serde_json::{Value, json};
-use testbed::kwok::Behaviour;
+use testbed::{audit::Mark, kwok::Behaviour};
 
 use crate::{
     harness::{Space, World, condition, spec, spec_with},
     observe::{create, eventually, line, more_rounds, rounds, uid, writes},
 };
 
-fn replacements(pod: &Pod) -> u32 {
+pub fn replacements(pod: &Pod) -> u32 {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.and_then(|all| all.get(REPLACEMENTS_ANNOTATION)?.parse().ok()).unwrap_or(0)
 }
@@ -134,6 +134,19 @@ fn no_pods() -> Value {
     json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } })
 }
 
+/// Waits for six tries to create the pod, after pauses that grow, and counts the statuses that were written.
+pub async fn backed_off(world: &World, space: &Space, mark: Mark) -> Result<usize> {
+    let attempts = || -> Result<Vec<Timestamp>> {
+        let writes = writes(&world.control_plane, space, mark)?;
+        Ok(writes.iter().filter(|entry| line(entry) == "create pods").map(|entry| entry.received_at).collect())
+    };
+    eventually("it was tried six times", || async { Ok(attempts()?.len() >= 6) }).await?;
+    let pauses: Vec<_> = attempts()?.windows(2).map(|pair| pair[1].duration_since(pair[0])).collect();
+    assert!(pauses[4] > pauses[0] * 4, "the pauses grow: {pauses:?}");
+    let written = writes(&world.control_plane, space, mark)?;
+    Ok(written.iter().filter(|entry| line(entry) == "patch performers/status").count())
+}
+
 #[tokio::test]
 async fn p37_quota_is_told_backed_off_and_recovered_from() -> Result<()> {
     let world = World::calm().await;
@@ -145,16 +158,7 @@ async fn p37_quota_is_told_backed_off_and_recovered_from() -> Result<()> {
     let told = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
     let message = condition(&told, "Available")["message"].as_str().unwrap_or_default().to_owned();
     assert!(message.contains("quota"), "the server's own words: {message}");
-    let attempts = || -> Result<Vec<Timestamp>> {
-        let writes = writes(&world.control_plane, &space, mark)?;
-        Ok(writes.iter().filter(|entry| line(entry) == "create pods").map(|entry| entry.received_at).collect())
-    };
-    eventually("it was tried six times", || async { Ok(attempts()?.len() >= 6) }).await?;
-    let pauses: Vec<_> = attempts()?.windows(2).map(|pair| pair[1].duration_since(pair[0])).collect();
-    assert!(pauses[4] > pauses[0] * 4, "the pauses grow: {pauses:?}");
-    let status_writes = writes(&world.control_plane, &space, mark)?;
-    let status_writes = status_writes.iter().filter(|entry| line(entry) == "patch performers/status").count();
-    assert_eq!(status_writes, 1, "a failing retry alone writes no status");
+    assert_eq!(backed_off(world, &space, mark).await?, 1, "a failing retry alone writes no status");
     quotas.delete("none", &DeleteParams::default()).await?;
     let ready = space.until_ready("a").await?;
     assert_eq!(condition(&ready, "Degraded")["status"], "False");

@@ -7,15 +7,18 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
+use performers::Config;
+use runtime::Settings;
 use serde_json::json;
 use testbed::{
+    Options,
     audit::Entry,
     fault::{Calls, Fault, Verb},
 };
 use tokio::time::Instant;
 
 use crate::{
-    harness::{OPERATOR_USER, Space, condition, spec},
+    harness::{OPERATOR_USER, Space, alone, condition, spec},
     scene::{Scene, Shared, eventually},
 };
 
@@ -143,34 +146,83 @@ fn gaps(arrivals: &Mutex<Vec<Instant>>) -> Vec<Duration> {
     arrivals.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
-#[tokio::test]
-async fn p41_a_failing_write_is_retried_after_growing_delays() -> Result<()> {
-    let shared = Scene::shared().await;
-    let space = shared.scene.space("backoff").await?;
-    let (calls, arrivals) = timed(calls("create-pod", &space.namespace, "a"));
-    shared.scene.proxy.inject(calls.at_most(5), Fault::Status(500));
-    space.create("a", spec()).await?;
-    let performer = space.until_ready("a").await?;
-    let gaps = gaps(&arrivals);
-    // Doubled from 100 ms, less a tenth of jitter, up to the resync period, which is 500 ms here. The first may be cut
-    // short by the event of the finalizer, which is a change.
-    assert_eq!(gaps.len(), 5, "retries came after {gaps:?}");
-    for (gap, least) in gaps.iter().skip(1).zip([180, 360, 450, 450]) {
-        assert!(*gap >= Duration::from_millis(least), "retries came after {gaps:?}");
-    }
+/// What the requests of the operator below are given.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Creates a Performer whose pod is refused so a few times, and gives the pauses between the tries.
+async fn pauses(scene: &Scene, space: &Space, name: &str, fault: Fault, times: u64) -> Result<Vec<Duration>> {
+    let (calls, arrivals) = timed(calls("create-pod", &space.namespace, name));
+    scene.proxy.inject(calls.at_most(times), fault);
+    space.create(name, spec()).await?;
+    let performer = space.until_ready(name).await?;
     assert_eq!(condition(&performer, "Degraded")["status"], "False");
+    Ok(gaps(&arrivals))
+}
+
+/// With the default intervals: neither a resync nor another status falls between the tries.
+#[tokio::test]
+async fn p41_every_kind_of_failure_is_retried_after_growing_delays() -> Result<()> {
+    let scene = Scene::start(Options::default()).await?;
+    let space = scene.space("backoff").await?;
+    let settings = Settings { request_timeout: TIMEOUT, ..alone() };
+    let operator = scene.operator(settings, Config::default()).await?;
+    let check = async |name: &'static str, fault, answer: Duration| -> Result<()> {
+        let gaps = pauses(&scene, &space, name, fault, 5).await?;
+        ensure!(gaps.len() == 5, "{name}: retries came after {gaps:?}");
+        // Doubled from 100 ms, less a tenth of jitter. The first may be cut short by the event of the finalizer, which
+        // is a change.
+        for (gap, least) in gaps.iter().skip(1).zip([180, 360, 720, 1440]) {
+            ensure!(*gap >= answer + Duration::from_millis(least), "{name}: retries came after {gaps:?}");
+        }
+        Ok(())
+    };
+    tokio::try_join!(
+        check("conflict", Fault::Status(409), Duration::ZERO),
+        check("busy", Fault::Status(429), Duration::ZERO),
+        check("error", Fault::Status(500), Duration::ZERO),
+        check("unavailable", Fault::Status(503), Duration::ZERO),
+        check("timeout", Fault::Status(504), Duration::ZERO),
+        check("cut", Fault::CutBeforeCommit, Duration::ZERO),
+        check("silence", Fault::HoldBeforeCommit, TIMEOUT),
+        async {
+            let gaps = pauses(&scene, &space, "asked", Fault::TooManyRequests { retry_after_seconds: 2 }, 1).await?;
+            ensure!(matches!(gaps[..], [gap] if gap >= Duration::from_secs(2)), "asked again after {gaps:?}");
+            Ok(())
+        },
+    )?;
+    operator.stop().await
+}
+
+/// The server answers, but cannot do it, for longer than such things usually last.
+#[tokio::test]
+async fn p37_a_lasting_server_error_is_told_and_recovered_from() -> Result<()> {
+    let shared = Scene::shared().await;
+    let space = shared.scene.space("unable").await?;
+    for (name, code) in [("a", 500), ("b", 503), ("c", 504)] {
+        let failing = shared.scene.proxy.inject(calls("create-pod", &space.namespace, name), Fault::Status(code));
+        space.create(name, spec()).await?;
+        let told = space.until_condition(name, "Degraded", "True", "PodRejected").await?;
+        let message = condition(&told, "Available")["message"].as_str().unwrap_or_default().to_owned();
+        assert!(message.contains("injected fault"), "the server's own words: {message}");
+        failing.end();
+        let ready = space.until_ready(name).await?;
+        assert_eq!(condition(&ready, "Degraded")["status"], "False");
+    }
     Ok(())
 }
 
+/// A webhook that hangs for longer than the operator waits for the API server.
 #[tokio::test]
-async fn p41_retry_after_is_honoured() -> Result<()> {
+async fn p37_a_lasting_silence_is_told_and_recovered_from() -> Result<()> {
     let shared = Scene::shared().await;
-    let space = shared.scene.space("busy").await?;
-    let (calls, arrivals) = timed(calls("create-pod", &space.namespace, "a"));
-    shared.scene.proxy.inject(calls.at_most(1), Fault::TooManyRequests { retry_after_seconds: 1 });
-    space.create_ready("a", spec()).await?;
-    let gaps = gaps(&arrivals);
-    assert!(matches!(gaps[..], [gap] if gap >= Duration::from_secs(1)), "asked again after {gaps:?}");
+    let space = shared.scene.space("silent").await?;
+    let hanging = shared.scene.proxy.inject(calls("create-pod", &space.namespace, "a"), Fault::HoldBeforeCommit);
+    space.create("a", spec()).await?;
+    let told = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
+    let message = condition(&told, "Available")["message"].as_str().unwrap_or_default().to_owned();
+    assert!(message.contains("no answer within 2s") && message.contains("webhook"), "{message}");
+    hanging.end();
+    space.until_ready("a").await?;
     Ok(())
 }
 
@@ -192,5 +244,35 @@ async fn p41_a_performer_that_vanishes_under_a_round_ends_it_quietly() -> Result
     eventually("the round ends", || statuses().contains(&Some(404))).await?;
     assert_eq!(statuses(), [Some(404)]);
     assert!(!shared.has_failed(&space.namespace));
+    Ok(())
+}
+
+/// The operator knows nothing of the end of a Performer but what a read tells it.
+#[tokio::test]
+async fn p41_a_read_that_finds_nothing_ends_the_round_quietly() -> Result<()> {
+    let shared = Scene::shared().await;
+    let space = shared.scene.space("gone").await?;
+    let proxy = &shared.scene.proxy;
+    let created = space.create_ready("a", spec()).await?;
+    let held = proxy.hold_events("performers");
+    let cut = proxy.inject(calls("status", &space.namespace, "a").at_most(1), Fault::CutBeforeCommit);
+    space.patch("a", json!({ "metadata": { "finalizers": null } })).await?;
+    space.delete("a").await?;
+    space.until_gone(&space.performers, "a", created.metadata.uid.as_deref().context("a uid")?).await?;
+    // Garbage collection removes the pod, which is to be reported; that report has no answer, so what it is about is
+    // read before the next try.
+    cut.reached().await?;
+    let after = || -> Vec<(Verb, Option<u16>)> {
+        let mut seen = proxy.requests();
+        seen.retain(|seen| seen.request.namespace.as_ref() == Some(&space.namespace));
+        seen.retain(|seen| matches!(seen.request.name.as_deref(), Some("a" | "performer-a")));
+        let cut = seen.iter().rposition(|seen| seen.request.subresource.is_some()).unwrap_or_default();
+        seen.split_off(cut + 1).into_iter().map(|seen| (seen.request.verb, seen.code)).collect()
+    };
+    eventually("the Performer is read", || after().first().is_some_and(|(_, code)| code.is_some())).await?;
+    drop(held);
+    // Another one's whole start, and its rounds.
+    space.create_ready("b", spec()).await?;
+    assert_eq!(after(), [(Verb::Get, Some(404))], "and nothing after that");
     Ok(())
 }

@@ -3,6 +3,8 @@
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
 mod admin;
+mod admission;
+mod clock;
 mod cluster;
 mod condition;
 mod crd;
@@ -27,5 +29,6 @@ mod status;
 mod turn;
 mod upgrade;
 mod view;
+mod webhook;
 
 use harness::{observe, scene};

@@ -33,7 +33,7 @@ fn is_settled(performer: &Performer, generation: Option<i64>) -> bool {
     available["status"] == "True" && available["observedGeneration"] == json!(generation)
 }
 
-fn image(pod: &Pod) -> Option<&str> {
+pub fn image(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.containers[0].image.as_deref()
 }
 
@@ -220,9 +220,8 @@ async fn p49_a_whole_object_put_that_drops_affinity_is_a_normal_change() -> Resu
     Ok(())
 }
 
-#[tokio::test]
-async fn a_pod_of_the_original_operator_is_kept() -> Result<()> {
-    let space = World::calm().await.space("original").await;
+/// A Performer whose pod the original operator has made, with what it knows of it.
+pub async fn original_pod(space: &Space) -> Result<Pod> {
     // A stranger's Service keeps us from making the pod first.
     let service = json!({ "metadata": { "name": "performer-a" }, "spec": { "ports": [{ "port": 1 }] } });
     create::<Service>(&space.services, service).await?;
@@ -239,6 +238,13 @@ async fn a_pod_of_the_original_operator_is_kept() -> Result<()> {
     });
     let pod = create::<Pod>(&space.pods, theirs).await?;
     space.services.delete("performer-a", &DeleteParams::default()).await?;
+    Ok(pod)
+}
+
+#[tokio::test]
+async fn a_pod_of_the_original_operator_is_kept() -> Result<()> {
+    let space = World::calm().await.space("original").await;
+    let pod = original_pod(&space).await?;
     space.until_settled("a").await?;
     assert_eq!(uid(&only_pod(&space).await?), uid(&pod));
     // Compared by image alone: another image replaces it, other changes do not.

@@ -4,10 +4,13 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use serde_json::json;
-use testbed::fault::{Calls, Fault, Verb};
+use testbed::{
+    Options,
+    fault::{Calls, Fault, Verb},
+};
 
 use crate::{
-    harness::{Space, spec},
+    harness::{Space, alone, hasty, spec},
     scene::{Scene, Shared, eventually},
 };
 
@@ -130,4 +133,39 @@ async fn cut_and_expired_watches_lose_nothing() -> Result<()> {
     space.until_replaced("a", &former).await?;
     space.until_ready("a").await?;
     Ok(())
+}
+
+/// The first list of a restarted operator comes from an API server that lags behind: its Performer is the one before
+/// the last change, while its pod is the one after.
+#[tokio::test]
+async fn an_old_performer_in_the_first_list_does_not_cost_the_newer_pod() -> Result<()> {
+    let scene = Scene::start(Options::default()).await?;
+    let space = scene.space("lagging").await?;
+    let first = scene.operator(alone(), hasty()).await?;
+    space.create_ready("a", spec()).await?;
+    space.patch("a", json!({ "spec": { "config": { "args": ["-v"] } } })).await?;
+    space.until_settled("a").await?;
+    first.stop().await?;
+    let (pod, before) = (space.pod("a").await?, scene.writes(&space.namespace).len());
+
+    let held = scene.proxy.hold_events("performers");
+    let second = scene.operator(alone(), hasty()).await?;
+    let is_past = |event: &serde_json::Value| {
+        let meta = &event["object"]["metadata"];
+        meta["annotations"]["k8s.io/initial-events-end"] == "true" || meta["generation"] == 1
+    };
+    eventually("the list is there", || scene.proxy.replay_events("performers", is_past) == 1).await?;
+    let rounds = || {
+        let of = |result| {
+            let labels = format!(r#"controller="performer",namespace="{}",result="{result}""#, space.namespace);
+            second.metric(&format!("strata_reconcile_total{{{labels}}}"))
+        };
+        ["success", "requeue_after", "error"].map(of).iter().sum::<f64>()
+    };
+    eventually("some rounds", || rounds() >= 4.0).await?;
+    held.release();
+    space.until_settled("a").await?;
+    assert_eq!(scene.writes(&space.namespace).split_off(before), [], "all was as it should be");
+    assert_eq!(space.pod("a").await?.metadata.uid, pod.metadata.uid);
+    second.stop().await
 }

@@ -4,6 +4,8 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::Ages;
+
 /// One effect on the cluster. Idempotent; names its object by uid wherever it takes something away.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -48,8 +50,11 @@ pub enum Cause {
 /// The uid of what an action created.
 pub type Created = Option<Box<str>>;
 
-/// What is remembered between rounds: the count of the last executed `DeletePod`, 0 after the next `CreatePod`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// What is remembered between rounds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Note {
+    /// The count of the last executed `DeletePod`, 0 after the next `CreatePod`.
     pub replacements: u32,
+    /// How long what is waited on has lasted.
+    pub ages: Ages,
 }

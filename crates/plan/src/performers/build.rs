@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use api::performer::{
-    API_VERSION, APP, GRPC_PORT_NAME, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, KIND, LABEL_APP, LABEL_AVS,
-    LABEL_PERFORMER, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
+    API_VERSION, APP, CONTAINER_NAME, GENERATION_ANNOTATION, GRPC_PORT_NAME, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION,
+    KIND, LABEL_APP, LABEL_AVS, LABEL_PERFORMER, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
 };
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, GRPCAction, Pod, PodSpec, Probe, Service, ServicePort, ServiceSpec,
@@ -19,7 +19,7 @@ pub fn pod(desired: &Desired, identity: &Identity, replacements: u32) -> Pod {
     Pod {
         metadata: ObjectMeta {
             labels: Some(labels(desired, identity)),
-            annotations: Some(annotations(desired, replacements)),
+            annotations: Some(annotations(desired, identity, replacements)),
             ..metadata(identity)
         },
         spec: Some(PodSpec {
@@ -82,12 +82,15 @@ fn labels(desired: &Desired, identity: &Identity) -> BTreeMap<String, String> {
     ])
 }
 
-fn annotations(desired: &Desired, replacements: u32) -> BTreeMap<String, String> {
+fn annotations(desired: &Desired, identity: &Identity, replacements: u32) -> BTreeMap<String, String> {
     let mut annotations = BTreeMap::from([
         (INPUT_HASH_ANNOTATION.to_owned(), desired.hash()),
         (IMAGE_ANNOTATION.to_owned(), desired.image.clone()),
         (VERSION_ANNOTATION.to_owned(), desired.version.clone()),
     ]);
+    if let Some(generation) = identity.generation {
+        annotations.insert(GENERATION_ANNOTATION.to_owned(), generation.to_string());
+    }
     if replacements > 0 {
         annotations.insert(REPLACEMENTS_ANNOTATION.to_owned(), replacements.to_string());
     }
@@ -96,7 +99,7 @@ fn annotations(desired: &Desired, replacements: u32) -> BTreeMap<String, String>
 
 fn container(desired: &Desired) -> Container {
     Container {
-        name: "performer".to_owned(),
+        name: CONTAINER_NAME.to_owned(),
         image: Some(desired.image.clone()),
         image_pull_policy: Some(desired.image_pull_policy.clone()),
         command: some_list(&desired.command),

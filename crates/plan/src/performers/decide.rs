@@ -4,23 +4,29 @@ use std::time::Duration;
 
 use api::condition::Reason;
 use api::performer::{FINALIZER, GRPC_PORT_NAME, LABEL_PERFORMER, Performer, PerformerStatus, Phase};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
+use super::age::State;
 use super::{
-    Action, Cause, Deletion, Desired, Identity, Observed, PodFacts, PodPhase, Policy, PortFacts, Scheduled,
-    ServiceFacts, ServiceType, Slot, TargetPort, build, validate,
+    Action, Ages, Cause, Deletion, Desired, Identity, ImageWriter, Observed, PodFacts, PodPhase, Policy, PortFacts,
+    Scheduled, ServiceFacts, ServiceType, Slot, TargetPort, build, validate,
 };
 use crate::round::{Plan, Step, StepId};
 
 /// The next actions for one Performer.
-pub fn plan(performer: &Performer, observed: &Observed, now: Timestamp, policy: &Policy) -> Plan<Action> {
+pub fn plan(performer: &Performer, observed: &Observed, policy: &Policy) -> Plan<Action> {
     let mut plan = Plan::default();
     if observed.pod == Slot::Unknown || observed.service == Slot::Unknown {
         return plan;
     }
     if performer.metadata.deletion_timestamp.is_some() {
-        clean_up(&mut plan, performer, observed, now, policy);
+        clean_up(&mut plan, performer, observed, policy);
+        return plan;
+    }
+    if observed.is_outdated(performer) {
+        // Before anything is done by an old Performer, it is to be read.
+        plan.look_within(Duration::ZERO);
         return plan;
     }
     let identity = Identity::of(performer);
@@ -30,7 +36,7 @@ pub fn plan(performer: &Performer, observed: &Observed, now: Timestamp, policy: 
         return plan;
     }
     match validate(performer) {
-        Ok(desired) => converge(&mut plan, performer, &desired, &identity, observed, now, policy),
+        Ok(desired) => converge(&mut plan, performer, &desired, &identity, observed, policy),
         Err(invalid) => plan.block(invalid.reason, invalid.message),
     }
     plan
@@ -42,7 +48,6 @@ fn converge(
     desired: &Desired,
     identity: &Identity,
     observed: &Observed,
-    now: Timestamp,
     policy: &Policy,
 ) {
     let mut finalizers = performer.metadata.finalizers.clone().unwrap_or_default();
@@ -53,12 +58,13 @@ fn converge(
         Slot::Absent => {
             plan.push_step(create_pod(desired, identity, observed.replacements).needs(finalizer));
         }
-        Slot::Ours(pod) if pod.deletion.is_some() => {
-            if is_overdue(plan, pod.deletion, now, policy) {
+        Slot::Ours(pod) => match pod.deletion {
+            None => keep_or_replace(plan, pod, desired, identity, finalizer, &observed.ages, policy),
+            Some(going) if is_overdue(plan, going, observed.ages.age(State::PodGoing(going.at)), policy) => {
                 plan.block(Reason::PodStuck, stuck_pod(pod, identity));
             }
-        }
-        Slot::Ours(pod) => keep_or_replace(plan, pod, desired, identity, finalizer, now, policy),
+            Some(_) => {}
+        },
         Slot::Unknown | Slot::Foreign { .. } => {}
     }
     match &observed.service {
@@ -66,16 +72,17 @@ fn converge(
             let service = Action::CreateService(Box::new(build::service(desired, identity)));
             plan.push_step(Step::new(service).needs(finalizer));
         }
-        Slot::Ours(service) if service.deletion.is_some() => {
-            if is_overdue(plan, service.deletion, now, policy) {
+        Slot::Ours(service) => match service.deletion {
+            None => {
+                if let Some(repair) = repair_service(service, desired, identity) {
+                    plan.push_step(Step::new(repair).needs(finalizer));
+                }
+            }
+            Some(going) if is_overdue(plan, going, observed.ages.age(State::ServiceGoing(going.at)), policy) => {
                 plan.block(Reason::ServiceStuck, held("Service", identity));
             }
-        }
-        Slot::Ours(service) => {
-            if let Some(repair) = repair_service(service, desired, identity) {
-                plan.push_step(Step::new(repair).needs(finalizer));
-            }
-        }
+            Some(_) => {}
+        },
         Slot::Unknown | Slot::Foreign { .. } => {}
     }
 }
@@ -86,15 +93,14 @@ fn keep_or_replace(
     desired: &Desired,
     identity: &Identity,
     finalizer: Option<StepId>,
-    now: Timestamp,
+    ages: &Ages,
     policy: &Policy,
 ) {
-    let Some(replacement) = replacement(pod, desired, policy) else {
+    let Some(replacement) = replacement(pod, desired, ages, policy) else {
         return;
     };
-    let wait = replacement.due.map_or(Duration::ZERO, |due| until(due, now));
-    if !wait.is_zero() {
-        plan.look_within(wait);
+    if !replacement.wait.is_zero() {
+        plan.look_within(replacement.wait);
         return;
     }
     let mut deletion = Step::new(Action::DeletePod {
@@ -115,64 +121,62 @@ fn keep_or_replace(
 /// Why a pod has to go, when, and the count its successor carries.
 struct Replacement {
     cause: Cause,
-    /// `None`: now.
-    due: Option<Timestamp>,
+    wait: Duration,
     count: u32,
 }
 
-fn replacement(pod: &PodFacts, desired: &Desired, policy: &Policy) -> Option<Replacement> {
-    let now = |cause| Some(Replacement { cause, due: None, count: 0 });
+fn replacement(pod: &PodFacts, desired: &Desired, ages: &Ages, policy: &Policy) -> Option<Replacement> {
+    let now = |cause| Some(Replacement { cause, wait: Duration::ZERO, count: 0 });
+    let after = |cause, delay: Duration, state, count: u32| {
+        let wait = delay.saturating_sub(ages.age(state));
+        Some(Replacement { cause, wait, count: count.saturating_add(1) })
+    };
     if is_other_release(pod, desired) {
         return now(Cause::Upgrade);
     }
     if pod.input_hash.as_deref().is_some_and(|hash| hash != desired.hash()) {
         return now(Cause::SpecChanged);
     }
-    let created_at = pod.created_at.unwrap_or(Timestamp::MIN);
     if !pod.is_selected {
         // From its creation on: a hand edit of a pod that is no longer young is mended at once, and
         // a webhook that takes the label from every pod does not make us replace without end.
-        let delay = policy.failure_delay_after(pod.replacements);
-        return Some(grown(Cause::Edited, created_at, delay, pod.replacements));
+        return after(Cause::Edited, policy.failure_delay_after(pod.replacements), State::Existing, pod.replacements);
     }
     if pod.phase.has_ended() {
-        let ended_at = ended_at(pod).unwrap_or(created_at);
-        let count = if until(ended_at, created_at) > policy.failure_delay_cap { 0 } else { pod.replacements };
-        return Some(grown(Cause::Ended, ended_at, policy.failure_delay_after(count), count));
+        let count = if has_lived_long(ages, policy) { 0 } else { pod.replacements };
+        return after(Cause::Ended, policy.failure_delay_after(count), State::Ended, count);
     }
-    if pod.phase == PodPhase::Pending
-        && let Scheduled::Yes(since) = pod.scheduled
-    {
+    if pod.phase == PodPhase::Pending && matches!(pod.scheduled, Scheduled::Yes(_)) {
         // From the moment it had a node: the time it waited for capacity is not its fault.
         let limit = policy.pending_limit_after(pod.replacements);
-        return Some(grown(Cause::PendingTooLong, since.unwrap_or(created_at), limit, pod.replacements));
+        return after(Cause::PendingTooLong, limit, State::Starting, pod.replacements);
     }
     if has_edited_image(pod) {
-        let delay = policy.failure_delay_after(pod.replacements);
-        return Some(grown(Cause::Edited, created_at, delay, pod.replacements));
+        return after(Cause::Edited, policy.failure_delay_after(pod.replacements), State::Existing, pod.replacements);
     }
     None
 }
 
-fn grown(cause: Cause, from: Timestamp, delay: Duration, count: u32) -> Replacement {
-    Replacement { cause, due: Some(later(from, delay)), count: count.saturating_add(1) }
+/// Whether what ended the pod is hardly what ended the ones before it.
+fn has_lived_long(ages: &Ages, policy: &Policy) -> bool {
+    ages.age(State::Existing).saturating_sub(ages.age(State::Ended)) > policy.failure_delay_cap
 }
 
 /// Whether the pod was made for another image or version. A pod of the original operator carries
 /// no inputs and is compared by its image alone.
 pub(super) fn is_other_release(pod: &PodFacts, desired: &Desired) -> bool {
     if pod.input_hash.is_none() {
-        return *pod.image != *desired.image;
+        // An image that is not known is not another one.
+        return !pod.image.is_empty() && *pod.image != *desired.image;
     }
     let asked = pod.asked_image.as_deref().unwrap_or(&pod.image);
     asked != desired.image || pod.version.as_deref().unwrap_or_default() != desired.version
 }
 
-/// Whether someone changed the image of the running pod. An image that differs from the first
-/// generation on was rewritten by admission (a registry mirror), and replacing would never end;
-/// the growing delay bounds the harm where another writer raises the generation of such a pod.
-fn has_edited_image(pod: &PodFacts) -> bool {
-    pod.asked_image.is_some() && pod.generation > 1
+/// Whether someone changed the image of the running pod. One that admission rewrote when we created the pod (a registry
+/// mirror) is not what we asked for either, but replacing that pod would never end.
+pub(super) fn has_edited_image(pod: &PodFacts) -> bool {
+    pod.asked_image.is_some() && pod.image_writer == ImageWriter::SomeoneElse
 }
 
 /// Whether the stored status already reports the upgrade that replaces this very pod.
@@ -187,7 +191,7 @@ pub(super) fn goes_at_once(pod: &PodFacts) -> bool {
 
 /// When the pod ended. An evicted pod may have no container that says so; its Ready condition then
 /// turned when it ended.
-fn ended_at(pod: &PodFacts) -> Option<Timestamp> {
+pub(super) fn ended_at(pod: &PodFacts) -> Option<Timestamp> {
     pod.exit.as_ref().and_then(|exit| exit.finished_at).max(pod.ready_changed_at)
 }
 
@@ -222,7 +226,7 @@ fn repair_service(service: &ServiceFacts, desired: &Desired, identity: &Identity
 }
 
 /// Removes what is ours, waits until it is gone, lets the Performer go.
-fn clean_up(plan: &mut Plan<Action>, performer: &Performer, observed: &Observed, now: Timestamp, policy: &Policy) {
+fn clean_up(plan: &mut Plan<Action>, performer: &Performer, observed: &Observed, policy: &Policy) {
     let mut finalizers = performer.metadata.finalizers.clone().unwrap_or_default();
     let before = finalizers.len();
     finalizers.retain(|f| f != FINALIZER);
@@ -240,7 +244,9 @@ fn clean_up(plan: &mut Plan<Action>, performer: &Performer, observed: &Observed,
                 replacements: 0,
             });
         }
-        is_clean &= is_overdue(plan, pod.deletion, now, policy);
+        is_clean &= pod
+            .deletion
+            .is_some_and(|going| is_overdue(plan, going, observed.ages.age(State::PodGoing(going.at)), policy));
     }
     if let Slot::Ours(service) = &observed.service {
         if service.deletion.is_none() {
@@ -249,19 +255,18 @@ fn clean_up(plan: &mut Plan<Action>, performer: &Performer, observed: &Observed,
                 resource_version: service.resource_version.clone(),
             });
         }
-        is_clean &= is_overdue(plan, service.deletion, now, policy);
+        is_clean &= service
+            .deletion
+            .is_some_and(|going| is_overdue(plan, going, observed.ages.age(State::ServiceGoing(going.at)), policy));
     }
     if is_clean {
         plan.push(Action::ReleaseFinalizer { finalizers });
     }
 }
 
-/// Whether something being deleted has had its time and more, so that we stop waiting for it.
-fn is_overdue(plan: &mut Plan<Action>, deletion: Option<Deletion>, now: Timestamp, policy: &Policy) -> bool {
-    let Some(deletion) = deletion else {
-        return false;
-    };
-    let wait = until(later(deletion.at, policy.deletion_margin), now);
+/// Whether something being deleted for so long has had its time and more, so that we stop waiting for it.
+fn is_overdue(plan: &mut Plan<Action>, deletion: Deletion, age: Duration, policy: &Policy) -> bool {
+    let wait = deletion.grace.saturating_add(policy.deletion_margin).saturating_sub(age);
     if !wait.is_zero() {
         plan.look_within(wait);
     }
@@ -302,13 +307,4 @@ fn name_taken(observed: &Observed, identity: &Identity) -> Option<String> {
          Performer under another name",
         identity.owned_name()
     ))
-}
-
-fn later(from: Timestamp, by: Duration) -> Timestamp {
-    SignedDuration::try_from(by).ok().and_then(|by| from.checked_add(by).ok()).unwrap_or(Timestamp::MAX)
-}
-
-/// Time from `now` to `due`, zero when it has passed.
-fn until(due: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(due.duration_since(now)).unwrap_or(Duration::ZERO)
 }

@@ -14,12 +14,14 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Whose pod and Service it is.
+/// Whose pod and Service it is. Nothing of it is an input of the pod: what changes here alone replaces none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     pub name: String,
     pub namespace: String,
     pub uid: String,
+    /// `metadata.generation`, which the server raises with every change of the spec.
+    pub generation: Option<i64>,
 }
 
 impl Identity {
@@ -29,6 +31,7 @@ impl Identity {
             name: meta.name.clone().unwrap_or_default(),
             namespace: meta.namespace.clone().unwrap_or_default(),
             uid: meta.uid.clone().unwrap_or_default(),
+            generation: meta.generation,
         }
     }
 

@@ -2,8 +2,11 @@
 //! because thousands of them stay in memory.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use api::performer::{INPUT_HASH_ANNOTATION, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION};
+use api::performer::{
+    GENERATION_ANNOTATION, INPUT_HASH_ANNOTATION, Performer, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
@@ -16,8 +19,6 @@ pub struct PodFacts {
     /// Uid of the owner reference with `controller: true`.
     pub owner_uid: Option<Box<str>>,
     pub created_at: Option<Timestamp>,
-    /// `metadata.generation`: 1 until someone changes the spec; 0 where the server does not count.
-    pub generation: i64,
     pub deletion: Option<Deletion>,
     /// Whether finalizers keep the pod after its deletion.
     pub has_finalizers: bool,
@@ -27,22 +28,26 @@ pub struct PodFacts {
     /// Transition time of the Ready condition, whatever its status.
     pub ready_changed_at: Option<Timestamp>,
     pub scheduled: Scheduled,
-    /// Container 0, while it waits.
+    /// The performer's own container ([`api::performer::CONTAINER_NAME`]), while it waits.
     pub waiting: Option<Box<Waiting>>,
-    /// Latest end of container 0 (`state.terminated`, else `lastState.terminated`).
+    /// Latest end of that container (`state.terminated`, else `lastState.terminated`).
     pub exit: Option<Box<Exit>>,
-    /// Restarts of container 0.
+    /// Restarts of that container.
     pub restarts: u32,
     /// `status.reason` and `status.message`, for example of an eviction.
     pub ended: Option<Box<str>>,
-    /// Image of container 0.
+    /// Image of that container; empty where it cannot be told from others.
     pub image: Box<str>,
     /// [`api::performer::IMAGE_ANNOTATION`], kept only where it differs from `image`.
     pub asked_image: Option<Box<str>>,
+    /// By whom that image was set.
+    pub image_writer: ImageWriter,
     /// [`api::performer::INPUT_HASH_ANNOTATION`]; absent on pods of the original operator.
     pub input_hash: Option<Box<str>>,
     /// [`api::performer::VERSION_ANNOTATION`].
     pub version: Option<Box<str>>,
+    /// [`api::performer::GENERATION_ANNOTATION`]; absent on pods of the original operator and of our earlier versions.
+    pub made_for: Option<i64>,
     /// [`api::performer::REPLACEMENTS_ANNOTATION`].
     pub replacements: u32,
     /// Whether [`api::performer::LABEL_PERFORMER`] holds the Performer's name, so that the Service
@@ -51,16 +56,23 @@ pub struct PodFacts {
 }
 
 impl PodFacts {
+    /// Whether this pod was made for a later generation of this very Performer. Then the Performer at hand is old: the
+    /// first list after a start may be of any age.
+    pub fn is_newer_than(&self, performer: &Performer) -> bool {
+        let meta = &performer.metadata;
+        self.owner_uid.as_deref() == meta.uid.as_deref() && self.made_for > meta.generation
+    }
+
     /// A pod the API server just took. Its uid and version come with the next watch event.
     pub(super) fn of_new(pod: &Pod, now: Timestamp) -> Self {
         let annotation = |name| pod.metadata.annotations.as_ref().and_then(|all| all.get(name));
         let image = pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.as_deref());
         Self {
             created_at: Some(now),
-            generation: 1,
             image: image.unwrap_or_default().into(),
             input_hash: annotation(INPUT_HASH_ANNOTATION).map(|hash| hash.as_str().into()),
             version: annotation(VERSION_ANNOTATION).map(|version| version.as_str().into()),
+            made_for: annotation(GENERATION_ANNOTATION).and_then(|generation| generation.parse().ok()),
             replacements: annotation(REPLACEMENTS_ANNOTATION).and_then(|n| n.parse().ok()).unwrap_or(0),
             is_selected: true,
             ..Self::default()
@@ -68,11 +80,29 @@ impl PodFacts {
     }
 }
 
+/// Who set the image of a container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ImageWriter {
+    /// Us, also where admission rewrote what we sent, or it is not known.
+    #[default]
+    Us,
+    SomeoneElse,
+}
+
 /// A deletion under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deletion {
     /// `metadata.deletionTimestamp`: for pods the end of the grace period, not its beginning.
     pub at: Timestamp,
+    /// `metadata.deletionGracePeriodSeconds`.
+    pub grace: Duration,
+}
+
+impl Deletion {
+    /// When the deletion was asked for, by the server's clock.
+    pub(super) fn asked_at(self) -> Timestamp {
+        self.at.checked_sub(self.grace).unwrap_or(self.at)
+    }
 }
 
 /// `status.phase` of a pod.

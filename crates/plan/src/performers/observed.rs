@@ -1,10 +1,13 @@
 //! The two places a Performer fills, and who is in them.
 
+use std::time::Duration;
+
+use api::performer::Performer;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::decide::goes_at_once;
-use super::{Action, Created, Deletion, PodFacts, ServiceFacts};
+use super::{Action, Ages, Created, Deletion, PodFacts, ServiceFacts};
 use crate::round::{Plan, Progress};
 
 /// A name in the Performer's namespace and what is known of it.
@@ -59,6 +62,11 @@ impl Slot<ServiceFacts> {
 pub struct Observed {
     pub pod: Slot<PodFacts>,
     pub service: Slot<ServiceFacts>,
+    /// How long what is waited on has lasted.
+    pub ages: Ages,
+    /// Whether the Performer was read from the server for this round. Otherwise it comes from a cache, which may be of
+    /// any age after a start.
+    pub is_performer_read: bool,
     /// The count of the last executed `DeletePod` of this Performer, 0 if there was none since its
     /// last `CreatePod`. A pod that takes its time to go leaves no other trace of the count; losing
     /// it (a restart) only makes the next delay shorter.
@@ -66,6 +74,12 @@ pub struct Observed {
 }
 
 impl Observed {
+    /// Whether the pod speaks of a later Performer than the one at hand, which was not read. If it was read and still
+    /// is the earlier one, the pod's annotation is wrong, and the Performer counts.
+    pub(super) fn is_outdated(&self, performer: &Performer) -> bool {
+        !self.is_performer_read && self.pod.ours().is_some_and(|pod| pod.is_newer_than(performer))
+    }
+
     /// The world as a round's steps left it; status is computed from this, so that a round that
     /// creates a pod also reports it.
     #[must_use]
@@ -89,7 +103,7 @@ impl Observed {
             Action::DeletePod { replacements, .. } => {
                 self.replacements = *replacements;
                 if let Slot::Ours(pod) = &mut self.pod {
-                    pod.deletion = Some(Deletion { at: now });
+                    pod.deletion = Some(Deletion { at: now, grace: Duration::ZERO });
                 }
                 if self.pod.ours().is_some_and(goes_at_once) {
                     self.pod = Slot::Absent;

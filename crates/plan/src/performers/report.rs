@@ -33,7 +33,7 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp, policy: &Policy) -> Report<Pe
         transitions: of_change(round.performer.status.as_ref(), &status).into_iter().collect(),
         discriminator: after.pod.ours().map(|pod| pod.uid.to_string()).unwrap_or_default(),
         phase: status.phase.map_or("", Phase::as_str).to_owned(),
-        note: Note { replacements: after.replacements },
+        note: Note { replacements: after.replacements, ages: after.ages.after(round.progress) },
         status,
         fallback,
     }
@@ -66,7 +66,9 @@ impl Round<'_> {
 
     /// Whether there is nothing to say, or nobody to say it to.
     fn is_mute(&self) -> bool {
-        let is_unread = self.observed.pod == Slot::Unknown || self.observed.service == Slot::Unknown;
+        let is_unread = self.observed.pod == Slot::Unknown
+            || self.observed.service == Slot::Unknown
+            || self.observed.is_outdated(self.performer);
         let finalizers = self.performer.metadata.finalizers.as_deref().unwrap_or_default();
         let is_released =
             !finalizers.iter().any(|f| f == FINALIZER) || self.did(|a| matches!(a, Action::ReleaseFinalizer { .. }));
@@ -220,7 +222,7 @@ impl<'a> View<'a> {
             return None;
         }
         let wanted = self.pod.filter(|p| self.checked.as_ref().is_ok_and(|desired| !is_other_release(p, desired)));
-        trouble(self.round, self.checked.as_ref().ok(), &self.identity, wanted, self.now)
+        trouble(self.round, self.checked.as_ref().ok(), &self.identity, wanted)
     }
 
     /// What is going on, trouble aside. The words stay the same from the pod's creation, or its
@@ -251,17 +253,39 @@ impl<'a> View<'a> {
         let observed_generation = self.round.performer.metadata.generation;
         let before = former.iter().find(|c| c.kind == kind);
         let same_status = before.filter(|c| c.status == status);
-        // The same refusal in other words (a quota's numbers, a back-off's seconds) is no news.
-        let same_news = same_status.filter(|c| c.reason == why.reason && c.observed_generation == observed_generation);
+        let message = shortened(why.message);
+        // The same words with other numbers (a quota's, a back-off's) are no news; other words are another cause.
+        let same_news = same_status.filter(|c| {
+            c.reason == why.reason
+                && c.observed_generation == observed_generation
+                && without_numbers(&c.message) == without_numbers(&message)
+        });
         Condition {
             kind,
             status,
             observed_generation,
             last_transition_time: same_status.map_or(self.now, |c| c.last_transition_time),
             reason: why.reason,
-            message: same_news.map_or_else(|| shortened(why.message), |c| c.message.clone()),
+            message: same_news.map_or(message, |c| c.message.clone()),
         }
     }
+}
+
+/// A text with each number in it, and with it its unit, and each part of a uid or an id as one and the same sign.
+fn without_numbers(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    for part in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
+        let (word, end) = part.split_at(part.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).len());
+        let is_number = word.starts_with(|c: char| c.is_ascii_digit());
+        // Four is the length of the shortest part of a uid.
+        let is_id = word.len() >= 4
+            && word.contains(|c: char| c.is_ascii_digit())
+            && word.chars().all(|c| c.is_ascii_hexdigit());
+        plain.push_str(if is_number || is_id { "#" } else { word });
+        plain.push_str(end);
+    }
+    // A fraction is one number.
+    plain.replace("#.#", "#")
 }
 
 /// Far below the 32768 characters the schema allows: a message holds words of others (kubelet, the

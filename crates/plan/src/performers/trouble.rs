@@ -1,11 +1,12 @@
 //! What is wrong, as the one reason the user is told first.
 
-use api::condition::{ConditionStatus, ConditionType, Reason};
+use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::performer::LABEL_PERFORMER;
-use jiff::Timestamp;
 
-use super::{Action, Desired, Identity, PodFacts, PodPhase, Round, Scheduled, Slot};
+use super::age::State;
+use super::{Action, Desired, Identity, PodFacts, PodPhase, Round, Scheduled, Slot, Waiting};
 use crate::Why;
+use crate::fact::Class;
 use crate::round::{Progress, Refusal};
 
 /// The first thing that is wrong, in the order of the specification. `pod` is the present pod if it
@@ -15,17 +16,19 @@ pub fn trouble(
     desired: Option<&Desired>,
     identity: &Identity,
     pod: Option<&PodFacts>,
-    now: Timestamp,
 ) -> Option<Why> {
-    let of_pod = || of_pod(pod?, desired?, identity, round, now);
+    let of_pod = || of_pod(pod?, desired?, identity, round);
     round.plan.blocked.first().cloned().or_else(|| refused(round)).or_else(of_pod).or_else(|| lasting(round, pod))
 }
 
-/// A pod or Service the API server would not take in this round.
+/// A pod or Service the API server would not take in this round, or could not for a while.
 fn refused(round: &Round<'_>) -> Option<Why> {
+    let is_lasting = round.observed.ages.age(State::Unable) >= round.policy.trouble_delay;
     round.plan.actions().zip(round.progress).find_map(|(action, progress)| {
-        let Progress::Refused(Refusal::Rejected(message)) = progress else {
-            return None;
+        let (verb, message) = match progress {
+            Progress::Refused(Refusal::Rejected(message)) => ("refuses", message),
+            Progress::Failed { class: Class::Transient, message, .. } if is_lasting => ("cannot take", message),
+            _ => return None,
         };
         let (reason, what) = match action {
             Action::CreatePod(_) => (Reason::PodRejected, "pod"),
@@ -35,11 +38,11 @@ fn refused(round: &Round<'_>) -> Option<Why> {
             | Action::DeleteService { .. }
             | Action::ReleaseFinalizer { .. } => return None,
         };
-        Some(Why { reason, message: format!("the API server refuses the {what}: {message}") })
+        Some(Why { reason, message: format!("the API server {verb} the {what}: {message}") })
     })
 }
 
-fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<'_>, now: Timestamp) -> Option<Why> {
+fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<'_>) -> Option<Why> {
     let found = |reason, message| Some(Why { reason, message });
     if !pod.is_selected {
         let message = format!(
@@ -58,14 +61,16 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
         | "ImageInspectError"
         | "RegistryUnavailable"
         | "SignatureValidationFailed" => {
-            return found(Reason::ImagePullFailed, says(&format!("image {} cannot be had", desired.image)));
+            let message =
+                said_before(round, waiting).unwrap_or_else(|| says(&format!("image {} cannot be had", desired.image)));
+            return found(Reason::ImagePullFailed, message);
         }
         "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
             return found(Reason::ContainerConfigError, says("the container cannot be made"));
         }
         _ => {}
     }
-    if is_crash_loop(pod, round, now) {
+    if is_crash_loop(pod, round) {
         return found(Reason::CrashLoop, crash_message(pod, identity));
     }
     match pod.phase {
@@ -88,15 +93,21 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
     found(Reason::SchedulingFailed, format!("no node takes the pod: {why}"))
 }
 
+/// What was said of the image before, while kubelet only waits for its next try: that tells nothing new about the cause,
+/// and the two take turns.
+fn said_before(round: &Round<'_>, waiting: Option<&Waiting>) -> Option<String> {
+    waiting.filter(|waiting| &*waiting.reason == "ImagePullBackOff")?;
+    former_trouble(round).filter(|former| former.reason == Reason::ImagePullFailed).map(|former| former.message.clone())
+}
+
 /// Kubelet says so, or the container ended twice, lately, and is not ready: between two ends of a
 /// loop it runs for a moment, and the report should not flicker with it.
-fn is_crash_loop(pod: &PodFacts, round: &Round<'_>, now: Timestamp) -> bool {
+fn is_crash_loop(pod: &PodFacts, round: &Round<'_>) -> bool {
     if pod.waiting.as_ref().is_some_and(|w| &*w.reason == "CrashLoopBackOff") {
         return true;
     }
-    let ended_at = pod.exit.as_ref().and_then(|exit| exit.finished_at);
-    let is_recent = ended_at.is_some_and(|at| now.duration_since(at).unsigned_abs() < round.policy.crash_window);
-    pod.restarts > 1 && !pod.is_ready && is_recent
+    let is_recent = || round.observed.ages.age(State::Crashed(pod.restarts)) < round.policy.crash_window;
+    pod.restarts > 1 && !pod.is_ready && pod.exit.is_some() && is_recent()
 }
 
 fn crash_message(pod: &PodFacts, identity: &Identity) -> String {
@@ -114,8 +125,7 @@ fn crash_message(pod: &PodFacts, identity: &Identity) -> String {
 /// A trouble reported before that nothing in this round speaks for or against: the next try is not
 /// far enough to tell. Keeping it makes a failing retry cost no status write.
 fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Why> {
-    let former = round.performer.status.as_ref()?.condition(ConditionType::Degraded)?;
-    let is_same_spec = former.observed_generation == round.performer.metadata.generation;
+    let former = former_trouble(round)?;
     let is_open = match former.reason {
         Reason::PodRejected => round.observed.pod == Slot::Absent,
         Reason::ServiceRejected => round.left(|a| matches!(a, Action::CreateService(_) | Action::RepairService { .. })),
@@ -127,6 +137,12 @@ fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Why> {
         | Reason::PodSucceeded => pod.is_none_or(|pod| pod.phase == PodPhase::Pending),
         _ => false,
     };
-    (former.status == ConditionStatus::True && is_same_spec && is_open)
-        .then(|| Why { reason: former.reason, message: former.message.clone() })
+    is_open.then(|| Why { reason: former.reason, message: former.message.clone() })
+}
+
+/// The trouble that the stored status tells of the present spec.
+fn former_trouble<'a>(round: &Round<'a>) -> Option<&'a Condition> {
+    let former = round.performer.status.as_ref()?.condition(ConditionType::Degraded)?;
+    let is_same_spec = former.observed_generation == round.performer.metadata.generation;
+    Some(former).filter(|former| former.status == ConditionStatus::True && is_same_spec)
 }

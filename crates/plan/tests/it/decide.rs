@@ -5,13 +5,13 @@ use std::time::Duration;
 use api::condition::Reason;
 use api::performer::{FINALIZER, LABEL_PERFORMER, Phase};
 use plan::performers::{
-    Action, Cause, Deletion, Observed, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, Slot,
+    Action, Cause, ImageWriter, Observed, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, Slot,
     TargetPort, Waiting,
 };
 use plan::round::Plan;
 use serde_json::json;
 
-use crate::world::{World, basic};
+use crate::world::{World, basic, going};
 
 fn names(plan: &Plan<Action>) -> Vec<&'static str> {
     let name = |action: &Action| match action {
@@ -96,7 +96,7 @@ fn p23_image_change_reports_then_replaces() {
 fn a_pod_that_does_not_go_is_looked_at_again_when_its_time_is_over() {
     let mut world = World::running(basic());
     let now = world.now;
-    world.pod_mut().deletion = Some(Deletion { at: now + jiff::SignedDuration::from_secs(30) });
+    world.pod_mut().deletion = Some(going(now, 30));
     let plan = world.round();
     assert_eq!((names(&plan), blocked(&plan), plan.next_look), (vec![], None, Some(Duration::from_mins(1))));
     world.advance(Duration::from_mins(1));
@@ -288,8 +288,8 @@ fn deletion_waits_no_longer_than_grace_and_margin() {
     let mut world = World::running(basic());
     world.delete();
     world.step();
-    let end = world.now + jiff::SignedDuration::from_secs(30);
-    world.pod_mut().deletion = Some(Deletion { at: end });
+    let now = world.now;
+    world.pod_mut().deletion = Some(going(now, 30));
     assert_eq!(world.plan().next_look, Some(Duration::from_mins(1)));
     world.advance(Duration::from_mins(1));
     assert_eq!(names(&world.plan()), ["ReleaseFinalizer"]);
@@ -371,6 +371,9 @@ fn a_pod_of_the_original_operator_is_kept_while_its_image_fits() {
     world.edit(json!({ "config": { "environment": { "A": "1" } } }));
     assert_eq!(names(&world.plan()), [""; 0]);
     world.edit(json!({ "image": "repo:2" }));
+    world.pod_mut().image = "".into();
+    assert_eq!(names(&world.plan()), [""; 0], "its image is not known, so it is not another one");
+    world.pod_mut().image = "repo:1".into();
     assert_eq!(cause(&world.plan()), Some(Cause::Upgrade));
 }
 
@@ -401,13 +404,21 @@ fn a_label_that_is_always_taken_away_does_not_make_us_replace_without_end() {
 
 #[test]
 fn an_edited_image_is_replaced_and_a_rewritten_one_is_not() {
-    let mut world = World::running(basic());
-    world.pod_mut().asked_image = Some("repo:1".into());
-    world.pod_mut().image = "mirror/repo:1".into();
-    world.advance(Duration::from_hours(1));
-    assert_eq!(names(&world.plan()), [""; 0], "admission rewrote it");
-    world.pod_mut().generation = 2;
-    assert_eq!(cause(&world.plan()), Some(Cause::Edited));
+    // The image, who set it, and whether that pod is replaced.
+    let cases = [
+        ("repo:1", ImageWriter::Us, None),
+        ("mirror/repo:1", ImageWriter::Us, None),
+        ("mirror/repo:1", ImageWriter::SomeoneElse, Some(Cause::Edited)),
+        ("repo:1", ImageWriter::SomeoneElse, None),
+    ];
+    for (image, writer, expected) in cases {
+        let mut world = World::running(basic());
+        world.pod_mut().asked_image = (image != "repo:1").then(|| "repo:1".into());
+        world.pod_mut().image = image.into();
+        world.pod_mut().image_writer = writer;
+        world.advance(Duration::from_hours(1));
+        assert_eq!(cause(&world.plan()), expected, "{image} set by {writer:?}");
+    }
 }
 
 #[test]
@@ -430,12 +441,55 @@ fn nothing_is_done_on_unknown() {
                 Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(world.now));
         }
         for observed in [
-            Observed { pod: Slot::Unknown, service: Slot::Absent, replacements: 0 },
-            Observed { pod: Slot::Absent, service: Slot::Unknown, replacements: 0 },
+            Observed { service: Slot::Absent, ..Observed::default() },
+            Observed { pod: Slot::Absent, ..Observed::default() },
             Observed::default(),
         ] {
-            let plan = plan::performers::plan(&performer, &observed, world.now, &world.policy);
+            let plan = plan::performers::plan(&performer, &observed, &world.policy);
             assert_eq!(names(&plan), [""; 0], "{observed:?}");
         }
     }
+}
+
+#[test]
+fn an_old_performer_beside_a_newer_pod_is_read_before_anything_is_done() {
+    for change in [json!({ "config": { "args": ["-v"] } }), json!({ "image": "repo:2" })] {
+        let mut world = World::running(basic());
+        let old = world.performer.clone();
+        world.edit(change.clone());
+        world.settle();
+        world.start_pod();
+        world.settle();
+        let current = std::mem::replace(&mut world.performer, old);
+        let (pod, writes) = (world.pod.clone(), world.written.len());
+        world.service.as_mut().unwrap().service_type = ServiceType::Other;
+        let plan = world.round();
+        assert_eq!((names(&plan), plan.next_look), (vec![], Some(Duration::ZERO)), "{change}");
+        assert_eq!(world.written.len(), writes, "nothing is said either");
+        world.performer = current;
+        world.is_performer_read = true;
+        world.settle();
+        assert_eq!(world.pod, pod);
+    }
+}
+
+#[test]
+fn a_pod_that_speaks_of_a_generation_that_never_was_does_not_stop_us() {
+    let mut world = World::running(basic());
+    world.pod_mut().made_for = Some(99);
+    world.edit(json!({ "config": { "args": ["-v"] } }));
+    world.is_performer_read = true;
+    assert_eq!(cause(&world.plan()), Some(Cause::SpecChanged));
+    world.is_performer_read = false;
+    world.delete();
+    assert_eq!(cause(&world.plan()), Some(Cause::Deletion), "a deletion is never taken back");
+}
+
+#[test]
+fn a_pod_is_not_replaced_for_its_generation() {
+    let mut world = World::running(basic());
+    world.performer.metadata.generation = Some(7);
+    assert_eq!(names(&world.plan()), [""; 0], "made for an earlier generation of the same inputs");
+    world.pod_mut().made_for = None;
+    assert_eq!(names(&world.plan()), [""; 0], "made before the generation was kept");
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::needless_pass_by_value, reason = "specs are written at the call")]
 
 mod build;
+mod clock;
 mod decide;
 mod event;
 mod object;

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use plan::performers::{
-    Action, Deletion, Identity, Observed, PodFacts, PodPhase, Scheduled, ServiceFacts, Slot, avs_label, pod, validate,
+    Action, Identity, ImageWriter, Observed, PodFacts, PodPhase, Scheduled, ServiceFacts, Slot, avs_label, pod,
+    validate,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::world::{World, at, performer};
+use crate::world::{World, at, going, performer};
 
 fn map() -> impl Strategy<Value = Value> {
     prop::collection::btree_map("[a-z]{1,3}", "[a-z]{0,3}", 0..4).prop_map(|m| json!(m))
@@ -41,12 +42,13 @@ prop_compose! {
         ],
         age in 0..10_000_i64, is_ready in any::<bool>(), is_going in any::<bool>(), is_selected in any::<bool>(),
         has_finalizers in any::<bool>(), hash in prop::option::of("[a-f]{4}"), replacements in 0..40_u32,
-        is_scheduled in any::<bool>(), generation in 0..3_i64,
+        is_scheduled in any::<bool>(), is_edited in any::<bool>(),
     ) -> PodFacts {
         PodFacts {
             uid: "pod-0".into(), resource_version: "1".into(), owner_uid: owner.map(Into::into),
-            created_at: Some(at(-age)), phase, is_ready, is_selected, has_finalizers, replacements, generation,
-            deletion: is_going.then(|| Deletion { at: at(0) }), input_hash: hash.map(Into::into),
+            created_at: Some(at(-age)), phase, is_ready, is_selected, has_finalizers, replacements,
+            image_writer: if is_edited { ImageWriter::SomeoneElse } else { ImageWriter::Us },
+            deletion: is_going.then(|| going(at(0), 0)), input_hash: hash.map(Into::into),
             scheduled: if is_scheduled { Scheduled::Yes(Some(at(-age))) } else { Scheduled::NotYet },
             image: "other:1".into(), ..PodFacts::default()
         }
@@ -138,9 +140,9 @@ proptest! {
                 0 => Slot::Unknown, 1 => Slot::Absent, 2 => Slot::Foreign { owner_uid: foreign() },
                 _ => Slot::Ours(ServiceFacts::default()),
             },
-            replacements: 0,
+            ..Observed::default()
         };
-        let plan = plan::performers::plan(&world.performer, &observed, world.now, &world.policy);
+        let plan = plan::performers::plan(&world.performer, &observed, &world.policy);
         let is_unknown = pod_slot == 0 || service_slot == 0;
         prop_assert!(!is_unknown || plan.steps.is_empty());
         for action in plan.actions() {

@@ -8,7 +8,7 @@ use plan::performers::{Observed, PodFacts, PodPhase, Scheduled, Slot, Waiting};
 use plan::round::{Plan, Progress, Refusal};
 use serde_json::json;
 
-use crate::world::{World, at, basic, done, failed, rejected, with};
+use crate::world::{World, at, basic, done, failed, going, rejected, with};
 
 pub fn reason(status: &PerformerStatus, kind: ConditionType) -> (ConditionStatus, Reason) {
     let condition = status.condition(kind).unwrap();
@@ -68,7 +68,7 @@ fn p20_ready_is_false_when_absent_deleting_or_unready() {
     world.pod_mut().is_ready = false;
     assert!(!seen(&world, true).ready);
     world.pod_mut().is_ready = true;
-    world.pod_mut().deletion = Some(plan::performers::Deletion { at: at(60) });
+    world.pod_mut().deletion = Some(going(at(30), 30));
     assert!(!seen(&world, true).ready);
     world.pod = None;
     assert!(!seen(&world, true).ready);
@@ -373,7 +373,7 @@ fn p25_a_replacement_is_reported_twice_and_says_so() {
     world.start_pod();
     world.settle();
     assert_eq!(world.written.len(), 2);
-    world.pod_mut().deletion = Some(plan::performers::Deletion { at: at(30) });
+    world.pod_mut().deletion = Some(going(at(0), 30));
     world.step();
     assert_eq!(reason(&world.status(), ConditionType::Progressing), progressing, "deleted by hand");
 }

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
-use plan::performers::{Deletion, Exit, PodPhase, Scheduled, ServiceFacts, ServiceType};
+use plan::performers::{Exit, PodPhase, Scheduled, ServiceFacts, ServiceType, Waiting};
 use serde_json::json;
 
 use crate::status::{degraded, reason, wait};
-use crate::world::{World, at, basic, done, failed, rejected, with};
+use crate::world::{World, at, basic, done, failed, going, rejected, unable, with};
 
 #[test]
 fn other_container_trouble_is_named() {
@@ -172,7 +172,7 @@ fn a_pod_that_does_not_go_is_told_with_the_remedy() {
         world.edit(change);
         world.step();
         world.step();
-        world.pod_mut().deletion = Some(Deletion { at: at(30) });
+        world.pod_mut().deletion = Some(going(at(0), 30));
         world.advance(Duration::from_secs(59));
         world.step();
         assert_eq!((degraded(&world), world.written.len()), (None, 1), "it has its time");
@@ -198,7 +198,7 @@ fn a_pod_that_does_not_go_is_told_with_the_remedy() {
 fn a_service_that_does_not_go_is_told() {
     let mut world = World::running(basic());
     let now = world.now;
-    world.service.as_mut().unwrap().deletion = Some(Deletion { at: now });
+    world.service.as_mut().unwrap().deletion = Some(going(now, 0));
     world.settle();
     assert_eq!((degraded(&world), world.written.len()), (None, 0));
     world.advance(Duration::from_secs(30));
@@ -208,4 +208,100 @@ fn a_service_that_does_not_go_is_told() {
     world.service = None;
     world.settle();
     assert_eq!(degraded(&world), None);
+}
+
+const UNREACHABLE: &str =
+    r#"Internal error occurred: failed calling webhook "a.test": dial tcp 10.0.0.7:443: connection refused"#;
+
+#[test]
+fn p37_what_the_server_is_unable_to_do_is_told_when_it_lasts() {
+    let mut world = World::new(basic());
+    world.pod_creation = unable(UNREACHABLE.to_owned());
+    world.step();
+    assert_eq!(degraded(&world), None, "most of that passes");
+    world.advance(Duration::from_secs(9));
+    world.pod_creation = failed();
+    world.step();
+    assert_eq!((degraded(&world), world.written.len()), (None, 1));
+    world.advance(Duration::from_secs(1));
+    world.pod_creation = unable(UNREACHABLE.to_owned());
+    world.step();
+    assert_eq!(degraded(&world), Some(Reason::PodRejected));
+    assert!(world.status().conditions[2].message.ends_with(UNREACHABLE), "{:?}", world.status().conditions);
+    world.restart();
+    world.step();
+    assert_eq!((degraded(&world), world.written.len()), (Some(Reason::PodRejected), 2), "told until it is done");
+    world.pod_creation = done();
+    world.settle();
+    assert_eq!(degraded(&world), None);
+}
+
+#[test]
+fn p37_a_repair_that_the_server_is_unable_to_do_is_told_when_it_lasts() {
+    let mut world = World::running(basic());
+    world.service.as_mut().unwrap().service_type = ServiceType::Other;
+    world.service_write = unable(UNREACHABLE.to_owned());
+    world.step();
+    assert_eq!(degraded(&world), None);
+    world.advance(Duration::from_secs(10));
+    world.step();
+    assert_eq!(degraded(&world), Some(Reason::ServiceRejected));
+}
+
+#[test]
+fn a_fault_that_passes_begins_anew_next_time() {
+    let mut world = World::new(basic());
+    for _ in 0..3 {
+        world.pod_creation = unable(UNREACHABLE.to_owned());
+        world.step();
+        assert_eq!(degraded(&world), None);
+        world.pod_creation = done();
+        world.advance(Duration::from_secs(9));
+        world.settle();
+        world.pod = None;
+    }
+}
+
+#[test]
+fn a_message_follows_its_cause_and_not_its_numbers() {
+    let told = |world: &World| world.status().conditions[2].message.clone();
+    let refuse = |world: &mut World, message: &str| {
+        world.pod_creation = rejected(message);
+        world.step();
+    };
+    let mut world = World::new(basic());
+    refuse(&mut world, "exceeded quota: q, requested: memory=1Gi, used: memory=900Mi");
+    refuse(&mut world, "exceeded quota: q, requested: memory=1Gi, used: memory=1.5Gi");
+    assert_eq!(world.written.len(), 1, "the same refusal: {}", told(&world));
+    refuse(&mut world, "admission webhook denied the request: back-off 10s");
+    assert_eq!(world.written.len(), 2);
+    assert!(told(&world).contains("admission webhook"), "{}", told(&world));
+    for words in ["back-off 1m20s", "back-off 5m0s", "back-off 2.5s"] {
+        refuse(&mut world, &format!("admission webhook denied the request: {words}"));
+    }
+    assert_eq!(world.written.len(), 2);
+    let transition = world.status().conditions[2].last_transition_time;
+    world.advance(Duration::from_mins(1));
+    refuse(&mut world, "pod a1b2c3d4-0e5f is gone");
+    refuse(&mut world, "pod 99887766-a5b4 is gone");
+    assert_eq!(world.written.len(), 3, "another uid is no other cause");
+    assert_eq!(world.status().conditions[2].last_transition_time, transition, "the status is what it was");
+}
+
+#[test]
+fn another_cause_of_a_failed_pull_is_told_and_a_back_off_is_none() {
+    let mut world = World::new(basic());
+    world.settle();
+    let pull = |world: &mut World, reason: &str, message: &str| {
+        world.pod_mut().waiting = Some(Box::new(Waiting { reason: reason.into(), message: message.into() }));
+        world.settle();
+        world.status().conditions[2].message.clone()
+    };
+    assert!(pull(&mut world, "ErrImagePull", "not found").contains("not found"));
+    let writes = world.written.len();
+    assert!(pull(&mut world, "ImagePullBackOff", "Back-off pulling image").contains("not found"));
+    assert!(pull(&mut world, "ErrImagePull", "not found").contains("not found"));
+    assert_eq!(world.written.len(), writes, "the two take turns");
+    assert!(pull(&mut world, "ErrImagePull", "no such host").contains("no such host"));
+    assert_eq!(world.written.len(), writes + 1);
 }

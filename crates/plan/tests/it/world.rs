@@ -1,11 +1,11 @@
 //! A tiny model of what surrounds one Performer: enough API server to execute plans and enough
 //! kubelet to move a pod along.
 
-use std::time::Duration;
+use std::{cell::RefCell, time::Duration};
 
 use api::performer::{
-    FINALIZER, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer, PerformerStatus,
-    REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
+    FINALIZER, GENERATION_ANNOTATION, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer,
+    PerformerStatus, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -14,8 +14,8 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use plan::event::Event;
 use plan::fact::Class;
 use plan::performers::{
-    Action, Created, Deletion, Note, Observed, PodFacts, PodPhase, Policy, PortFacts, Scheduled, ServiceFacts,
-    ServiceType, Slot, TargetPort, report,
+    Action, Ages, Clocks, Created, Deletion, Note, Observed, PodFacts, PodPhase, Policy, PortFacts, Scheduled,
+    ServiceFacts, ServiceType, Slot, TargetPort, report,
 };
 use plan::round::{Inputs, Plan, Progress, Refusal, Report, Round};
 use serde_json::{Value, json};
@@ -66,7 +66,18 @@ pub fn rejected(message: impl Into<String>) -> Attempt {
 }
 
 pub fn failed() -> Attempt {
-    Progress::Failed { class: Class::Transient, retry: None, message: "no answer".to_owned() }
+    Progress::Failed { class: Class::Conflict, retry: None, message: "it changed".to_owned() }
+}
+
+/// As when a webhook cannot be reached.
+pub fn unable(message: impl Into<String>) -> Attempt {
+    Progress::Failed { class: Class::Transient, retry: None, message: message.into() }
+}
+
+/// A deletion that was asked for then, with this grace period.
+pub fn going(asked_at: Timestamp, seconds: u64) -> Deletion {
+    let grace = Duration::from_secs(seconds);
+    Deletion { at: asked_at.checked_add(grace).unwrap(), grace }
 }
 
 pub struct World {
@@ -74,9 +85,17 @@ pub struct World {
     pub pod: Option<PodFacts>,
     pub service: Option<ServiceFacts>,
     pub built: Option<Pod>,
+    /// By the API server's clock.
     pub now: Timestamp,
+    /// How far the operator's wall clock is ahead of it.
+    pub skew: SignedDuration,
+    /// Whether the operator knows the server's time.
+    pub is_time_known: bool,
+    uptime: Duration,
+    ages: RefCell<Ages>,
     pub policy: Policy,
     pub replacements: u32,
+    pub is_performer_read: bool,
     /// Every status that differed from the one before, in order.
     pub written: Vec<PerformerStatus>,
     pub events: Vec<Event>,
@@ -95,8 +114,13 @@ impl World {
             service: None,
             built: None,
             now: at(0),
+            skew: SignedDuration::ZERO,
+            is_time_known: true,
+            uptime: Duration::ZERO,
+            ages: RefCell::default(),
             policy: Policy::default(),
             replacements: 0,
+            is_performer_read: false,
             written: Vec::new(),
             events: Vec::new(),
             pod_creation: done(),
@@ -136,19 +160,33 @@ impl World {
     }
 
     pub fn advance(&mut self, by: Duration) {
+        self.uptime += by;
         self.now = self.now.checked_add(SignedDuration::try_from(by).unwrap()).unwrap();
     }
 
+    /// Another process goes on: it has seen nothing yet.
+    pub fn restart(&mut self) {
+        self.uptime = Duration::ZERO;
+        self.ages.take();
+        self.replacements = 0;
+    }
+
+    /// The operator's wall clock.
+    fn wall(&self) -> Timestamp {
+        self.now.checked_add(self.skew).unwrap()
+    }
+
     pub fn observed(&self) -> Observed {
-        Observed {
-            pod: Slot::of_pod(self.pod.clone(), UID),
-            service: Slot::of_service(self.service.clone(), UID),
-            replacements: self.replacements,
-        }
+        let pod = Slot::of_pod(self.pod.clone(), UID);
+        let service = Slot::of_service(self.service.clone(), UID);
+        let clocks = Clocks { server: self.is_time_known.then_some(self.now), uptime: self.uptime };
+        let ages = Ages::of(&pod, &service, &self.ages.borrow(), clocks);
+        self.ages.replace(ages.clone());
+        Observed { pod, service, ages, is_performer_read: self.is_performer_read, replacements: self.replacements }
     }
 
     pub fn plan(&self) -> Plan<Action> {
-        plan::performers::plan(&self.performer, &self.observed(), self.now, &self.policy)
+        plan::performers::plan(&self.performer, &self.observed(), &self.policy)
     }
 
     /// One round as the operator runs it; returns the plan.
@@ -165,6 +203,7 @@ impl World {
         }
         let report = self.report(&observed, &plan, &progress);
         assert_eq!(report.note.replacements, self.replacements);
+        self.ages.replace(report.note.ages.clone());
         self.events.extend(report.done.iter().cloned());
         self.store(report);
         plan
@@ -187,9 +226,12 @@ impl World {
         plan: &Plan<Action>,
         progress: &[Attempt],
     ) -> Report<PerformerStatus, Note> {
-        let inputs = Inputs { note: Note { replacements: self.replacements }, ..Inputs::default() };
+        let inputs = Inputs {
+            note: Note { replacements: self.replacements, ages: self.ages.borrow().clone() },
+            ..Inputs::default()
+        };
         let round = Round { object: &self.performer, observed, inputs: &inputs, plan, progress };
-        report(&round, self.now, &self.policy)
+        report(&round, self.wall(), &self.policy)
     }
 
     fn store(&mut self, report: Report<PerformerStatus, Note>) {
@@ -241,7 +283,7 @@ impl World {
                 assert!(pod.deletion.is_none(), "a dying pod deleted again");
                 self.replacements = *replacements;
                 let has_ended = matches!(pod.phase, PodPhase::Failed | PodPhase::Succeeded);
-                pod.deletion = Some(Deletion { at: self.now });
+                pod.deletion = Some(Deletion { at: self.now, grace: Duration::ZERO });
                 self.pod = self.pod.take().filter(|p| !has_ended || p.has_finalizers);
             }
             Action::CreateService(service) => {
@@ -298,11 +340,11 @@ pub fn pod_facts(pod: &Pod, uid: &str, now: Timestamp) -> PodFacts {
         resource_version: "1".into(),
         owner_uid: Some(owner.uid.as_str().into()),
         created_at: Some(now),
-        generation: 1,
         asked_image: annotation(IMAGE_ANNOTATION).filter(|asked| *asked != image),
         image,
         input_hash: annotation(INPUT_HASH_ANNOTATION),
         version: annotation(VERSION_ANNOTATION),
+        made_for: annotation(GENERATION_ANNOTATION).map(|n: Box<str>| n.parse().unwrap()),
         replacements: annotation(REPLACEMENTS_ANNOTATION).map_or(0, |n: Box<str>| n.parse().unwrap()),
         is_selected: meta.labels.as_ref().unwrap()[LABEL_PERFORMER] == owner.name,
         ..PodFacts::default()

@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use futures::StreamExt;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api,
@@ -28,7 +29,9 @@ use crate::{
 };
 
 /// The original operator's.
-const LEASE: &str = "b8e8a8a8.hourglass.eigenlayer.io";
+pub const LEASE: &str = "b8e8a8a8.hourglass.eigenlayer.io";
+/// The default of `--lease-duration`.
+const EXPIRY: SignedDuration = SignedDuration::from_secs(6);
 
 struct Replica {
     proxy: FaultProxy,
@@ -74,32 +77,59 @@ fn holder(lease: &Lease) -> String {
     lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone()).unwrap_or_default()
 }
 
-/// Everyone who ever held the lease, in order; an empty name is a released lease.
+/// What one replica's hold of the lease looked like.
+#[derive(Clone, Debug)]
+struct Term {
+    /// Empty for a released lease.
+    holder: String,
+    taken_at: Option<Timestamp>,
+    renewed_at: Option<Timestamp>,
+}
+
+impl Term {
+    /// The process id behind the name; 0 for a released lease.
+    fn pid(&self) -> u32 {
+        self.holder.split('_').rev().nth(1).and_then(|pid| pid.parse().ok()).unwrap_or(0)
+    }
+
+    /// From this term's last renewal to the beginning of a later one.
+    fn until(&self, later: &Self) -> Result<SignedDuration> {
+        let (renewed, taken) = self.renewed_at.zip(later.taken_at).context("a lease has its times")?;
+        Ok(taken.duration_since(renewed))
+    }
+}
+
+/// Everyone who ever held the lease, in order.
 struct Holders {
-    seen: Arc<Mutex<Vec<String>>>,
+    seen: Arc<Mutex<Vec<Term>>>,
     _watch: AbortOnDropHandle<()>,
 }
 
 impl Holders {
     fn of(leases: Api<Lease>) -> Self {
-        let seen = Arc::<Mutex<Vec<String>>>::default();
+        let seen = Arc::<Mutex<Vec<Term>>>::default();
         let noted = seen.clone();
         let watch = tokio::spawn(async move {
             let mut leases = changes(leases);
             while let Some(lease) = leases.next().await {
                 let mut seen = noted.lock().expect("nobody panics here");
-                if seen.last() != Some(&holder(&lease)) {
-                    seen.push(holder(&lease));
+                let spec = lease.spec.clone().unwrap_or_default();
+                let renewed_at = spec.renew_time.map(|time| time.0);
+                match seen.last_mut().filter(|term| term.holder == holder(&lease)) {
+                    Some(term) => term.renewed_at = renewed_at,
+                    None => seen.push(Term {
+                        holder: holder(&lease),
+                        taken_at: spec.acquire_time.map(|time| time.0),
+                        renewed_at,
+                    }),
                 }
             }
         });
         Self { seen, _watch: AbortOnDropHandle::new(watch) }
     }
 
-    /// The process ids behind the names; 0 for a released lease.
-    fn pids(&self) -> Vec<u32> {
-        let seen = self.seen.lock().expect("nobody panics here");
-        seen.iter().map(|holder| holder.split('_').rev().nth(1).and_then(|pid| pid.parse().ok()).unwrap_or(0)).collect()
+    fn terms(&self) -> Vec<Term> {
+        self.seen.lock().expect("nobody panics here").clone()
     }
 }
 
@@ -135,8 +165,14 @@ async fn p43_exactly_one_of_two_replicas_acts_and_the_other_takes_over() -> Resu
     third.leads(&leases).await?;
     space.create_ready("e", spec()).await?;
     let pids = [first.process.pid(), 0, second.process.pid(), third.process.pid()];
-    eventually("the watch of the lease has caught up", || holders.pids().len() >= pids.len()).await?;
-    assert_eq!(holders.pids(), pids);
+    eventually("the watch of the lease has caught up", || holders.terms().len() >= pids.len()).await?;
+    let terms = holders.terms();
+    assert_eq!(terms.iter().map(Term::pid).collect::<Vec<_>>(), pids);
+    let handed_over = terms[1].until(&terms[2])?;
+    assert!(handed_over < EXPIRY, "a released lease is not waited for: {handed_over}");
+    let taken_over = terms[2].until(&terms[3])?;
+    assert!(taken_over >= EXPIRY, "never before it expired: {taken_over}");
+    assert!(taken_over < EXPIRY * 2, "and soon after: {taken_over}");
     Ok(())
 }
 

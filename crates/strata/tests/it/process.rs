@@ -7,11 +7,15 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags, mknodat, open},
     io::write,
     process::Signal,
 };
+use serde_json::Value;
 use testbed::{
     Options,
     fault::{Calls, Fault, FaultProxy, Verb},
@@ -19,6 +23,7 @@ use testbed::{
 };
 
 use crate::{
+    handover::LEASE,
     harness::{OPERATOR_NAMESPACE, spec},
     scene::Scene,
 };
@@ -40,13 +45,31 @@ fn program(kubeconfig: &Path, log: PathBuf, flags: &[&str]) -> Program {
         .env("POD_NAMESPACE", OPERATOR_NAMESPACE)
 }
 
+/// When the process logged this for the first time, by its own clock.
+fn logged_at(process: &Child, message: &str) -> Result<Timestamp> {
+    let log = std::fs::read_to_string(&process.program().log)?;
+    let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let line = lines.find(|line| line["message"] == message).with_context(|| format!("{message:?} in\n{log}"))?;
+    Ok(line["timestamp"].as_str().context("a line has its time")?.parse()?)
+}
+
 #[tokio::test]
 async fn p52_a_stop_finishes_or_safely_abandons_its_rounds_within_the_grace_period() -> Result<()> {
     const GRACE: Duration = Duration::from_secs(3);
+    /// A timer on a busy machine, and after it the release of the lease, which is one request.
+    const SLACK: Duration = Duration::from_secs(1);
+    const ABANDONED: &str = "rounds did not finish in the grace period; the next start repeats them";
     let scene = Scene::start(Options::default()).await?;
     let space = scene.space("stop").await?;
-    let flags = ["--leader-elect=false", "--grace-period=3s"];
+    let flags = ["--grace-period=3s", "--log-format=json"];
     let creates = |name| Calls::of(Verb::Create, "pods").in_namespace(&space.namespace).named(name);
+    let leases: Api<Lease> = Api::namespaced(space.client.clone(), OPERATOR_NAMESPACE);
+    let holder = async || -> Result<String> {
+        Ok(leases.get(LEASE).await?.spec.and_then(|spec| spec.holder_identity).unwrap_or_default())
+    };
+    let took = |process: &Child, message: &str| -> Result<Duration> {
+        Ok(logged_at(process, message)?.duration_since(logged_at(process, "stopping")?).unsigned_abs())
+    };
 
     let first = operator(&scene, &scene.proxy, &flags)?;
     let held = scene.proxy.inject(creates("performer-a"), Fault::HoldBeforeCommit);
@@ -59,6 +82,8 @@ async fn p52_a_stop_finishes_or_safely_abandons_its_rounds_within_the_grace_peri
     // The round was finished, not cut off: what follows the pod is there too, and nobody else was there to do it.
     space.service("a").await?;
     assert!(space.performers.get("a").await?.status.is_some());
+    assert!(took(&first, "strata operator ends")? < GRACE);
+    assert_eq!(holder().await?, "", "a standby need not wait");
 
     let second = operator(&scene, &scene.proxy, &flags)?;
     space.until_ready("a").await?;
@@ -66,9 +91,13 @@ async fn p52_a_stop_finishes_or_safely_abandons_its_rounds_within_the_grace_peri
     space.create("b", spec()).await?;
     held.reached().await?;
     second.signal(Signal::TERM)?;
-    // The end of a process on a busy machine takes its time as well.
-    let ended = tokio::time::timeout(GRACE * 2, second.exited()).await;
+    let ended = tokio::time::timeout(GRACE * 3, second.exited()).await;
     assert_eq!(ended.context("it does not wait for ever")?, 0, "{}", second.log_tail());
+    let abandoned = took(&second, ABANDONED)?;
+    assert!(abandoned >= GRACE && abandoned < GRACE + SLACK, "abandoned after {abandoned:?}");
+    let ended = took(&second, "strata operator ends")?;
+    assert!(ended < GRACE + SLACK, "ended after {ended:?}");
+    assert_eq!(holder().await?, "", "nor for rounds that were abandoned");
     held.cut();
     held.end();
     assert!(space.pods.get_opt("performer-b").await?.is_none());

@@ -142,8 +142,8 @@ pub async fn proxy(control_plane: &ControlPlane) -> Result<FaultProxy> {
     Ok(FaultProxy::start(upstream, 7).await?)
 }
 
-/// A client as the binary makes it, with the retries that the client library does by itself.
+/// A client as the binary makes it, without the retries that the client library would do by itself.
 pub async fn client(proxy: &FaultProxy) -> Result<Client> {
     let config = ClientConfig::from_custom_kubeconfig(proxy.kubeconfig(), &KubeConfigOptions::default()).await?;
-    Ok(Client::try_from(config)?)
+    Ok(runtime::connect(config)?)
 }
