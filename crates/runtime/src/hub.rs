@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::Clock,
-    cluster::Cluster,
+    cluster::{Cluster, Freshness},
     health::{Health, Pulse},
     metrics::Metrics,
     raw::Raw,
@@ -125,6 +125,8 @@ pub(crate) struct Followers {
     members: Mutex<Vec<Arc<Member>>>,
     joined: Notify,
     trouble: Trouble,
+    /// When the server last spoke.
+    contact: Mutex<Option<Instant>>,
     clock: Clock,
     metrics: WatchMetrics,
 }
@@ -286,14 +288,15 @@ impl Followers {
     }
 
     pub(crate) fn in_touch(&self, at: Instant) {
+        *self.contact.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
         self.members().iter().for_each(|member| member.subscriber.in_touch(at));
     }
 
     /// The watch runs.
     pub(crate) fn connected(&self, at: Instant) {
         self.trouble.set(None);
+        self.in_touch(at);
         for member in self.members() {
-            member.subscriber.in_touch(at);
             if matches!(member.standing().state, State::Live) {
                 member.subscriber.interrupted(None);
             }
@@ -372,6 +375,7 @@ impl Hub {
                 members: Mutex::new(vec![member.clone()]),
                 joined: Notify::new(),
                 trouble: Trouble::default(),
+                contact: Mutex::default(),
                 clock: self.clock.clone(),
                 metrics: self.metrics.clone(),
             });
@@ -390,6 +394,19 @@ impl Hub {
             }
             !members.is_empty()
         });
+    }
+
+    /// The oldest age and the first trouble of all watches.
+    pub(crate) fn freshness(&self) -> Freshness {
+        let now = self.clock.instant();
+        let watches = self.lock();
+        let ages = watches.iter().map(|entry| {
+            let contact = *entry.followers.contact.lock().unwrap_or_else(PoisonError::into_inner);
+            contact.map(|at| now.saturating_duration_since(at))
+        });
+        // Without contact on one watch, nothing is known of it, however young the others are.
+        let age = ages.collect::<Option<Vec<_>>>().and_then(|ages| ages.into_iter().max());
+        Freshness { age, trouble: watches.iter().find_map(|entry| entry.followers.trouble.get()) }
     }
 
     /// All who see objects of `path`, but for the one who knows already.
@@ -485,7 +502,7 @@ impl Hub {
 
 /// Runs one watch until it is stopped. Its own panic is a defect of ours; it begins anew.
 async fn run_one(task: String, cluster: Cluster, followers: Arc<Followers>, stop: CancellationToken, context: Context) {
-    let pulse = context.health.pulse(task.as_str());
+    let passing = context.health.passing_pulse(task);
     let watch = async {
         loop {
             let watcher =
@@ -499,8 +516,7 @@ async fn run_one(task: String, cluster: Cluster, followers: Arc<Followers>, stop
             sleep(AFTER_PANIC).await;
         }
     };
-    stop.run_until_cancelled(pulse.while_waiting(watch)).await;
-    context.health.forget(&task);
+    stop.run_until_cancelled(passing.pulse.while_waiting(watch)).await;
 }
 
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {

@@ -17,6 +17,7 @@ use crate::{
     admin,
     clock::Clock,
     cluster::{Cluster, Common},
+    clusters::Clusters,
     driver::{Driver, Layer},
     dynamic::{DynamicWatches, Trace},
     event::{Publisher, Recorder},
@@ -78,6 +79,9 @@ pub struct Operator {
     publisher: Publisher,
     /// The cluster that the operator runs for.
     cluster: Cluster,
+    /// What all clusters have in common.
+    common: Common,
+    clusters: Option<Clusters>,
     caches: BTreeMap<&'static str, Caches>,
     jobs: Vec<(String, Job)>,
     drivers: Vec<Driver>,
@@ -122,6 +126,8 @@ impl Operator {
         Self {
             health: Health::new(clock.clone()),
             cluster: Cluster::new("", client.clone(), &common),
+            common,
+            clusters: None,
             caches: BTreeMap::new(),
             client,
             clock,
@@ -186,6 +192,21 @@ impl Operator {
         let job = move |pulse| run.run(writer, Arc::new(tell), pulse).boxed();
         self.jobs.push((format!("dynamic watches {}", self.jobs.len()), Box::new(job)));
         watches
+    }
+
+    /// Clusters beside the own one, for all layers.
+    pub fn clusters(&mut self) -> Clusters {
+        if let Some(clusters) = &self.clusters {
+            return clusters.clone();
+        }
+        let clusters = Clusters::new(self.common.clone());
+        let (run, mentioned) = (clusters.clone(), clusters.clone());
+        self.health.mention("clusters", move || mentioned.mention());
+        self.metrics.collect(Box::new(clusters.clone()));
+        let context = Context { health: self.health.clone(), metrics: self.metrics.clone() };
+        self.jobs.push(("clusters".to_owned(), Box::new(move |pulse| run.run(context, pulse).boxed())));
+        self.clusters = Some(clusters.clone());
+        clusters
     }
 
     /// Adds a part of a layer that lives as long as the process, leading or not. It is asked to stop when all rounds have
