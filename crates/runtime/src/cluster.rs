@@ -13,8 +13,9 @@ use tokio::sync::watch as signal;
 
 use crate::{
     clock::Clock,
+    followers::WatchMetrics,
     health::Pulse,
-    hub::{Context, Hub, Subscription, WatchMetrics},
+    hub::{Context, Hub, Subscription},
     kind::{Change, Kind},
     lease::Leadership,
     metrics::Metrics,

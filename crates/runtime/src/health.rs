@@ -116,13 +116,13 @@ impl Health {
         self.lock().checks.insert(name.into(), Box::new(check));
     }
 
-    /// Adds a line to the answer about readiness that does not decide it; it says what is wrong while something is.
-    pub fn mention(&self, name: impl Into<String>, note: impl Fn() -> Option<String> + Send + Sync + 'static) {
+    /// Adds something that people should see beside the checks and that readiness does not depend on.
+    pub fn inform(&self, name: impl Into<String>, note: impl Fn() -> Option<String> + Send + Sync + 'static) {
         self.lock().notes.insert(name.into(), Box::new(note));
     }
 
-    /// What is wrong without being in the way of readiness.
-    pub fn mentioned(&self) -> BTreeMap<String, String> {
+    /// What there is to see now.
+    pub fn notes(&self) -> BTreeMap<String, String> {
         self.lock().notes.iter().filter_map(|(name, note)| Some((name.clone(), note()?))).collect()
     }
 

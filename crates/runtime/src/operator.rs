@@ -21,14 +21,16 @@ use crate::{
     driver::{Driver, Layer},
     dynamic::{DynamicWatches, Trace},
     event::{Publisher, Recorder},
+    followers::WatchMetrics,
     health::{Health, Pulse},
-    hub::{Context, WatchMetrics},
+    hub::Context,
     kind::{Cache, Change, Kind},
     lease::{Elector, Leadership, LeaseConfig},
     metrics::Metrics,
     part::{Part, Parts},
     queue::Queue,
     selection::Selection,
+    source::{AllSources, Peer, SourceConfig, Sources, Tallied},
     view::View,
     watch::ListMode,
     writer::Writer,
@@ -82,6 +84,7 @@ pub struct Operator {
     /// What all clusters have in common.
     common: Common,
     clusters: Option<Clusters>,
+    all_sources: AllSources,
     caches: BTreeMap<&'static str, Caches>,
     jobs: Vec<(String, Job)>,
     drivers: Vec<Driver>,
@@ -116,6 +119,8 @@ impl Operator {
         );
         let watches = WatchMetrics::default();
         metrics.collect(Box::new(watches.clone()));
+        let all_sources = AllSources::default();
+        metrics.collect(Box::new(all_sources.clone()));
         let common = Common {
             clock: clock.clone(),
             leadership: leadership.clone(),
@@ -128,6 +133,7 @@ impl Operator {
             cluster: Cluster::new("", client.clone(), &common),
             common,
             clusters: None,
+            all_sources,
             caches: BTreeMap::new(),
             client,
             clock,
@@ -177,7 +183,7 @@ impl Operator {
         caches.lock().unwrap_or_else(PoisonError::into_inner).push(kind.clone());
         let (name, checked, counted) = (format!("cache {}", kind.resource), caches.clone(), kind.clone());
         self.health.require(name.as_str(), move || lock(&checked).iter().try_for_each(|cache| cache.readiness()));
-        self.health.mention(name, move || lock(&caches).iter().find_map(|cache| cache.mention()));
+        self.health.inform(name, move || lock(&caches).iter().find_map(|cache| cache.mention()));
         self.synced.push(Box::new(move || counted.store().is_synced()));
     }
 
@@ -201,12 +207,31 @@ impl Operator {
         }
         let clusters = Clusters::new(self.common.clone());
         let (run, mentioned) = (clusters.clone(), clusters.clone());
-        self.health.mention("clusters", move || mentioned.mention());
+        self.health.inform("clusters", move || mentioned.mention());
         self.metrics.collect(Box::new(clusters.clone()));
         let context = Context { health: self.health.clone(), metrics: self.metrics.clone() };
         self.jobs.push(("clusters".to_owned(), Box::new(move |pulse| run.run(context, pulse).boxed())));
         self.clusters = Some(clusters.clone());
         clusters
+    }
+
+    /// Streams and pollers of peers outside Kubernetes, by peer. `notify` puts what has to look into queues; it is
+    /// called for every peer of which something is new, and must be quick.
+    pub fn sources<P: Peer, V: Send + Sync + 'static>(
+        &mut self,
+        name: &'static str,
+        config: SourceConfig,
+        notify: impl Fn(&P) + Send + Sync + 'static,
+    ) -> Sources<P, V> {
+        let sources = Sources::new(name, config, self.clock.clone(), notify);
+        let (run, tallied) = (sources.clone(), Arc::new(sources.clone()));
+        self.all_sources.add(tallied.clone());
+        self.health.inform(format!("source {name}"), move || {
+            let tally = tallied.tally();
+            (tally.unknown > 0).then(|| tally.to_string())
+        });
+        self.jobs.push((format!("source {name}"), Box::new(move |pulse| run.run(pulse).boxed())));
+        sources
     }
 
     /// Adds a part of a layer that lives as long as the process, leading or not. It is asked to stop when all rounds have

@@ -20,7 +20,7 @@ use crate::{
     clock::Clock,
     cluster::Cluster,
     error::{Brief, undecodable},
-    hub::Followers,
+    followers::Followers,
     lines::{LONGEST_LINE, Lines},
     metrics::Metrics,
     raw::{Bookmark, Line, Page, Raw},
@@ -170,7 +170,8 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    pub(crate) fn new(cluster: Cluster, followers: Arc<Followers>, metrics: Arc<Metrics>, clock: Clock) -> Self {
+    pub(crate) fn new(cluster: Cluster, followers: Arc<Followers>, metrics: Arc<Metrics>) -> Self {
+        let clock = followers.clock().clone();
         Self { cluster, followers, metrics, clock, position: None, stream_refused_at: None, is_interrupted: false }
     }
 
@@ -188,6 +189,7 @@ impl Watcher {
                 }
             };
             if let Err(error) = ended {
+                delays.slowest = self.followers.slowest();
                 let delay = delays.next().unwrap_or_default().max(error.retry_after());
                 self.interrupted(&error);
                 tokio::select! {

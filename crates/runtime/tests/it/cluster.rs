@@ -78,7 +78,7 @@ async fn another_cluster_is_followed_while_it_speaks_and_unknown_while_it_is_sil
     let silent = maps.freshness();
     until("it grows old", || maps.freshness().age > silent.age.map(|age| age + Duration::from_secs(1))).await?;
     assert!(maps.get(&key).is_some() && is_ready());
-    let mentioned = health.mentioned();
+    let mentioned = health.notes();
     assert!(mentioned["clusters"].starts_with("east: "), "{mentioned:?}");
     let text = metrics.encode()?;
     assert!(text.contains(r#"strata_cluster_silence_seconds{cluster="east"}"#), "{text}");
@@ -88,7 +88,7 @@ async fn another_cluster_is_followed_while_it_speaks_and_unknown_while_it_is_sil
     other.control_plane.apiserver().restart().await?;
     other.control_plane.ready().await?;
     until("it speaks again", || maps.freshness().is_known()).await?;
-    assert!(health.mentioned().is_empty());
+    assert!(health.notes().is_empty());
     let proxy = FaultProxy::start(Kubeconfig::read_from(other.control_plane.kubeconfig())?, 1).await?;
     let unchanged = clusters.set("east", &other.kubeconfig()?).await?;
     assert_eq!(unchanged.name(), "east");
@@ -132,7 +132,7 @@ async fn a_cluster_that_never_answers_holds_up_nothing() -> Result<()> {
     let (health, running) = run(operator).await?;
     until("its silence is noticed", || maps.freshness().trouble.is_some()).await?;
     assert_eq!(maps.freshness().age, None);
-    assert!(health.mentioned()["clusters"].contains("never heard"));
+    assert!(health.notes()["clusters"].contains("never heard"));
     assert!(health.readiness().values().all(Result::is_ok) && !running.is_finished());
     Ok(())
 }

@@ -178,16 +178,14 @@ async fn a_panic_costs_one_cache_and_neither_the_others_nor_the_operator() -> Re
     api.create(&PostParams::default(), &poison).await?;
     let key = Key::new(world.namespace.clone(), "poison");
     until("the other cache has it", || sound.get(&key).is_some()).await?;
-    until("the panic is told", || {
-        health.mentioned().get("cache configmaps").is_some_and(|why| why == "panic: poisoned")
-    })
-    .await?;
+    until("the panic is told", || health.notes().get("cache configmaps").is_some_and(|why| why == "panic: poisoned"))
+        .await?;
     assert!(health.readiness().values().all(Result::is_ok) && !running.is_finished());
     let text = metrics.encode()?;
     let counted = text.lines().find_map(|line| line.strip_prefix("strata_watch_panics_total ")).unwrap();
     assert!(counted.parse::<u32>()? >= 1);
     IS_WELL.store(true, Ordering::SeqCst);
-    until("it is filled again", || fragile.get(&key).is_some() && health.mentioned().is_empty()).await?;
+    until("it is filled again", || fragile.get(&key).is_some() && health.notes().is_empty()).await?;
     assert!(!running.is_finished());
     Ok(())
 }
