@@ -39,7 +39,7 @@ fn readiness(health: &Health) -> (StatusCode, String) {
             Err(why) => format!("[-]{name}: {why}\n"),
         })
         .collect();
-    text.extend(health.notes().iter().map(|(name, why)| format!("[!]{name}: {why}\n")));
+    text.extend(health.notes().iter().map(|(name, note)| format!("[!]{name}: {note}\n")));
     text.push_str(if is_ready { "ready\n" } else { "not ready\n" });
     (if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
 }
