@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -13,8 +13,9 @@ use tokio::sync::watch as signal;
 
 use crate::{
     clock::Clock,
+    followers::WatchMetrics,
     health::Pulse,
-    hub::{Context, Hub, Subscription, WatchMetrics},
+    hub::{Context, Hub, Subscription},
     kind::{Change, Kind},
     lease::Leadership,
     metrics::Metrics,
@@ -120,7 +121,7 @@ impl Cluster {
         assert!(Arc::ptr_eq(&self.0, &kind.cluster().0), "a kind is watched where it is written");
         kind.listen(Box::new(notify));
         if let Some(subscription) = kind.subscribe(selection, SLOWEST_RECONNECT) {
-            self.0.subscriptions.lock().unwrap_or_else(PoisonError::into_inner).push(subscription);
+            self.subscriptions().push(subscription);
         }
     }
 
@@ -130,6 +131,31 @@ impl Cluster {
 
     pub(crate) fn clock(&self) -> &Clock {
         &self.0.clock
+    }
+
+    /// From now on the cluster is reached in another way; all watches begin anew.
+    pub(crate) fn exchange(&self, client: Client) {
+        *self.0.client.write().unwrap_or_else(PoisonError::into_inner) = client;
+        self.0.exchanges.send_modify(|exchanges| *exchanges += 1);
+    }
+
+    /// Ends all watches. What its kinds hold stays, and grows old.
+    pub(crate) fn close(&self) {
+        let subscriptions = std::mem::take(&mut *self.subscriptions());
+        drop(subscriptions);
+    }
+
+    fn subscriptions(&self) -> MutexGuard<'_, Vec<Subscription>> {
+        self.0.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How far what is watched there can be believed, by the watch that is worst off.
+    pub fn freshness(&self) -> Freshness {
+        self.0.hub.freshness()
+    }
+
+    pub(crate) fn interruptions(&self) -> u64 {
+        self.0.interruptions.load(Ordering::Relaxed)
     }
 
     /// Changes when the client was exchanged.

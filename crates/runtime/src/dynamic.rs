@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Brief,
+    followers::DYNAMIC,
     health::Pulse,
-    hub::DYNAMIC,
     kind::{Cache, Change, Kind},
     selection::Selection,
     trouble::Trouble,

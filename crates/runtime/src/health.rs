@@ -65,6 +65,24 @@ impl Pulse {
     }
 }
 
+/// Nothing is expected of the task any more once this is dropped, however the task ended.
+pub(crate) struct PassingPulse {
+    pub pulse: Pulse,
+    task: String,
+    health: Health,
+}
+
+impl Drop for PassingPulse {
+    fn drop(&mut self) {
+        let mut inner = self.health.lock();
+        // A successor of the same name may have begun.
+        let is_own = |pulse: &Pulse| Arc::ptr_eq(&pulse.last_millis, &self.pulse.last_millis);
+        if inner.pulses.get(&self.task).is_some_and(is_own) {
+            inner.pulses.remove(&self.task);
+        }
+    }
+}
+
 type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 type Note = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
@@ -108,9 +126,9 @@ impl Health {
         self.lock().notes.iter().filter_map(|(name, note)| Some((name.clone(), note()?))).collect()
     }
 
-    /// A task that came and went: nothing is expected of it any more.
-    pub(crate) fn forget(&self, task: &str) {
-        self.lock().pulses.remove(task);
+    /// The pulse of a task that comes and goes.
+    pub(crate) fn passing_pulse(&self, task: String) -> PassingPulse {
+        PassingPulse { pulse: self.pulse(task.as_str()), task, health: self.clone() }
     }
 
     /// Tasks that no longer make progress.

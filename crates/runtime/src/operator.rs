@@ -17,12 +17,14 @@ use crate::{
     admin,
     clock::Clock,
     cluster::{Cluster, Common},
+    clusters::Clusters,
     controller::Controller,
     driver::{self, Driver},
     dynamic::{DynamicWatches, Trace},
     event::{Publisher, Recorder},
+    followers::WatchMetrics,
     health::{Health, Pulse},
-    hub::{Context, WatchMetrics},
+    hub::Context,
     kind::{Cache, Change, Kind},
     layer::{Layer, Layers},
     lease::{Elector, Leadership, LeaseConfig},
@@ -32,6 +34,7 @@ use crate::{
     selection::Selection,
     server_clock::ServerClock,
     slow::SlowRounds,
+    source::{AllSources, Peer, SourceConfig, Sources, Tallied},
     view::View,
     watch::ListMode,
     writer::Writer,
@@ -87,6 +90,10 @@ pub struct Operator {
     publisher: Publisher,
     /// The cluster that the operator runs for.
     cluster: Cluster,
+    /// What all clusters have in common.
+    common: Common,
+    clusters: Option<Clusters>,
+    all_sources: AllSources,
     caches: BTreeMap<&'static str, Caches>,
     jobs: Vec<(String, Job)>,
     drivers: Vec<(Driver, Layer)>,
@@ -125,6 +132,8 @@ impl Operator {
         let slow_rounds = SlowRounds::new(settings.request_timeout);
         let watches = WatchMetrics::default();
         metrics.collect(Box::new(watches.clone()));
+        let all_sources = AllSources::default();
+        metrics.collect(Box::new(all_sources.clone()));
         let common = Common {
             clock: clock.clone(),
             leadership: leadership.clone(),
@@ -135,6 +144,9 @@ impl Operator {
         Self {
             health: Health::new(clock.clone()),
             cluster: Cluster::new("", client.clone(), &common),
+            common,
+            clusters: None,
+            all_sources,
             caches: BTreeMap::new(),
             client,
             clock,
@@ -218,6 +230,40 @@ impl Operator {
         let job = move |pulse| run.run(writer, Arc::new(tell), pulse).boxed();
         self.jobs.push((format!("dynamic watches {}", self.jobs.len()), Box::new(job)));
         watches
+    }
+
+    /// Clusters beside the own one, for all layers.
+    pub fn clusters(&mut self) -> Clusters {
+        if let Some(clusters) = &self.clusters {
+            return clusters.clone();
+        }
+        let clusters = Clusters::new(self.common.clone());
+        let (run, mentioned) = (clusters.clone(), clusters.clone());
+        self.health.inform("clusters", move || mentioned.mention());
+        self.metrics.collect(Box::new(clusters.clone()));
+        let context = Context { health: self.health.clone(), metrics: self.metrics.clone() };
+        self.jobs.push(("clusters".to_owned(), Box::new(move |pulse| run.run(context, pulse).boxed())));
+        self.clusters = Some(clusters.clone());
+        clusters
+    }
+
+    /// Streams and pollers of peers outside Kubernetes, by peer. `notify` puts what has to look into queues; it is
+    /// called for every peer of which something is new, and must be quick.
+    pub fn sources<P: Peer, V: Send + Sync + 'static>(
+        &mut self,
+        name: &'static str,
+        config: SourceConfig,
+        notify: impl Fn(&P) + Send + Sync + 'static,
+    ) -> Sources<P, V> {
+        let sources = Sources::new(name, config, self.clock.clone(), notify);
+        let (run, tallied) = (sources.clone(), Arc::new(sources.clone()));
+        self.all_sources.add(tallied.clone());
+        self.health.inform(format!("source {name}"), move || {
+            let tally = tallied.tally();
+            (tally.unknown > 0).then(|| tally.to_string())
+        });
+        self.jobs.push((format!("source {name}"), Box::new(move |pulse| run.run(pulse).boxed())));
+        sources
     }
 
     /// Adds a part of a layer that lives as long as the process, leading or not. It is asked to stop when all rounds have

@@ -19,8 +19,9 @@ use tokio::{task::JoinHandle, time::sleep};
 use crate::{
     clock::Clock,
     cluster::{Cluster, Common},
+    followers::WatchMetrics,
     health::Health,
-    hub::{Context, WatchMetrics},
+    hub::Context,
     lease::Leadership,
     metrics::Metrics,
     watch::ListMode,

@@ -20,7 +20,7 @@ use crate::{
     clock::Clock,
     cluster::Cluster,
     error::{Brief, undecodable},
-    hub::Followers,
+    followers::Followers,
     lines::{LONGEST_LINE, Lines},
     metrics::Metrics,
     raw::{Bookmark, Line, Page, Raw},
@@ -165,11 +165,14 @@ pub(crate) struct Watcher {
     /// The version that the watch has reached; `None` before the first list, and when the history is gone.
     position: Option<String>,
     stream_refused_at: Option<Instant>,
+    /// The server may be another one than before.
+    is_interrupted: bool,
 }
 
 impl Watcher {
-    pub(crate) fn new(cluster: Cluster, followers: Arc<Followers>, metrics: Arc<Metrics>, clock: Clock) -> Self {
-        Self { cluster, followers, metrics, clock, position: None, stream_refused_at: None }
+    pub(crate) fn new(cluster: Cluster, followers: Arc<Followers>, metrics: Arc<Metrics>) -> Self {
+        let clock = followers.clock().clone();
+        Self { cluster, followers, metrics, clock, position: None, stream_refused_at: None, is_interrupted: false }
     }
 
     /// Watches for ever.
@@ -186,6 +189,7 @@ impl Watcher {
                 }
             };
             if let Err(error) = ended {
+                delays.slowest = self.followers.slowest();
                 let delay = delays.next().unwrap_or_default().max(error.retry_after());
                 self.interrupted(&error);
                 tokio::select! {
@@ -200,6 +204,7 @@ impl Watcher {
         if error.is_expired() {
             self.position = None;
         }
+        self.is_interrupted = true;
         self.cluster.count_interruption(&self.metrics, self.followers.resource);
         let (resource, cluster, why) = (self.followers.resource, self.cluster.name(), error.to_string());
         if self.followers.interrupted(&why) {
@@ -212,6 +217,7 @@ impl Watcher {
     /// Lists if there is nothing to go on from, and watches until the watch ends.
     async fn session(&mut self, delays: &mut Reconnect) -> Result<(), WatchError> {
         let client = self.cluster.client();
+        self.check_position(&client).await?;
         let lines = match self.position.clone() {
             None => self.list(&client).await?,
             Some(_) => None,
@@ -230,6 +236,28 @@ impl Watcher {
         }
         delays.reset();
         ended
+    }
+
+    /// A watch from a version that the server has not reached yet is answered with silence until it has. That is so
+    /// after etcd was restored from a backup, so after an interruption the server is asked how far it is.
+    async fn check_position(&mut self, client: &Client) -> Result<(), WatchError> {
+        if let Some(position) = self.position.as_ref().filter(|_| self.is_interrupted) {
+            let body = self.page(client, &ListParams { limit: Some(1), ..ListParams::default() }).await?;
+            let page = decode::<Page<'_>>("list", &body)?;
+            let version = |text: &str| text.parse::<u64>().map_err(|_| WatchError::NoVersion);
+            let (reached, wanted) = (version(&page.metadata.resource_version)?, version(position)?);
+            if reached < wanted {
+                tracing::warn!(
+                    resource = self.followers.resource,
+                    reached,
+                    wanted,
+                    "the server's versions went back; listing anew"
+                );
+                self.position = None;
+            }
+        }
+        self.is_interrupted = false;
+        Ok(())
     }
 
     /// Reads everything there is; a stream goes on as the watch.
