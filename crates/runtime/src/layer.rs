@@ -1,7 +1,10 @@
 //! What holds up one layer holds up no other: each begins when its own caches are full.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -60,18 +63,28 @@ impl Layer {
     }
 }
 
+/// Whether any layer has begun: then a definition that another one lacks is no reason to be not ready.
+pub(crate) type Begun = Arc<AtomicBool>;
+
 /// All layers of a process.
-pub(crate) struct Layers(Vec<Layer>);
+pub(crate) struct Layers {
+    layers: Vec<Layer>,
+    has_begun: Begun,
+}
 
 impl Layers {
-    pub fn new(layers: Vec<Layer>, health: &Health) -> Self {
+    pub fn new(mut layers: Vec<Layer>, has_begun: Begun, health: &Health) -> Self {
+        // The one that is there from the start, where others were named.
+        if layers.len() > 1 {
+            layers.retain(|layer| !layer.lock().is_empty());
+        }
         for layer in &layers {
             let shown = layer.clone();
             if !layer.name.is_empty() {
                 health.inform(format!("layer {}", layer.name), move || shown.waits_for());
             }
         }
-        Self(layers)
+        Self { layers, has_begun }
     }
 
     /// Lets each layer begin when its caches are full, and the elector campaign when every layer has begun or waits for
@@ -80,9 +93,10 @@ impl Layers {
     pub async fn begin(&self, may_lead: signal::Sender<bool>) -> (&'static str, &'static str) {
         loop {
             let mut waiting = 0;
-            for layer in &self.0 {
+            for layer in &self.layers {
                 if !*layer.filled.borrow() && layer.is_full() {
                     layer.filled.send_replace(true);
+                    self.has_begun.store(true, Ordering::Relaxed);
                     tracing::info!(layer = layer.name, "caches filled");
                 }
                 let undefined = layer.undefined().filter(|_| !*layer.filled.borrow());
@@ -92,11 +106,11 @@ impl Layers {
                     None => {}
                 }
             }
-            let begun = self.0.iter().filter(|layer| *layer.filled.borrow()).count();
-            if begun > 0 && begun + waiting == self.0.len() {
+            let begun = self.layers.iter().filter(|layer| *layer.filled.borrow()).count();
+            if begun > 0 && begun + waiting == self.layers.len() {
                 may_lead.send_replace(true);
             }
-            if begun == self.0.len() {
+            if begun == self.layers.len() {
                 return std::future::pending().await;
             }
             tokio::time::sleep(if waiting == 0 { LOOK } else { PATIENT_LOOK }).await;

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     future::Future,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -26,7 +26,7 @@ use crate::{
     health::{Health, Pulse},
     hub::Context,
     kind::{Cache, Change, Kind},
-    layer::{Layer, Layers},
+    layer::{Begun, Layer, Layers},
     lease::{Elector, Leadership, LeaseConfig},
     metrics::Metrics,
     part::{Part, Parts},
@@ -100,6 +100,7 @@ pub struct Operator {
     slow_rounds: SlowRounds,
     parts: Vec<Part>,
     layers: Vec<Layer>,
+    has_begun: Begun,
     stop: CancellationToken,
 }
 
@@ -162,6 +163,7 @@ impl Operator {
             slow_rounds,
             parts: Vec::new(),
             layers: vec![Layer::new("", false)],
+            has_begun: Begun::default(),
             stop,
         }
     }
@@ -212,9 +214,13 @@ impl Operator {
         let caches = self.caches.entry(kind.resource).or_default().clone();
         caches.lock().unwrap_or_else(PoisonError::into_inner).push(kind.clone());
         let (name, checked) = (format!("cache {}", kind.resource), caches.clone());
-        // A missing definition holds up its layer, which says so; the process serves the others.
-        let is_ready = |cache: &Arc<dyn Cache>| if cache.is_undefined() { Ok(()) } else { cache.readiness() };
-        self.health.require(name.as_str(), move || lock(&checked).iter().try_for_each(is_ready));
+        // A missing definition holds up its layer, which says so; the process serves the others, once there is one.
+        let has_begun = self.has_begun.clone();
+        let is_ready = move |cache: &Arc<dyn Cache>| {
+            let is_others = cache.is_undefined() && has_begun.load(Ordering::Relaxed);
+            if is_others { Ok(()) } else { cache.readiness() }
+        };
+        self.health.require(name.as_str(), move || lock(&checked).iter().try_for_each(&is_ready));
         self.health.inform(name, move || lock(&caches).iter().find_map(|cache| cache.mention()));
         self.current_layer().add(kind.resource, kind.clone());
     }
@@ -321,6 +327,7 @@ impl Operator {
             slow_rounds,
             parts,
             layers,
+            has_begun,
             stop,
             metrics,
             events,
@@ -344,7 +351,7 @@ impl Operator {
         }
         tasks.spawn("slow rounds", slow_rounds.watch());
         tasks.spawn("leadership", announce(leadership, metrics));
-        let layers = Layers::new(layers, &health);
+        let layers = Layers::new(layers, has_begun, &health);
         let beginning = layers.begin(may_lead);
         let mut parts = Parts::start(parts, &health);
         let mut draining = JoinSet::new();
