@@ -17,11 +17,14 @@ const LOOK: Duration = Duration::from_millis(20);
 /// While a definition is missing: it comes with an installation that a person starts.
 const PATIENT_LOOK: Duration = Duration::from_secs(1);
 
+/// Each with the name of its resource.
+type Caches = Vec<(&'static str, Arc<dyn Cache>)>;
+
 /// One layer while the operator is put together and runs.
 #[derive(Clone)]
 pub(crate) struct Layer {
     pub name: &'static str,
-    caches: Arc<Mutex<Vec<(&'static str, Arc<dyn Cache>)>>>,
+    caches: Arc<Mutex<Caches>>,
     filled: signal::Sender<bool>,
     /// Without its definitions the process ends instead of waiting.
     pub demands_definitions: bool,
@@ -58,7 +61,7 @@ impl Layer {
         ))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(&'static str, Arc<dyn Cache>)>> {
+    fn lock(&self) -> MutexGuard<'_, Caches> {
         self.caches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

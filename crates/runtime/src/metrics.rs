@@ -262,7 +262,9 @@ impl Metrics {
 
 /// The queues of all controllers. One collector for all: a metric has one HELP and one TYPE, whatever its labels.
 #[derive(Clone, Debug, Default)]
-struct Queues(Arc<Mutex<Vec<(Named, Arc<Queue>)>>>);
+struct Queues(Arc<Mutex<Vec<NamedQueue>>>);
+
+type NamedQueue = (Named, Arc<Queue>);
 
 impl Queues {
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Named, Arc<Queue>)>> {

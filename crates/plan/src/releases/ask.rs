@@ -212,10 +212,11 @@ impl<'a> Asking<'a> {
 
     /// The fact, and a want for it.
     fn want(&mut self, ask: Ask, max_age: Duration) -> Option<&'a Fact<Answer>> {
+        let known = self.facts.get(&ask);
         if !self.wants.iter().any(|want| want.ask == ask) {
-            self.wants.push(Want { ask: ask.clone(), max_age });
+            self.wants.push(Want { ask, max_age });
         }
-        self.facts.get(&ask)
+        known
     }
 
     /// Helm's revisions. The cache may lag behind what helm has just written, so after an operation, and where the

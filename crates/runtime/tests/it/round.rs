@@ -284,12 +284,10 @@ async fn a_fact_is_fetched_once_for_all_that_want_it() -> Result<()> {
 async fn a_step_does_not_rest_on_what_an_earlier_one_spoiled() -> Result<()> {
     let decide = |inputs: &Inputs<u32, Ask, u32>| {
         let mut plan = Plan::default();
-        match plan.want(&inputs.facts, "members", Duration::from_mins(5)).and_then(|fact| fact.known().ok()) {
-            Some(1) => {
-                plan.push_step(Step::new("remove").rests_on("members", Duration::from_secs(60)).spoils(["members"]));
-                plan.push_step(Step::new("remove-another").rests_on("members", Duration::from_secs(60)));
-            }
-            _ => {}
+        let members = plan.want(&inputs.facts, "members", Duration::from_mins(5));
+        if members.and_then(|fact| fact.known().ok()) == Some(&1) {
+            plan.push_step(Step::new("remove").rests_on("members", Duration::from_mins(1)).spoils(["members"]));
+            plan.push_step(Step::new("remove-another").rests_on("members", Duration::from_mins(1)));
         }
         plan
     };

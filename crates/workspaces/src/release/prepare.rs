@@ -178,7 +178,7 @@ impl Preparation {
         let first = (desired.crds == CrdPolicy::CreateReplace).then(|| {
             let (client, timeout, chart) = (credentials.client.clone(), self.writer.timeout, chart.clone());
             let fence = Fence::of_lead(self.leadership.clone(), operation.timeout);
-            async move { replace_crds(&Acting { client, fence: &fence, timeout }, &chart).await.map_err(unapplied) }
+            async move { replace_crds(&Acting { client, fence: &fence, timeout }, &chart).await.map_err(|error| unapplied(&error)) }
                 .boxed()
         });
         let deploy = Deploy {
@@ -203,12 +203,12 @@ fn unread(error: Error) -> Unread {
     match error {
         Error::Outdated => Unread::Outdated("its chart or values changed while it waited".to_owned()),
         Error::Refused(why) => Unread::Outdated(why.message),
-        other => Unread::Failed(unapplied(other)),
+        other => Unread::Failed(unapplied(&other)),
     }
 }
 
-fn unapplied(error: Error) -> Failure {
-    let class = match (error.status().map(|status| status.code), &error) {
+fn unapplied(error: &Error) -> Failure {
+    let class = match (error.status().map(|status| status.code), error) {
         (Some(403), _) => Class::Forbidden,
         (Some(400 | 422), _) | (_, Error::Refused(_)) => Class::Other,
         (_, Error::Outdated | Error::LeadLost) => Class::Cancelled,
