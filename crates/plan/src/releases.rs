@@ -14,7 +14,7 @@ mod replicas;
 mod report;
 mod state;
 
-pub use action::{Action, Operation, Outcome};
+pub use action::{Action, Former, Operation, Outcome};
 pub use decide::plan;
 pub use dependency::cycle;
 pub use desired::{Attempt, Desired, LEAST_MEMORY, Policy, config_digest, reference_digest, removable, validate};

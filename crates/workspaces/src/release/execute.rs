@@ -12,7 +12,7 @@ use kube::{
 };
 use plan::{
     Plan, Why,
-    releases::{Action, Drift, Known, Operation, Outcome, last_good, validate},
+    releases::{Action, Drift, Former, Known, Operation, Outcome, last_good, validate},
 };
 use runtime::{Error, Executed, Key};
 use serde_json::json;
@@ -131,6 +131,7 @@ impl ReleaseLayer {
             },
             label: operation.label().into(),
             timeout: operation.timeout,
+            time: (operation.former == Former::Uninstall).then(|| operation.timeout.saturating_mul(2)),
             memory: desired.memory,
             contents: self.preparation.reading(key, operation),
         };

@@ -16,7 +16,7 @@ use kube::{
 };
 use plan::releases::{
     self, Chart, Dependency, Desired, Drift, Ended, FailureClass, Identity, Job, Known, Replicas, Stored, StoredStatus,
-    Values, reference_digest, validate,
+    Values, last_good, reference_digest, validate,
 };
 use runtime::{Error, Key, Metadata, Subject};
 
@@ -113,9 +113,12 @@ impl ReleaseLayer {
     async fn storage(&self, object: &HelmRelease, release: &Key, job: &Job) -> Known<Vec<Stored>> {
         let cached = self.cached_revisions(release);
         let newest = cached.last();
-        let known =
-            object.status.as_ref().and_then(|status| status.history.first()).map_or(0, |newest| newest.revision);
-        let is_behind = newest.map_or(0, |newest| newest.revision) < known;
+        // By its uid: numbers begin anew with an install that uninstalls a failed one first.
+        let known = object.status.as_ref().and_then(|status| status.history.first());
+        let is_behind = known.is_some_and(|known| {
+            let is_it = |stored: &Stored| Some(&stored.uid) == known.secret_uid.as_ref();
+            newest.map_or(0, |newest| newest.revision) < known.revision || !cached.iter().any(is_it)
+        });
         let is_unfinished =
             newest.is_some_and(|newest| newest.status.is_pending() || newest.status == StoredStatus::Uninstalling);
         let is_leaving = object.metadata.deletion_timestamp.is_some() && matches!(job, Job::Idle);
@@ -318,7 +321,8 @@ impl ReleaseLayer {
     }
 
     /// Read when a revision was made, by us or by a former operator that did not live to see it, and when it is to go;
-    /// and only for services of a Workspace, whose data is protected.
+    /// and only for services of a Workspace, whose data is protected, and for an install that did not succeed and so may
+    /// be done again.
     async fn holds_data(
         &self,
         object: &HelmRelease,
@@ -326,9 +330,12 @@ impl ReleaseLayer {
         surroundings: &releases::Observed,
     ) -> Result<Option<bool>, Error> {
         let is_service = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(LABEL_WORKSPACE));
-        let is_open = is_service && !surroundings.is_at_work();
-        let (Known::Yes(stored), true) = (&surroundings.storage, is_open) else { return Ok(None) };
+        let Known::Yes(stored) = &surroundings.storage else { return Ok(None) };
         let Some(newest) = stored.last() else { return Ok(None) };
+        let is_undone = last_good(stored).is_none() && newest.status != StoredStatus::Uninstalled;
+        if surroundings.is_at_work() || !(is_service || is_undone) {
+            return Ok(None);
+        }
         let known = object.status.as_ref().filter(|status| status.holds_data.is_some());
         let is_known = known
             .and_then(|status| status.history.first())

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use plan::Plan;
 use plan::releases::{
-    Action, Chart, Drift, Ended, Failure, FailureClass, Identity, Job, Known, Observed, Operation, Outcome, Policy,
-    Replicas, Round, Stored, StoredStatus, Values, plan, status,
+    Action, Chart, Drift, Ended, Failure, FailureClass, Former, Identity, Job, Known, Observed, Operation, Outcome,
+    Policy, Replicas, Round, Stored, StoredStatus, Values, plan, status,
 };
 use serde_json::{Value, json};
 
@@ -128,6 +128,9 @@ impl World {
     pub fn helm(&mut self, operation: Operation) {
         let failure = (!self.failures.is_empty()).then(|| self.failures.remove(0));
         let at = self.now;
+        if operation.former == Former::Uninstall {
+            self.storage().clear();
+        }
         let next = self.storage().last().map_or(1, |newest| newest.revision + 1);
         if let Some(cut) = self.cut.take_if(|cut| cut.kind == operation.kind) {
             if cut.left == Some(StoredStatus::Deployed) {
@@ -143,9 +146,13 @@ impl World {
         match operation.kind {
             OperationKind::Install | OperationKind::Upgrade | OperationKind::Rollback => {
                 if failure.is_none() {
-                    self.storage().iter_mut().for_each(|s| s.status = StoredStatus::Superseded);
+                    // As Helm does it, what failed stays so.
+                    let others = self.storage().iter_mut().filter(|stored| stored.status != StoredStatus::Failed);
+                    others.for_each(|stored| stored.status = StoredStatus::Superseded);
                 }
-                self.storage().push(stored(next, ended, at));
+                // Numbers may begin anew, but each record is another object.
+                let uid = format!("uid-{next}-{}", self.operations.len());
+                self.storage().push(Stored { uid, ..stored(next, ended, at) });
             }
             OperationKind::Uninstall if failure.is_some() => {}
             OperationKind::Uninstall => self.storage().clear(),
