@@ -16,7 +16,7 @@ mod report;
 mod state;
 mod values;
 
-pub use action::{Action, Operation};
+pub use action::{Action, Former, Operation};
 pub use ask::{Answer, Ask, Note, ObjectRef, Resolved, has_ended, is_ready, plan};
 pub use decide::{MEMORY, decide};
 pub use dependency::cycle;

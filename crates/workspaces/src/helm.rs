@@ -13,6 +13,6 @@ pub use charts::{Chart, ChartRef, Charts, ChartsConfig, Credentials, Found, arch
 pub use command::{Deploy, Operation, OperationKind, Pull, REGISTRY, REPOSITORIES};
 pub use output::{Class, Failure, redact, secrets_in};
 pub use runner::{
-    Config, Contents, Finished, Reading, Refused, Request, Runner, Snapshot, State, Unread, largest_memory,
+    Config, Contents, Finished, First, Reading, Refused, Request, Runner, Snapshot, State, Unread, largest_memory,
 };
 pub use runtime::child::{Guard, Private};

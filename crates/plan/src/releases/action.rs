@@ -22,6 +22,18 @@ pub struct Operation {
     pub to_digest: Option<String>,
     pub timeout: Duration,
     pub wait: bool,
+    pub former: Former,
+}
+
+/// What an install does about a failed one of before. Either way it is an install again, with its hooks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Former {
+    /// There is none.
+    Absent,
+    /// Uninstall it, so that nothing of it is left.
+    Uninstall,
+    /// Take its objects over: some of them hold data.
+    Adopt,
 }
 
 /// As far as status keeps it: how long it may take does not matter once it began.
@@ -36,6 +48,7 @@ impl From<&ReleaseOperation> for Operation {
             to_digest: begun.to_digest.clone(),
             timeout: Duration::ZERO,
             wait: false,
+            former: Former::Absent,
         }
     }
 }

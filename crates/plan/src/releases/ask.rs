@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::decide::decide;
 use super::{
     Action, Chart, Desired, Difference, Drift, Failure, Identity, Job, Known, Observed, Policy, Replicas, Stored,
-    StoredStatus, Surroundings, Values, reference_digest, validate, values,
+    StoredStatus, Surroundings, Values, last_good, reference_digest, validate, values,
 };
 use crate::fact::{Fact, Facts, Want};
 use crate::round::{Inputs, Plan};
@@ -225,8 +225,12 @@ impl<'a> Asking<'a> {
         let cached = &self.observed.revisions;
         let newest = cached.last();
         let status = self.object.status.as_ref();
-        let known = status.and_then(|status| status.history.first()).map_or(0, |newest| newest.revision);
-        let is_behind = newest.map_or(0, |newest| newest.revision) < known;
+        // By its uid: numbers begin anew with an install that uninstalls a failed one first.
+        let known = status.and_then(|status| status.history.first());
+        let is_behind = known.is_some_and(|known| {
+            let is_it = |stored: &Stored| Some(&stored.uid) == known.secret_uid.as_ref();
+            newest.map_or(0, |newest| newest.revision) < known.revision || !cached.iter().any(is_it)
+        });
         let is_unfinished =
             newest.is_some_and(|newest| newest.status.is_pending() || newest.status == StoredStatus::Uninstalling);
         let is_idle = self.observed.job == Job::Idle;
@@ -389,11 +393,16 @@ impl<'a> Asking<'a> {
     }
 
     /// Asked when a revision was made, by us or by a former operator that did not live to see it, and when it is to go;
-    /// and only for services of a Workspace, whose data is protected.
+    /// and only for services of a Workspace, whose data is protected, and for an install that did not succeed and so may
+    /// be done again.
     fn holds_data(&mut self, surroundings: &Surroundings) -> Option<bool> {
         let is_service =
             self.object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(LABEL_WORKSPACE));
-        let newest = surroundings.newest().filter(|_| is_service && !surroundings.is_at_work())?;
+        let newest = surroundings.newest().filter(|_| !surroundings.is_at_work())?;
+        let is_undone = last_good(surroundings.stored()?).is_none() && newest.status != StoredStatus::Uninstalled;
+        if !is_service && !is_undone {
+            return None;
+        }
         let known = self.object.status.as_ref().filter(|status| status.holds_data.is_some());
         let shown = known.and_then(|status| status.history.first());
         let is_known = shown.is_some_and(|shown| shown.secret_uid.as_ref() == Some(&newest.uid));

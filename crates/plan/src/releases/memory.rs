@@ -119,7 +119,7 @@ fn end(
     status.last_attempted_at = Some(now);
     let operation = &ended.operation;
     let left_lock = observed.newest().is_some_and(|newest| {
-        newest.status.is_pending() && newest.revision > operation.revision && !ended.is_in_progress()
+        newest.status.is_pending() && is_made_by(operation, newest, former) && !ended.is_in_progress()
     });
     // What tells that a lock is ours stays until it is gone.
     if !left_lock {
@@ -158,17 +158,27 @@ fn end(
             fail(status, kind, failure);
         }
     }
-    note_failed(status, operation);
+    note_failed(status, operation, observed, former);
+}
+
+/// Whether a revision was made since an operation began. Numbers begin anew where the release was uninstalled meanwhile,
+/// by hand or by the operation itself.
+fn is_made_by(operation: &Operation, newest: &Stored, former: &[ReleaseRevision]) -> bool {
+    newest.revision > operation.revision || !former.iter().any(|known| is_of(known, newest))
 }
 
 /// A failed revision is ours as well.
-fn note_failed(status: &mut HelmReleaseStatus, operation: &Operation) {
+fn note_failed(
+    status: &mut HelmReleaseStatus,
+    operation: &Operation,
+    observed: &Surroundings,
+    former: &[ReleaseRevision],
+) {
     let is_deployment = matches!(operation.kind, OperationKind::Install | OperationKind::Upgrade);
-    if let Some(newest) = status.history.first_mut()
-        && is_deployment
-        && newest.revision > operation.revision
-        && newest.status == StoredStatus::Failed.as_str()
-    {
+    let is_ours = observed.newest().is_some_and(|newest| {
+        is_deployment && newest.status == StoredStatus::Failed && is_made_by(operation, newest, former)
+    });
+    if let Some(newest) = status.history.first_mut().filter(|_| is_ours) {
         newest.digest = Some(operation.digest.clone());
         newest.chart_version.clone_from(&operation.chart_version);
     }
@@ -248,11 +258,8 @@ fn take_over(
     former: &[ReleaseRevision],
 ) -> bool {
     let newest = observed.newest();
-    // Numbers begin anew where the release was uninstalled by hand meanwhile.
-    let is_new = newest.is_some_and(|newest| {
-        newest.status == StoredStatus::Deployed
-            && (newest.revision > operation.revision || !former.iter().any(|known| is_of(known, newest)))
-    });
+    let is_new =
+        newest.is_some_and(|newest| newest.status == StoredStatus::Deployed && is_made_by(operation, newest, former));
     let is_gone = observed.stored().is_some() && newest.is_none_or(|newest| newest.status == StoredStatus::Uninstalled);
     match operation.kind {
         OperationKind::Install | OperationKind::Upgrade if is_new => {

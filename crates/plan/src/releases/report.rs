@@ -344,6 +344,13 @@ impl<'a> Facts<'a> {
         }
     }
 
+    /// Whether everything before this revision failed, so that it was an install.
+    fn is_install(&self, revision: u32) -> bool {
+        let mut before = self.status.history.iter().skip(1);
+        u32::try_from(before.len() + 1) == Ok(revision)
+            && before.all(|shown| shown.status == StoredStatus::Failed.as_str())
+    }
+
     fn output(&self) -> String {
         self.status.last_output.clone().unwrap_or_else(|| "helm failed".to_owned())
     }
@@ -355,7 +362,7 @@ impl<'a> Facts<'a> {
         {
             let reason = match &self.status.remedy {
                 Some(remedy) if remedy.succeeded && remedy.kind == OperationKind::Rollback => Reason::RollbackSucceeded,
-                _ if newest.revision == 1 => Reason::InstallSucceeded,
+                _ if self.is_install(newest.revision) => Reason::InstallSucceeded,
                 _ => Reason::UpgradeSucceeded,
             };
             let version = newest.chart_version.as_deref().unwrap_or("unknown");

@@ -10,8 +10,8 @@ use api::workspace::{
     FINALIZER, FORCE_ANNOTATION, OperationKind, RECONCILE_ANNOTATION, ROLLBACK_ANNOTATION, ReleaseOperation, TestResult,
 };
 use plan::releases::{
-    Action, Ask, Chart, Dependency, Difference, Drift, Failure, FailureClass, Identity, Job, Known, Policy, Replicas,
-    Round, StoredStatus, Surroundings, Values, cycle, status,
+    Action, Ask, Chart, Dependency, Difference, Drift, Failure, FailureClass, Former, Identity, Job, Known, Policy,
+    Replicas, Round, StoredStatus, Surroundings, Values, cycle, status,
 };
 use plan::round::Progress;
 use serde_json::{Value, json};
@@ -111,6 +111,63 @@ fn a_force_annotation_tries_again_once() {
     assert_eq!(world.kinds(), [Install, Install]);
     world.settle();
     assert_eq!(world.kinds(), [Install, Install]);
+}
+
+#[test]
+fn w31_what_follows_a_failed_install_is_an_install_again_and_removes_no_data() {
+    for (holds_data, former, revision) in
+        [(Some(false), Former::Uninstall, 1), (Some(true), Former::Adopt, 3), (None, Former::Adopt, 3)]
+    {
+        let mut world = World::new(json!({ "install": { "retries": 1 } }));
+        world.observed.holds_data = holds_data;
+        world.failures = vec![FailureClass::Other; 2];
+        world.settle();
+        assert_eq!(world.kinds(), [Install, Install]);
+        let status = world.object.status.clone().unwrap();
+        assert_eq!(status.failures, 2);
+        assert_eq!(status.history[0].digest, status.last_attempted_digest, "{former:?}");
+        // What was found out of this revision need not be found out again.
+        world.observed.holds_data = None;
+        world.change("v2");
+        world.settle();
+        let made: Vec<_> = world.operations.iter().map(|operation| (operation.kind, operation.former)).collect();
+        assert_eq!(made, [(Install, Former::Absent), (Install, former), (Install, former)]);
+        let status = world.object.status.as_ref().unwrap();
+        assert_eq!((status.history[0].revision, status.history[0].status.as_str()), (revision, "deployed"));
+        assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::InstallSucceeded));
+        assert_eq!(world.plan(), Plan::default());
+        world.change("v3");
+        world.settle();
+        assert_eq!((world.kinds().last(), world.operations[3].former), (Some(&Upgrade), Former::Absent));
+        assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::UpgradeSucceeded));
+    }
+}
+
+#[test]
+fn w27_an_install_cut_off_where_numbers_begin_anew_counts_for_what_it_did() {
+    for left in [StoredStatus::PendingInstall, StoredStatus::Failed, StoredStatus::Deployed] {
+        for with_operator in [true, false] {
+            let mut world = World::new(json!({}));
+            world.observed.holds_data = Some(false);
+            world.failures = vec![FailureClass::Other];
+            world.settle();
+            world.change("v2");
+            world.cut = Some(Cut { kind: Install, left: Some(left), with_operator });
+            while world.cut.is_some() {
+                let _ = world.round();
+            }
+            // It uninstalled the failed one first, so its record has the same number and another uid.
+            let newest = world.storage().last_mut().unwrap();
+            (newest.revision, newest.uid) = (1, "uid-anew".to_owned());
+            world.now += Duration::from_mins(1);
+            world.settle();
+            world.now += Duration::from_mins(1);
+            world.settle();
+            assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True, "{left:?} {with_operator}");
+            let expected: &[_] = if left == StoredStatus::Deployed { &[Install] } else { &[Install, Install] };
+            assert_eq!(world.kinds(), expected, "{left:?} {with_operator}");
+        }
+    }
 }
 
 #[test]
@@ -392,7 +449,7 @@ fn a_range_is_looked_up_again_although_what_it_led_to_failed() {
     assert_eq!(world.rest().next_look, Some(Duration::from_mins(1)));
     world.observed.chart = Chart::Resolved { version: "1.0.1".into(), digest: None, is_checked: true };
     world.settle();
-    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::UpgradeSucceeded));
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::InstallSucceeded));
 }
 
 #[test]

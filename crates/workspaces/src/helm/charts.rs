@@ -393,6 +393,7 @@ impl Inner {
             operation: OperationKind::Pull,
             label: wanted.version().into(),
             timeout: PULL_TIMEOUT,
+            time: None,
             memory: self.config.memory,
             contents: Box::new(move || {
                 // In helm's own working directory.

@@ -3,8 +3,8 @@
 //! Nothing secret is ever an argument: values, kubeconfig and credentials are files of the operation's own directory,
 //! which is also helm's working directory.
 //!
-//! What helm 4.3.1 does on SIGTERM was tried: `upgrade --install` stores its revision as `failed` and ends (both as
-//! install and as upgrade); `rollback` has no handler and leaves `pending-rollback`; `uninstall` has none either and
+//! What helm 4.3.1 does on SIGTERM was tried: `install` and `upgrade --install` store their revision as `failed` and end;
+//! `rollback` has no handler and leaves `pending-rollback`; `uninstall` has none either and
 //! leaves `uninstalling`, which a second uninstall finishes; `test` and `pull` leave nothing in the release.
 
 use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
@@ -22,8 +22,10 @@ pub(super) const CA: &str = "ca.pem";
 /// One helm operation.
 #[derive(Clone, Debug)]
 pub enum Operation {
-    /// Both this and [`Self::Upgrade`] are `helm upgrade --install`, so that either is safe to repeat.
+    /// `helm install --replace`: an install with its hooks and `.Release.IsInstall`, also over an install that failed or a
+    /// history that was kept. helm refuses it where there is anything else.
     Install(Deploy),
+    /// `helm upgrade --install`, so that it is safe where the release was uninstalled by hand meanwhile.
     Upgrade(Deploy),
     Rollback {
         revision: u32,
@@ -135,16 +137,18 @@ impl Operation {
     pub(super) fn arguments(&self, key: &Key, timeout: Duration, values: usize) -> Vec<OsString> {
         let mut line = Arguments::default();
         match self {
-            Self::Install(deploy) | Self::Upgrade(deploy) => {
+            Self::Install(deploy) => {
+                line.words(["install", &key.name]);
+                line.0.push(deploy.chart.path.clone().into());
+                line.words(["--replace"]);
+                line.deploy(deploy, values);
+            }
+            Self::Upgrade(deploy) => {
                 line.words(["upgrade", &key.name]);
                 line.0.push(deploy.chart.path.clone().into());
-                // Without values helm would take those of the last revision. Notes may quote values.
-                line.words(["--install", "--reset-values", "--hide-notes"]);
-                line.words(["--history-max", &deploy.history_max.to_string()]);
-                (0..values).for_each(|index| line.words(["--values", &values_file(index)]));
-                line.flag(deploy.skip_crds, "--skip-crds");
-                line.take_back(deploy.force_conflicts);
-                line.flag(deploy.wait, "--wait=watcher");
+                // Without values helm would take those of the last revision.
+                line.words(["--install", "--reset-values", "--history-max", &deploy.history_max.to_string()]);
+                line.deploy(deploy, values);
             }
             Self::Rollback { revision, wait, history_max, force_conflicts } => {
                 line.words(["rollback", &key.name, &revision.to_string()]);
@@ -171,6 +175,18 @@ struct Arguments(Vec<OsString>);
 impl Arguments {
     fn words<const N: usize>(&mut self, words: [&str; N]) {
         self.0.extend(words.map(OsString::from));
+    }
+
+    /// What installs and upgrades have in common.
+    fn deploy(&mut self, deploy: &Deploy, values: usize) {
+        // Notes may quote values.
+        self.words(["--hide-notes"]);
+        for index in 0..values {
+            self.words(["--values", &values_file(index)]);
+        }
+        self.flag(deploy.skip_crds, "--skip-crds");
+        self.take_back(deploy.force_conflicts);
+        self.flag(deploy.wait, "--wait=watcher");
     }
 
     /// Conflicts are the server's to tell of, and helm leaves the apply to itself where the last revision did: those
@@ -251,14 +267,14 @@ mod tests {
         check(
             &Operation::Install(deploy(true)),
             2,
-            "upgrade web /cache/a.tgz --install --reset-values --hide-notes --history-max 5 --values values-0.yaml \
-             --values values-1.yaml --wait=watcher --namespace team-a --timeout 300s",
+            "install web /cache/a.tgz --replace --hide-notes --values values-0.yaml --values values-1.yaml --wait=watcher \
+             --namespace team-a --timeout 300s",
         );
         let quick = Deploy { skip_crds: true, force_conflicts: true, ..deploy(false) };
         check(
             &Operation::Upgrade(quick),
             0,
-            "upgrade web /cache/a.tgz --install --reset-values --hide-notes --history-max 5 --skip-crds \
+            "upgrade web /cache/a.tgz --install --reset-values --history-max 5 --hide-notes --skip-crds \
              --force-conflicts --server-side=true --namespace team-a --timeout 300s",
         );
         check(

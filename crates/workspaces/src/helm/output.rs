@@ -118,7 +118,9 @@ const OF_A_PULL: [(&str, Class); 16] = [
 ];
 /// helm's words when it works on a release. A wait in vain quotes what its objects say, which may be of any kind, so
 /// that stands before what else could be read out of it.
-const OF_A_RELEASE: [(&str, Class); 9] = [
+const OF_A_RELEASE: [(&str, Class); 10] = [
+    // An install, where another process has made the release meanwhile: what is there is to be looked at again.
+    ("cannot reuse a name that is still in use", Class::Locked),
     ("another operation (install/upgrade/rollback) is in progress", Class::Locked),
     ("release: not found", Class::ReleaseNotFound),
     ("kubernetes cluster unreachable", Class::Unreachable),
@@ -246,6 +248,10 @@ mod tests {
         release("pods \"web\" is forbidden: exceeded quota: compute", Class::Other);
         release("kubernetes cluster unreachable: Get \"https://h/version\": connection refused", Class::Unreachable);
         release("UPGRADE FAILED: resource Deployment/exp/t not ready.\ncontext deadline exceeded", Class::Timeout);
+        release(
+            "INSTALLATION FAILED: release name check failed: cannot reuse a name that is still in use",
+            Class::Locked,
+        );
         release("release: not found", Class::ReleaseNotFound);
         release("uninstall: Release not loaded: nope: release: not found", Class::ReleaseNotFound);
         release("create: failed to create: namespaces \"nowhere\" not found", Class::Other);

@@ -88,6 +88,8 @@ pub struct Request {
     pub label: Arc<str>,
     /// helm's own limit for each wait.
     pub timeout: Duration,
+    /// For all of it, where that is more than one operation of helm.
+    pub time: Option<Duration>,
     /// Bytes, instead of the configured.
     pub memory: Option<u64>,
     pub contents: Reading,
@@ -101,6 +103,9 @@ impl fmt::Debug for Request {
 
 /// Reads what helm is to get.
 pub type Reading = Box<dyn FnOnce() -> BoxFuture<'static, Result<Contents, Unread>> + Send>;
+
+/// Work that must be done before helm begins.
+pub type First = Box<dyn FnOnce() -> BoxFuture<'static, Result<(), Failure>> + Send + Sync>;
 
 /// Why there is nothing that helm could be given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,7 +128,9 @@ pub struct Contents {
     /// YAML documents; whatever they hold is cut out as well.
     pub secret_values: Vec<Private>,
     /// What must be done before helm begins.
-    pub first: Option<BoxFuture<'static, Result<(), Failure>>>,
+    pub first: Option<First>,
+    /// What helm must have done before.
+    pub before: Option<Operation>,
 }
 
 impl Contents {
@@ -136,6 +143,7 @@ impl Contents {
             secrets: Vec::new(),
             secret_values: Vec::new(),
             first: None,
+            before: None,
         }
     }
 }
@@ -265,7 +273,7 @@ impl Runner {
 
     fn job(&self, request: Request) -> Result<Job<Task>, Refused> {
         let helm = self.0.executor();
-        let Request { key, namespaces, operation, label, timeout, memory, contents } = request;
+        let Request { key, namespaces, operation, label, timeout, time, memory, contents } = request;
         let memory = memory.unwrap_or(helm.operation_memory);
         if memory < LEAST_MEMORY {
             return Err(Refused::TooSmall { asked: memory, least: LEAST_MEMORY });
@@ -275,7 +283,7 @@ impl Runner {
             kind: operation.as_str(),
             label,
             draws: vec![Draw::new(MEMORY, memory)],
-            time: timeout.saturating_add(helm.overtime),
+            time: time.unwrap_or(timeout).saturating_add(helm.overtime),
             task: Task { key: key.clone(), timeout, memory, contents },
             key,
         })
@@ -426,7 +434,7 @@ impl Executor for Helm {
     async fn execute(&self, mut prepared: Prepared, mut stops: Stops) -> Output {
         if let Some(first) = prepared.contents.first.take() {
             let done = tokio::select! {
-                done = first => done,
+                done = first() => done,
                 _ = stops.asked() => Err(Failure::new(Class::Cancelled, "ended before helm began")),
             };
             if let Err(Failure { class, message }) = done {
@@ -434,21 +442,17 @@ impl Executor for Helm {
                 return Output::failed(Failure { class, message });
             }
         }
-        let ran = match self.files(&prepared.contents) {
-            Ok(directory) => child::run(self.child(&prepared, &directory), stops).await,
-            Err(error) => Err(error),
-        };
-        let (report, stopped) = match ran {
-            Ok(ran) => ran,
-            Err(error) => {
-                return Output::failed(Failure::new(Class::Killed, format_args!("cannot start helm: {error}")));
+        let mut peak_bytes = 0;
+        if let Some(before) = prepared.contents.before.take() {
+            let output = self.run(&prepared, &before, stops.clone()).await;
+            if output.result.is_err() {
+                return output;
             }
-        };
-        let Report { exit, signal, ref stderr, .. } = report;
-        let ending = Ending { operation: prepared.contents.operation.kind(), exit, signal, stderr, stopped };
-        let secrets = secrets(&prepared.contents);
-        let result = output::judge(ending, &secrets);
-        Output { result, exit, stdout: output::redact(&report.stdout, &secrets), peak_bytes: report.peak_bytes }
+            peak_bytes = output.peak_bytes;
+        }
+        let operation = prepared.contents.operation.clone();
+        let output = self.run(&prepared, &operation, stops).await;
+        Output { peak_bytes: output.peak_bytes.max(peak_bytes), ..output }
     }
 
     fn result(ended: &Ended<Output>) -> &'static str {
@@ -462,6 +466,25 @@ fn secrets(contents: &Contents) -> Vec<Private> {
 }
 
 impl Helm {
+    /// One helm process.
+    async fn run(&self, prepared: &Prepared, operation: &Operation, stops: Stops) -> Output {
+        let ran = match self.files(&prepared.contents) {
+            Ok(directory) => child::run(self.child(prepared, operation, &directory), stops).await,
+            Err(error) => Err(error),
+        };
+        let (report, stopped) = match ran {
+            Ok(ran) => ran,
+            Err(error) => {
+                return Output::failed(Failure::new(Class::Killed, format_args!("cannot start helm: {error}")));
+            }
+        };
+        let Report { exit, signal, ref stderr, .. } = report;
+        let ending = Ending { operation: operation.kind(), exit, signal, stderr, stopped };
+        let secrets = secrets(&prepared.contents);
+        let result = output::judge(ending, &secrets);
+        Output { result, exit, stdout: output::redact(&report.stdout, &secrets), peak_bytes: report.peak_bytes }
+    }
+
     fn files(&self, contents: &Contents) -> io::Result<OperationDirectory> {
         let directory = self.private.operation()?;
         for (index, values) in contents.values.iter().enumerate() {
@@ -476,18 +499,23 @@ impl Helm {
         Ok(directory)
     }
 
-    fn child<'a>(&'a self, prepared: &Prepared, directory: &'a OperationDirectory) -> child::Task<'a> {
+    fn child<'a>(
+        &'a self,
+        prepared: &Prepared,
+        operation: &Operation,
+        directory: &'a OperationDirectory,
+    ) -> child::Task<'a> {
         let Prepared { key, timeout, memory, contents } = prepared;
         let mut environment = command::environment(directory.path(), &self.cache, *memory);
         environment.extend(self.environment.iter().cloned());
         child::Task {
             guard: &self.guard,
             program: &self.program,
-            arguments: contents.operation.arguments(key, *timeout, contents.values.len()),
+            arguments: operation.arguments(key, *timeout, contents.values.len()),
             environment,
             directory: directory.path(),
             memory: *memory,
-            ends_gently: contents.operation.kind().ends_gently(),
+            ends_gently: operation.kind().ends_gently(),
         }
     }
 }

@@ -10,7 +10,7 @@ use kube::{
 };
 use plan::{
     Why,
-    releases::{Action, Answer, Operation},
+    releases::{Action, Answer, Former, Operation},
 };
 use runtime::{Class, Error, Fence, Key, Turn};
 use serde_json::json;
@@ -117,6 +117,7 @@ impl ReleaseController {
             },
             label: operation.label().into(),
             timeout: operation.timeout,
+            time: (operation.former == Former::Uninstall).then(|| operation.timeout.saturating_mul(2)),
             memory: desired.memory,
             contents: self.preparation.reading(turn.key, operation),
         };

@@ -7,7 +7,7 @@ use api::{
     condition::Reason,
     workspace::{ChartReference, CrdPolicy, HelmRelease, HelmReleaseSpec, OperationKind, ValuesKind, ValuesSource},
 };
-use futures::{FutureExt, future::BoxFuture};
+use futures::FutureExt;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
@@ -15,7 +15,7 @@ use kube::{
 };
 use plan::{
     Why,
-    releases::{Desired, Operation, Policy, Values, config_digest, removable, validate},
+    releases::{Desired, Former, Operation, Policy, Values, config_digest, removable, validate},
 };
 use runtime::{Error, Fence, Key, Leadership, Writer};
 use serde_json::Value;
@@ -28,7 +28,7 @@ use super::{
     values::{self, Document},
 };
 use crate::{
-    helm::{self, ChartRef, Charts, Class, Contents, Deploy, Failure, Found, Private, Unread, archive},
+    helm::{self, ChartRef, Charts, Class, Contents, Deploy, Failure, First, Found, Private, Unread, archive},
     workspace::Releases,
 };
 
@@ -67,7 +67,10 @@ impl Preparation {
             OperationKind::Install | OperationKind::Upgrade => {
                 let (values, secret_values) = self.checked_values(key, object, &desired, operation).await?;
                 let (helm, first) = self.deployment(key, object, &desired, operation, &credentials).await?;
-                Contents { values, secret_values, first, ..Contents::new(helm) }
+                // Waited for, since what is still going would be taken over.
+                let before = (operation.former == Former::Uninstall)
+                    .then_some(helm::Operation::Uninstall { keep_history: false, wait: true });
+                Contents { values, secret_values, first, before, ..Contents::new(helm) }
             }
             _ => {
                 let secret_values = self.secrets(&key.namespace, object).await?;
@@ -178,8 +181,14 @@ impl Preparation {
         let first = (desired.crds == CrdPolicy::CreateReplace).then(|| {
             let (client, timeout, chart) = (credentials.client.clone(), self.writer.timeout, chart.clone());
             let fence = Fence::of_lead(self.leadership.clone(), operation.timeout);
-            async move { replace_crds(&Acting { client, fence: &fence, timeout }, &chart).await.map_err(|error| unapplied(&error)) }
-                .boxed()
+            let replace = move || {
+                let replaced = async move {
+                    let acting = Acting { client, fence: &fence, timeout };
+                    replace_crds(&acting, &chart).await.map_err(|error| unapplied(&error))
+                };
+                replaced.boxed()
+            };
+            Box::new(replace) as First
         });
         let deploy = Deploy {
             chart,
@@ -195,8 +204,6 @@ impl Preparation {
         Ok((helm, first))
     }
 }
-
-type First = BoxFuture<'static, Result<(), Failure>>;
 
 /// What the runner makes of an error while reading. What is refused by now is refused by the next round, with its reason.
 fn unread(error: Error) -> Unread {

@@ -5,6 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use api::workspace::HelmRelease;
 use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::Api;
 use serde_json::json;
 
 use crate::{
@@ -111,6 +113,66 @@ async fn w31_retries_then_the_remedy_and_never_a_circle() -> Result<()> {
         space.check_history("left", "1 failed").await
     };
     tokio::try_join!(rollback, uninstall, none)?;
+    Ok(())
+}
+
+/// Broken when asked so; shows whether it was installed, and holds data when asked so.
+const INSTALLED: &str = r"apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Release.Name }}}
+data: {isInstall: {{ .Release.IsInstall | quote }}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ .Release.Name }}-{{ .Values.attempt }}
+  annotations: {helm.sh/hook: pre-install}
+{{- if .Values.data }}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: {{ .Release.Name }}}
+spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Mi}}}
+{{- end }}
+{{- if .Values.broken }}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: {{ .Release.Name }}}
+spec: {ports: [{port: 70000}]}
+{{- end }}
+";
+
+#[tokio::test]
+async fn w31_a_failed_install_is_installed_again_with_its_hooks_and_keeps_its_data() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("again").await?;
+    let directory = tempfile::tempdir()?;
+    let packed = crate::harness::pack(directory.path(), "chart", "1.0.0", INSTALLED)?;
+    let chart = json!({ "repo": format!("file://{}", packed.display()), "name": "chart" });
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(space.client.clone(), &space.namespace);
+    for (name, data, history) in [("plain", false, "1 deployed"), ("data", true, "1 failed, 2 failed, 3 deployed")] {
+        let values = |attempt: &str, broken: bool| json!({ "attempt": attempt, "broken": broken, "data": data });
+        // The second attempt is one of its own accord, the third one after a change.
+        let install = json!({ "retries": 1 });
+        let spec = json!({ "chart": chart, "wait": false, "install": install, "values": values("one", true) });
+        space.create(name, spec).await?;
+        let failed = space.until(name, "failed twice", |release| failures(release) == 2).await?;
+        space.condition(name, "Ready", "False", "InstallFailed").await?;
+        assert_eq!(failed.status.unwrap().holds_data, Some(data));
+        let claim = claims.get_opt(name).await?.map(|claim| claim.metadata.uid);
+        space.change(name, json!({ "values": values("two", false) })).await?;
+        let installed = space.ready(name).await?;
+        assert_eq!(condition(&installed, "Released")["reason"], "InstallSucceeded");
+        space.check_history(name, history).await?;
+        assert_eq!(space.config_maps.get(name).await?.data.unwrap()["isInstall"], "true", "{name}");
+        assert!(space.config_maps.get_opt(&format!("{name}-two")).await?.is_some(), "its hook did not run");
+        assert_eq!(claims.get_opt(name).await?.map(|claim| claim.metadata.uid), claim, "{name}: data was removed");
+        assert_eq!(claim.is_some(), data);
+        space.change(name, json!({ "values": values("three", false) })).await?;
+        space.ready(name).await?;
+        assert_eq!(space.config_maps.get(name).await?.data.unwrap()["isInstall"], "false", "{name}");
+    }
     Ok(())
 }
 

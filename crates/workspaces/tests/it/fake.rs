@@ -13,7 +13,7 @@ use anyhow::Result;
 use plan::releases::LEAST_MEMORY;
 use runtime::Key;
 use workspaces::helm::{
-    Class, Contents, Failure, Operation, OperationKind, Private, Reading, Refused, Request, State, Unread,
+    Class, Contents, Failure, First, Operation, OperationKind, Private, Reading, Refused, Request, State, Unread,
 };
 
 use crate::harness::{Scene, deploy, install, is_alive, request, uninstall, with};
@@ -32,13 +32,13 @@ async fn w20_one_at_a_time_and_the_newest_wins() -> Result<()> {
     assert!(matches!(scene.runner.state(&key), State::Idle));
     scene.runner.submit(install(&key))?;
     assert!(matches!(scene.runner.state(&key), State::Running { operation: OperationKind::Install, .. }));
-    scene.until("not started", || (scene.lines("log") == ["upgrade web"]).then_some(())).await?;
+    scene.until("not started", || (scene.lines("log") == ["install web"]).then_some(())).await?;
     scene.runner.submit(request(&key, Operation::Test))?;
     scene.runner.submit(uninstall(&key))?;
     assert_eq!((scene.runner.snapshot().waiting, scene.runner.snapshot().running), (1, 1));
     open_gate(&scene)?;
     scene.idle().await?;
-    assert_eq!(scene.lines("log"), ["upgrade web", "uninstall web"]);
+    assert_eq!(scene.lines("log"), ["install web", "uninstall web"]);
     let finished = scene.finished(&key).await?;
     assert_eq!((finished.operation, &finished.result), (OperationKind::Uninstall, &Ok(())));
     assert!(scene.runner.take(&key).is_none(), "a result is given once");
@@ -57,14 +57,14 @@ async fn w20_what_changed_while_it_waited_is_handed_back_and_what_waits_is_not_r
         Box::pin(async { Err(Unread::Outdated("its values changed".to_owned())) })
     });
     scene.runner.submit(Request { contents, ..install(&late) })?;
-    scene.until("not started", || (scene.lines("log") == ["upgrade first"]).then_some(())).await?;
+    scene.until("not started", || (scene.lines("log") == ["install first"]).then_some(())).await?;
     assert!(matches!(scene.runner.state(&late), State::Waiting) && !is_read.load(Ordering::Relaxed));
     open_gate(&scene)?;
     let failure = scene.finished(&late).await?.result.clone().unwrap_err();
     assert_eq!((failure.class, failure.message.as_str()), (Class::NotBegun, "not begun: its values changed"));
     assert!(is_read.load(Ordering::Relaxed));
     scene.run(install(&late)).await?.result.clone()?;
-    assert_eq!(scene.lines("log"), ["upgrade first", "upgrade late"]);
+    assert_eq!(scene.lines("log"), ["install first", "install late"]);
     Ok(())
 }
 
@@ -74,13 +74,14 @@ async fn what_must_come_before_helm_comes_first_and_its_failure_is_the_operation
     let key = Key::new("a", "web");
     let prepared = |done: Result<(), Failure>| {
         let marker = scene.path("first");
-        let first = async move {
-            fs::write(marker, "").map_err(|error| Failure { class: Class::Other, message: error.to_string() })?;
-            done
-        };
+        let first: First = Box::new(move || {
+            let written = fs::write(marker, "");
+            let failed = |error: std::io::Error| Failure { class: Class::Other, message: error.to_string() };
+            Box::pin(async move { written.map_err(failed).and(done) })
+        });
         let contents = Contents::new(Operation::Install(deploy("/none.tgz".into())));
         let secrets = vec![Private::new("canary")];
-        with(&key, Contents { first: Some(Box::pin(first)), secrets, ..contents })
+        with(&key, Contents { first: Some(first), secrets, ..contents })
     };
     let refused = Failure { class: Class::Forbidden, message: "not with canary".to_owned() };
     let failure = scene.run(prepared(Err(refused))).await?.result.unwrap_err();

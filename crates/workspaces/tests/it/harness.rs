@@ -131,6 +131,7 @@ pub fn with(key: &Key, contents: Contents) -> Request {
         operation: contents.operation.kind(),
         label: "test".into(),
         timeout: PATIENCE,
+        time: None,
         memory: None,
         contents: Box::new(|| Box::pin(async { Ok(contents) })),
     }

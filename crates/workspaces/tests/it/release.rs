@@ -40,6 +40,30 @@ metadata: {name: hog}
 data: {length: {{ len $all | quote }}}
 "#;
 
+/// Broken when asked so. It shows whether it was installed, and its hook runs at installs only.
+const INSTALLED: &str = r"apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Release.Name }}}
+data: {isInstall: {{ .Release.IsInstall | quote }}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ .Values.attempt }}
+  annotations: {helm.sh/hook: pre-install}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Values.attempt }}-part}
+{{- if .Values.broken }}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: {{ .Release.Name }}}
+spec: {ports: [{port: 70000}]}
+{{- end }}
+";
+
 struct Release {
     scene: Scene,
     namespace: String,
@@ -114,6 +138,41 @@ async fn a_release_from_install_to_uninstall() -> Result<()> {
     release.check(do_it(Operation::Test, &[]), &rolled_back).await?;
     release.check(release.uninstall("web"), &[]).await?;
     release.check(release.uninstall("web"), &[]).await
+}
+
+#[tokio::test]
+async fn a_failed_install_is_followed_by_an_install_with_its_hooks() -> Result<()> {
+    let release = Release::new().await?;
+    let install = Operation::Install(release.chart(INSTALLED)?);
+    let maps: Api<ConfigMap> = Api::namespaced(release.client.clone(), &release.namespace);
+    let former = Operation::Uninstall { keep_history: false, wait: true };
+    for (name, before, revision, is_left) in [("adopts", None, 2, true), ("anew", Some(former), 1, false)] {
+        let values = |attempt: &str, broken: bool| format!("attempt: {name}-{attempt}\nbroken: {broken}\n");
+        let first = release.request(name, install.clone(), &[&values("first", true)]);
+        assert!(release.scene.run(first).await?.result.is_err());
+        assert_eq!(release.history(name).await?, [(1, "failed".to_owned())]);
+        let kubeconfig = Some(release.kubeconfig.clone());
+        let values = vec![Private::new(values("second", false))];
+        let contents = Contents { kubeconfig, values, before, ..Contents::new(install.clone()) };
+        let second = release.scene.run(with(&release.key(name), contents)).await?;
+        assert_eq!(second.result, Ok(()));
+        assert_eq!(release.history(name).await?.last(), Some(&(revision, "deployed".to_owned())));
+        assert_eq!(maps.get(name).await?.data.unwrap()["isInstall"], "true", "{name}");
+        assert!(maps.get_opt(&format!("{name}-second")).await?.is_some(), "{name}: its hook did not run");
+        assert_eq!(maps.get_opt(&format!("{name}-first-part")).await?.is_some(), is_left, "{name}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_install_over_a_release_that_is_there_is_refused_as_locked() -> Result<()> {
+    let release = Release::new().await?;
+    let install = || Ok::<_, anyhow::Error>(release.request("web", Operation::Install(release.chart(VALUES)?), &[]));
+    release.check(install()?, &[(1, "deployed")]).await?;
+    let failure = release.scene.run(install()?).await?.result.unwrap_err();
+    assert_eq!(failure.class, Class::Locked, "{failure}");
+    assert_eq!(release.history("web").await?, [(1, "deployed".to_owned())]);
+    Ok(())
 }
 
 #[tokio::test]

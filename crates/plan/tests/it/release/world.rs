@@ -7,8 +7,8 @@ use api::workspace::{HelmRelease, OperationKind, StoppedWorkload};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use plan::releases::{
-    Action, Ask, Chart, Drift, Ended, Failure, FailureClass, Identity, Job, Known, Operation, Policy, Replicas, Round,
-    Stored, StoredStatus, Surroundings, Values, decide, status,
+    Action, Ask, Chart, Drift, Ended, Failure, FailureClass, Former, Identity, Job, Known, Operation, Policy, Replicas,
+    Round, Stored, StoredStatus, Surroundings, Values, decide, status,
 };
 use plan::round::Progress;
 use serde_json::{Value, json};
@@ -150,6 +150,9 @@ impl World {
     pub fn helm(&mut self, operation: Operation) {
         let failure = (!self.failures.is_empty()).then(|| self.failures.remove(0));
         let at = self.now;
+        if operation.former == Former::Uninstall {
+            self.storage().clear();
+        }
         let next = self.storage().last().map_or(1, |newest| newest.revision + 1);
         if let Some(cut) = self.cut.take_if(|cut| cut.kind == operation.kind) {
             if cut.left == Some(StoredStatus::Deployed) {
@@ -165,9 +168,13 @@ impl World {
         match operation.kind {
             OperationKind::Install | OperationKind::Upgrade | OperationKind::Rollback => {
                 if failure.is_none() {
-                    self.storage().iter_mut().for_each(|s| s.status = StoredStatus::Superseded);
+                    // As Helm does it, what failed stays so.
+                    let others = self.storage().iter_mut().filter(|stored| stored.status != StoredStatus::Failed);
+                    others.for_each(|stored| stored.status = StoredStatus::Superseded);
                 }
-                self.storage().push(stored(next, ended, at));
+                // Numbers may begin anew, but each record is another object.
+                let uid = format!("uid-{next}-{}", self.operations.len());
+                self.storage().push(Stored { uid, ..stored(next, ended, at) });
             }
             OperationKind::Uninstall if failure.is_some() => {}
             OperationKind::Uninstall => self.storage().clear(),
