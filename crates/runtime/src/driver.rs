@@ -268,45 +268,74 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    use api::performer::{Performer, PerformerStatus};
+    use plan::{
+        fact::Never,
+        round::{Plan, Report},
+    };
+
     use super::*;
-    use crate::health::Health;
+    use crate::{
+        controller::{InputsOf, RoundOf, Turn as Effect},
+        health::Health,
+        kind::Kind,
+        scripted::Script,
+        view::Json,
+    };
+
+    type Performers = Arc<Kind<Json<Performer>, Performer>>;
 
     /// Panics in its first two rounds of the key `shaky`.
     struct Shaky {
+        performers: Performers,
         rounds: Arc<AtomicU32>,
     }
 
-    impl Layer for Shaky {
-        const CONTROLLER: &'static str = "shaky";
+    impl Controller for Shaky {
+        const NAME: &'static str = "shaky";
+        type View = Json<Performer>;
+        type Object = Performer;
+        type Status = PerformerStatus;
         type Observed = ();
         type Action = ();
-        type Outcome = ();
+        type Done = ();
+        type Note = ();
+        type Ask = Never;
+        type Answer = Never;
+
+        fn kind(&self) -> &Performers {
+            &self.performers
+        }
 
         fn span(_: &Key) -> tracing::Span {
             tracing::Span::none()
         }
 
-        async fn gather(&self, key: &Key) -> Result<Option<()>, Error> {
+        async fn gather(&self, key: &Key, _: &Performer, (): &()) -> Result<(), Error> {
             if &*key.name == "shaky" {
                 assert!(self.rounds.fetch_add(1, Ordering::SeqCst) >= 2, "shaken");
             }
-            Ok(Some(()))
+            Ok(())
         }
 
-        fn plan(&self, (): &(), _: Timestamp) -> Plan<()> {
+        fn plan(&self, _: &Performer, (): &(), _: &InputsOf<Self>, _: Timestamp) -> Plan<()> {
             Plan::default()
         }
 
-        async fn execute(&self, _: &Key, (): &(), (): &()) -> Executed<()> {
-            Executed { outcome: (), error: None }
+        async fn execute(&self, _: &Effect<'_, Self>, (): &()) -> Result<(), Error> {
+            Ok(())
         }
 
-        fn keys(&self) -> Vec<Key> {
-            Vec::new()
-        }
-
-        async fn report(&self, _: &Key, (): &(), _: &Plan<()>, _: &[()]) -> Result<bool, Error> {
-            Ok(false)
+        fn report(&self, _: &RoundOf<'_, Self>, _: Timestamp) -> Report<PerformerStatus> {
+            Report {
+                status: PerformerStatus::default(),
+                fallback: None,
+                done: Vec::new(),
+                transitions: Vec::new(),
+                discriminator: String::new(),
+                phase: String::new(),
+                note: (),
+            }
         }
     }
 
@@ -315,11 +344,17 @@ mod tests {
         let (clock, metrics) = (Clock::default(), Arc::<Metrics>::default());
         let queue = Arc::new(Queue::new(clock.clone(), Duration::from_mins(2)));
         let rounds = Arc::<AtomicU32>::default();
-        let layer = Shaky { rounds: rounds.clone() };
-        let leadership = Leadership::always(clock.clone());
-        let driver = Driver::new(layer, queue.clone(), clock, leadership, metrics.clone(), 1);
-        queue.changed(&Key::new("n", "shaky"));
-        queue.changed(&Key::new("n", "calm"));
+        // A server that answers nothing: these rounds ask for nothing.
+        let (script, leadership) = (Script::default(), Leadership::always(clock.clone()));
+        let (recorder, _publisher) =
+            Recorder::new(script.client(), clock.clone(), leadership.clone(), "test".into(), metrics.clone());
+        let performers: Performers = Kind::new("performers", script.world(None).cluster.writer("test"), |_| None);
+        let controller = Shaky { performers: performers.clone(), rounds: rounds.clone() };
+        let driver = Driver::of(controller, queue.clone(), clock, leadership, recorder, metrics.clone(), 1);
+        for name in ["shaky", "calm"] {
+            performers.store().observe(Key::new("n", name), 1, Performer::default());
+            queue.changed(&Key::new("n", name));
+        }
         let stop = CancellationToken::new();
         let pulse = Health::default().pulse("driver");
         let running = tokio::spawn(driver.run(stop.clone(), Duration::from_secs(5), pulse));

@@ -219,7 +219,7 @@ async fn a_panic_costs_one_subscriber_until_it_is_filled_anew() {
     assert_eq!(taken(&fragile_log), ["+a"]);
     assert_eq!(taken(&sound_log), ["+a", "+poison", "+b"], "the other goes on");
     assert_eq!(fragile.freshness().trouble.as_deref(), Some("panic: poisoned"));
-    assert_eq!(fragile.inform().as_deref(), Some("panic: poisoned"), "it is told without being unready");
+    assert_eq!(fragile.mention().as_deref(), Some("panic: poisoned"), "it is told without being unready");
     assert!(fragile.readiness().is_ok() && fragile.get(&Key::new("n", "a")).is_some(), "what was known stays");
 
     // After a second it is filled again, and panics again.
