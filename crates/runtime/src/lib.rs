@@ -55,6 +55,7 @@ pub use health::{Health, Pulse, spawn_watchdog};
 pub use index::Index;
 pub use key::Key;
 pub use kind::{Change, Deleted, Kind, heard_by};
+pub use layer::LayerSpec;
 pub use lease::{Leadership, LeaseConfig};
 pub use metrics::Metrics;
 pub use operator::{Addresses, Fatal, Operator, Settings};

@@ -160,7 +160,7 @@ impl Operator {
         self.layers.push(Layer::new(name, true));
     }
 
-    fn current_layer(&self) -> &Layer {
+    pub(crate) fn current_layer(&self) -> &Layer {
         self.layers.last().expect("there is one from the start")
     }
 

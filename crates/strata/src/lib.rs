@@ -1,9 +1,12 @@
 //! The one binary: `strata operator`, `strata release`, `strata workspace`, `strata crd`, `strata rbac`, `strata dev`.
+//!
+//! A library only so that [`layers`], the list of all layers, also serves the tests and `cargo xtask codegen`.
 
 mod config;
 mod connection;
 #[cfg(feature = "dev")]
 mod dev;
+pub mod layers;
 mod manifest;
 mod objects;
 mod operator;
@@ -55,7 +58,8 @@ enum Command {
     Version,
 }
 
-fn main() -> ExitCode {
+/// Runs the command that the process was started with.
+pub fn main() -> ExitCode {
     // Not for people and before anything else: one of these starts with every helm process.
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|first| first == "guard") {

@@ -13,7 +13,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("workspaces", &["api", "plan", "runtime"]),
     ("testbed", &["api"]),
     ("strata", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
-    ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
+    ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed", "strata"]),
 ];
 
 /// Packages that would let a pure crate reach the outside.

@@ -1,0 +1,7 @@
+//! The one binary; see the library beside it.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    strata::main()
+}
