@@ -6,9 +6,12 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::rbac::v1::PolicyRule;
-use runtime::rights::Right;
+use k8s_openapi::{
+    api::rbac::v1::PolicyRule, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use runtime::{LayerSpec, rights::Right};
 use serde::Serialize;
+use strata::layers;
 
 use crate::{tools, workspace};
 
@@ -67,26 +70,76 @@ fn stale<'a>(files: impl IntoIterator<Item = &'a Generated>) -> Vec<&'a str> {
     files.into_iter().filter(|file| !file.is_fresh()).map(|file| file.path.as_str()).collect()
 }
 
-/// What follows from the types and rights alone.
+/// What follows from the layers alone.
 fn from_code() -> Result<Vec<Generated>> {
-    let cluster: Vec<Right> =
-        [performers::rights::CLUSTER, workspaces::rights::CLUSTER, runtime::rights::CLUSTER].concat();
+    let cluster = [layers::rights().as_slice(), runtime::rights::CLUSTER].concat();
     let own_namespace = runtime::rights::OWN_NAMESPACE;
+    let in_chart = |name: &str| format!("charts/strata/generated/{name}-rules.yaml");
+    let crds = layers::crds();
     let mut generated = vec![
-        Generated::new("charts/strata/generated/cluster-role-rules.yaml", rules(runtime::rights::CLUSTER)?),
-        Generated::new("charts/strata/generated/performers-rules.yaml", rules(performers::rights::CLUSTER)?),
-        Generated::new("charts/strata/generated/workspaces-rules.yaml", rules(workspaces::rights::CLUSTER)?),
-        Generated::new("charts/strata/generated/helm-rules.yaml", yaml(&workspaces::rights::helm_role().rules)?),
-        Generated::new("charts/strata/generated/role-rules.yaml", yaml(&own_rules(own_namespace))?),
+        Generated::new(in_chart("cluster-role"), rules(runtime::rights::CLUSTER)?),
+        Generated::new(in_chart("role"), yaml(&own_rules(own_namespace))?),
+        Generated::new(in_chart("view"), yaml(&user_rules(&crds, &["get", "list", "watch"], &["", "/status"]))?),
+        Generated::new(in_chart("edit"), yaml(&user_rules(&crds, &EDIT, &[""]))?),
         Generated::new("docs/reference/rights.md", reference::rights(&cluster, own_namespace)),
+        layer_names("charts/strata/values.schema.json", ["\"layers\": {", "\"enum\": ["], "]", |spec| {
+            Some(format!("\n              \"{}\"", spec.name))
+        })?,
+        layer_names("charts/strata/values.yaml", ["  layers: ", "["], "]", |spec| {
+            spec.is_default.then(|| spec.name.to_owned())
+        })?,
     ];
-    for crd in api::crds() {
+    for spec in layers::all() {
+        generated.push(Generated::new(in_chart(spec.name), rules(spec.rights)?));
+    }
+    for role in layers::roles() {
+        let name = role.metadata.name.context("the role has no name")?;
+        let short = name.strip_prefix("strata-").context("the role is not named as ours")?;
+        generated.push(Generated::new(in_chart(short), yaml(&role.rules)?));
+    }
+    for crd in crds {
         let name = crd.metadata.name.as_deref().context("the CRD has no name")?;
         let page = format!("docs/reference/{}.md", crd.spec.names.kind.to_lowercase());
         generated.push(Generated::new(format!("charts/strata/crds/{name}.yaml"), yaml(&crd)?));
         generated.push(Generated::new(page, reference::fields(&crd)?));
     }
     Ok(generated)
+}
+
+/// What whoever may edit a namespace may do with the kinds of strata in it.
+const EDIT: [&str; 5] = ["create", "update", "patch", "delete", "deletecollection"];
+
+/// Rules for people: the verbs on every kind, and on the parts of it that are named.
+fn user_rules(crds: &[CustomResourceDefinition], verbs: &[&str], parts: &[&str]) -> Vec<PolicyRule> {
+    let rule = |crd: &CustomResourceDefinition| PolicyRule {
+        api_groups: Some(vec![crd.spec.group.clone()]),
+        resources: Some(parts.iter().map(|part| format!("{}{part}", crd.spec.names.plural)).collect()),
+        verbs: verbs.iter().map(|&verb| verb.to_owned()).collect(),
+        ..PolicyRule::default()
+    };
+    crds.iter().map(rule).collect()
+}
+
+/// The file with its one list of layers replaced: the list is behind the marks, one after the other, and goes up to
+/// `end`. What is around it is written by hand.
+fn layer_names(
+    path: &str,
+    marks: [&str; 2],
+    end: &str,
+    name: impl Fn(&LayerSpec) -> Option<String>,
+) -> Result<Generated> {
+    let text = std::fs::read_to_string(workspace::root().join(path)).with_context(|| format!("cannot read {path}"))?;
+    let missing = || format!("{path} has no list of layers behind {marks:?}");
+    let mut from = 0;
+    for mark in marks {
+        from += text[from..].find(mark).with_context(missing)? + mark.len();
+    }
+    let to = from + text[from..].find(end).with_context(missing)?;
+    // Space before the end belongs to the form, not to the list.
+    let to = from + text[from..to].trim_end().len();
+    let names: Vec<_> = layers::all().filter_map(name).collect();
+    let separator = if text[from..to].contains('\n') { "," } else { ", " };
+    Ok(Generated::new(path, format!("{}{}{}", &text[..from], names.join(separator), &text[to..])))
 }
 
 fn rules(rights: &[Right]) -> Result<String> {

@@ -7,10 +7,3 @@ mod kind;
 pub mod performer;
 mod schema;
 pub mod workspace;
-
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-
-/// Every definition that strata serves.
-pub fn crds() -> Vec<CustomResourceDefinition> {
-    std::iter::once(performer::crd()).chain(workspace::crds()).collect()
-}

@@ -8,7 +8,16 @@ mod view;
 use std::time::Duration;
 
 use plan::performers::Policy;
-use runtime::{Kind, Operator, heard_by};
+use runtime::{Kind, LayerSpec, Operator, heard_by};
+
+pub const LAYER: LayerSpec = LayerSpec {
+    name: "performers",
+    is_default: true,
+    demands_definitions: false,
+    rights: rights::CLUSTER,
+    roles: Vec::new,
+    crds: || vec![api::performer::crd()],
+};
 
 /// Field manager of everything this layer writes.
 const MANAGER: &str = "strata-performers";

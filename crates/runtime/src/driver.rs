@@ -1,10 +1,9 @@
 //! The one way a controller runs: queue → gather → plan → execute → report.
 
-use std::{any::Any, fmt::Debug, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use jiff::Timestamp;
-use plan::Plan;
 use tokio::{sync::Semaphore, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -18,97 +17,19 @@ use crate::{
     key::Key,
     lease::Leadership,
     metrics::{Metrics, RoundResult},
+    panic,
     queue::{Next, Queue, Turn},
 };
-
-/// What executing one action gave: the facts for the report, and the error if the later actions must not follow.
-#[derive(Debug)]
-pub struct Executed<O> {
-    pub outcome: O,
-    pub error: Option<Error>,
-}
-
-/// One kind of object that strata keeps in its declared state.
-pub trait Layer: Send + Sync + 'static {
-    /// Name in metrics (`controller`) and logs.
-    const CONTROLLER: &'static str;
-    type Observed: Send + Sync;
-    type Action: Debug + Send + Sync;
-    type Outcome: Send + Sync;
-
-    /// The span that all lines of a round carry.
-    fn span(key: &Key) -> tracing::Span;
-    /// Facts about the object and what belongs to it, read-only. `None`: the object is gone.
-    fn gather(&self, key: &Key) -> impl Future<Output = Result<Option<Self::Observed>, Error>> + Send;
-    /// Pure.
-    fn plan(&self, observed: &Self::Observed, now: Timestamp) -> Plan<Self::Action>;
-    /// One idempotent effect.
-    fn execute(
-        &self,
-        key: &Key,
-        observed: &Self::Observed,
-        action: &Self::Action,
-    ) -> impl Future<Output = Executed<Self::Outcome>> + Send;
-    /// Every object there is, for the first look after taking the lead.
-    fn keys(&self) -> Vec<Key>;
-    /// Computes the status from what was observed and done, and writes it if it changed: then true.
-    fn report(
-        &self,
-        key: &Key,
-        observed: &Self::Observed,
-        plan: &Plan<Self::Action>,
-        outcomes: &[Self::Outcome],
-    ) -> impl Future<Output = Result<bool, Error>> + Send;
-}
 
 /// How a round ended well: what the queue does next, and whether anything was written.
 type Ended = (Next, bool);
 
-async fn round<L: Layer>(layer: &L, key: &Key, now: Timestamp) -> Result<Ended, Error> {
-    let Some(observed) = layer.gather(key).await? else { return Ok((Next::Forget, false)) };
-    let plan = layer.plan(&observed, now);
-    let mut outcomes = Vec::with_capacity(plan.actions.len());
-    let mut failure = None;
-    for action in &plan.actions {
-        let executed = layer.execute(key, &observed, action).await;
-        outcomes.push(executed.outcome);
-        if executed.error.is_some() {
-            failure = executed.error;
-            break;
-        }
-    }
-    let reported = layer.report(key, &observed, &plan, &outcomes).await;
-    match (failure, reported) {
-        (Some(error), _) | (None, Err(error)) => Err(error),
-        (None, Ok(_)) if !plan.actions.is_empty() => Ok((Next::Again, true)),
-        (None, Ok(has_written)) => Ok((plan.next_look.map_or(Next::Settled, Next::Look), has_written)),
-    }
-}
-
-/// A layer with its types erased, so that the loop below is compiled once.
+/// A controller with its types erased, so that the loop below is compiled once.
 trait Rounds: Send + Sync + 'static {
     fn controller(&self) -> &'static str;
     fn span(&self, key: &Key) -> tracing::Span;
     fn keys(&self) -> Vec<Key>;
     fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Ended, Error>>;
-}
-
-impl<L: Layer> Rounds for L {
-    fn controller(&self) -> &'static str {
-        L::CONTROLLER
-    }
-
-    fn span(&self, key: &Key) -> tracing::Span {
-        L::span(key)
-    }
-
-    fn keys(&self) -> Vec<Key> {
-        Layer::keys(self)
-    }
-
-    fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Ended, Error>> {
-        round(self, key, now).instrument(L::span(key)).boxed()
-    }
 }
 
 impl<C: Controller> Rounds for Arc<Shared<C>> {
@@ -140,21 +61,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new<L: Layer>(
-        layer: L,
-        queue: Arc<Queue>,
-        clock: Clock,
-        leadership: Leadership,
-        metrics: Arc<Metrics>,
-        concurrency: usize,
-    ) -> Self {
-        metrics.concurrency(L::CONTROLLER, concurrency);
-        queue.slots(concurrency);
-        metrics.queue(L::CONTROLLER, queue.clone());
-        Self { rounds: Arc::new(layer), queue, clock, leadership, metrics, concurrency }
-    }
-
-    pub(crate) fn of<C: Controller>(
+    pub(crate) fn new<C: Controller>(
         controller: C,
         queue: Arc<Queue>,
         clock: Clock,
@@ -219,9 +126,9 @@ impl Driver {
         self.metrics.round_started(controller, turn.waited);
         let started = self.clock.instant();
         let round = AssertUnwindSafe(self.rounds.round(&turn.key, self.clock.now())).catch_unwind();
-        let result = round.await.unwrap_or_else(|panic| {
+        let result = round.await.unwrap_or_else(|payload| {
             self.metrics.panicked(controller);
-            Err(Error::Panicked(panic_message(&*panic)))
+            Err(Error::Panicked(panic::message(&*payload)))
         });
         let took = self.clock.instant().saturating_duration_since(started);
         let (next, has_acted, result) = match result {
@@ -256,57 +163,78 @@ fn log_failure(controller: &'static str, error: &Error, class: Class) {
     }
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "unknown".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    use api::performer::{Performer, PerformerStatus};
+    use plan::{
+        fact::Never,
+        round::{Plan, Report},
+    };
+
     use super::*;
-    use crate::health::Health;
+    use crate::{
+        controller::{InputsOf, RoundOf, Turn as Effect},
+        health::Health,
+        kind::Kind,
+        scripted::Script,
+        view::Json,
+    };
+
+    type Performers = Arc<Kind<Json<Performer>, Performer>>;
 
     /// Panics in its first two rounds of the key `shaky`.
     struct Shaky {
+        performers: Performers,
         rounds: Arc<AtomicU32>,
     }
 
-    impl Layer for Shaky {
-        const CONTROLLER: &'static str = "shaky";
+    impl Controller for Shaky {
+        const NAME: &'static str = "shaky";
+        type View = Json<Performer>;
+        type Object = Performer;
+        type Status = PerformerStatus;
         type Observed = ();
         type Action = ();
-        type Outcome = ();
+        type Done = ();
+        type Note = ();
+        type Ask = Never;
+        type Answer = Never;
+
+        fn kind(&self) -> &Performers {
+            &self.performers
+        }
 
         fn span(_: &Key) -> tracing::Span {
             tracing::Span::none()
         }
 
-        async fn gather(&self, key: &Key) -> Result<Option<()>, Error> {
+        async fn gather(&self, key: &Key, _: &Performer, (): &()) -> Result<(), Error> {
             if &*key.name == "shaky" {
                 assert!(self.rounds.fetch_add(1, Ordering::SeqCst) >= 2, "shaken");
             }
-            Ok(Some(()))
+            Ok(())
         }
 
-        fn plan(&self, (): &(), _: Timestamp) -> Plan<()> {
+        fn plan(&self, _: &Performer, (): &(), _: &InputsOf<Self>, _: Timestamp) -> Plan<()> {
             Plan::default()
         }
 
-        async fn execute(&self, _: &Key, (): &(), (): &()) -> Executed<()> {
-            Executed { outcome: (), error: None }
+        async fn execute(&self, _: &Effect<'_, Self>, (): &()) -> Result<(), Error> {
+            Ok(())
         }
 
-        fn keys(&self) -> Vec<Key> {
-            Vec::new()
-        }
-
-        async fn report(&self, _: &Key, (): &(), _: &Plan<()>, _: &[()]) -> Result<bool, Error> {
-            Ok(false)
+        fn report(&self, _: &RoundOf<'_, Self>, _: Timestamp) -> Report<PerformerStatus> {
+            Report {
+                status: PerformerStatus::default(),
+                fallback: None,
+                done: Vec::new(),
+                transitions: Vec::new(),
+                discriminator: String::new(),
+                phase: String::new(),
+                note: (),
+            }
         }
     }
 
@@ -315,11 +243,17 @@ mod tests {
         let (clock, metrics) = (Clock::default(), Arc::<Metrics>::default());
         let queue = Arc::new(Queue::new(clock.clone(), Duration::from_mins(2)));
         let rounds = Arc::<AtomicU32>::default();
-        let layer = Shaky { rounds: rounds.clone() };
-        let leadership = Leadership::always(clock.clone());
-        let driver = Driver::new(layer, queue.clone(), clock, leadership, metrics.clone(), 1);
-        queue.changed(&Key::new("n", "shaky"));
-        queue.changed(&Key::new("n", "calm"));
+        // A server that answers nothing: these rounds ask for nothing.
+        let (script, leadership) = (Script::default(), Leadership::always(clock.clone()));
+        let (recorder, _publisher) =
+            Recorder::new(script.client(), clock.clone(), leadership.clone(), "test".into(), metrics.clone());
+        let performers: Performers = Kind::new("performers", script.world(None).cluster.writer("test"), |_| None);
+        let controller = Shaky { performers: performers.clone(), rounds: rounds.clone() };
+        let driver = Driver::new(controller, queue.clone(), clock, leadership, recorder, metrics.clone(), 1);
+        for name in ["shaky", "calm"] {
+            performers.store().observe(Key::new("n", name), 1, Performer::default());
+            queue.changed(&Key::new("n", name));
+        }
         let stop = CancellationToken::new();
         let pulse = Health::default().pulse("driver");
         let running = tokio::spawn(driver.run(stop.clone(), Duration::from_secs(5), pulse));

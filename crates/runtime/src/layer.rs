@@ -8,9 +8,30 @@ use std::{
     time::Duration,
 };
 
+use k8s_openapi::{
+    api::rbac::v1::ClusterRole, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use tokio::sync::watch as signal;
 
-use crate::{health::Health, kind::Cache};
+use crate::{health::Health, kind::Cache, rights::Right};
+
+/// What a layer is to the outside: a constant of its crate, from which `--layers`, roles, definitions and the chart are
+/// made.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerSpec {
+    /// As users write it, in `--layers` and in the chart; also the name of its folder in `examples`.
+    pub name: &'static str,
+    /// Whether it runs where no layer is named. One that can do nothing without settings of its own does not.
+    pub is_default: bool,
+    /// Without its definitions the process ends with the remedy, instead of serving the other layers meanwhile.
+    pub demands_definitions: bool,
+    /// Needed in every namespace that may hold its objects.
+    pub rights: &'static [Right],
+    /// Roles beyond those rights, which an administrator binds or not. Their names begin with `strata-`.
+    pub roles: fn() -> Vec<ClusterRole>,
+    /// The kinds that users write.
+    pub crds: fn() -> Vec<CustomResourceDefinition>,
+}
 
 /// Short beside the seconds that filling takes, long beside the cost of asking.
 const LOOK: Duration = Duration::from_millis(20);
@@ -118,5 +139,80 @@ impl Layers {
             }
             tokio::time::sleep(if waiting == 0 { LOOK } else { PATIENT_LOOK }).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::{
+        Clock, Fatal, Kind, ListMode, Operator, Settings,
+        scripted::{Answer, Script, page, quiet},
+    };
+
+    /// An operator that follows one kind, which the server of the script does not have at first.
+    fn operator(script: &Script, add_layer: fn(&mut Operator), stop: &CancellationToken) -> Operator {
+        let settings = Settings {
+            lease: None,
+            health_address: None,
+            metrics_address: None,
+            grace: Duration::from_secs(1),
+            request_timeout: Duration::from_secs(10),
+            list_mode: Some(ListMode::Paged),
+            instance: "test".into(),
+        };
+        let mut operator = Operator::new(script.client(), settings, Clock::default(), stop.clone());
+        add_layer(&mut operator);
+        let kind = Kind::new("configmaps", operator.writer("test"), |_: ConfigMap| Some(()));
+        operator.watch(&kind, |_| {});
+        operator
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_demanding_layer_ends_the_process_with_the_remedy() {
+        let script = Script::new([Answer::Refusal(404, None)]);
+        let operator = operator(&script, |operator| operator.demanding_layer("maps"), &CancellationToken::new());
+        // As a layer does.
+        let _events = operator.events.clone();
+        let ended = operator.run(|_| {}).await.unwrap_err();
+        assert!(matches!(ended, Fatal::DefinitionMissing { layer: "maps", resource: "configmaps" }), "{ended}");
+        let text = ended.to_string();
+        for part in ["definition of configmaps", "the layer maps", "strata crd | kubectl apply --server-side -f -"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_layer_waits_for_its_definition_and_begins_when_it_comes() {
+        let stop = CancellationToken::new();
+        let script = Script::new([Answer::Refusal(404, None)]);
+        let operator = operator(&script, |operator| operator.layer("maps"), &stop);
+        let (health, _events) = (operator.health.clone(), operator.events.clone());
+        let layer = operator.current_layer().clone();
+        let running = tokio::spawn(operator.run(|_| {}));
+        // The second request waits for the script.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(health.readiness().values().all(Result::is_ok), "{:?}", health.readiness());
+        assert_eq!(
+            health.notes()["layer maps"],
+            "waits for the definition of configmaps; install it: strata crd | kubectl apply --server-side -f -"
+        );
+        assert!(!*layer.filled().borrow());
+        stop.cancel();
+        running.await.unwrap().unwrap();
+
+        let stop = CancellationToken::new();
+        let script = Script::new([Answer::Refusal(404, None), page(5, "", []), quiet()]);
+        let operator = self::operator(&script, |operator| operator.layer("maps"), &stop);
+        let (health, _events) = (operator.health.clone(), operator.events.clone());
+        let layer = operator.current_layer().clone();
+        let running = tokio::spawn(operator.run(|_| {}));
+        assert!(layer.filled().wait_for(|filled| *filled).await.is_ok());
+        assert_eq!(health.notes().get("layer maps"), None);
+        stop.cancel();
+        running.await.unwrap().unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! How any controller of strata runs: watch → cache → queue → gather → plan → execute → status.
 //!
-//! A layer implements [`Layer`] and hands it to an [`Operator`] together with the kinds it watches; everything else,
+//! A layer implements [`Controller`] and hands it to an [`Operator`] together with the kinds it watches; everything else,
 //! from leadership to metrics, is the same for all layers.
 
 mod admin;
@@ -53,7 +53,6 @@ pub use clock::Clock;
 pub use cluster::{Cluster, Freshness};
 pub use clusters::Clusters;
 pub use controller::{Controller, InputsOf, RoundOf, Turn};
-pub use driver::{Executed, Layer};
 pub use dynamic::{DynamicWatches, Trace};
 pub use error::{Class, Error};
 pub use event::{Occurrence, Recorder};
@@ -63,6 +62,7 @@ pub use index::Index;
 pub use key::Key;
 pub use kind::{Change, Deleted, Kind, heard_by};
 pub use kubeconfig::KubeconfigError;
+pub use layer::LayerSpec;
 pub use lease::{Leadership, LeaseConfig};
 pub use metrics::Metrics;
 pub use operator::{Addresses, Fatal, Operator, Settings};

@@ -19,7 +19,7 @@ use crate::{
     cluster::{Cluster, Common},
     clusters::Clusters,
     controller::Controller,
-    driver::{self, Driver},
+    driver::Driver,
     dynamic::{DynamicWatches, Trace},
     event::{Publisher, Recorder},
     followers::WatchMetrics,
@@ -179,7 +179,7 @@ impl Operator {
         self.layers.push(Layer::new(name, true));
     }
 
-    fn current_layer(&self) -> &Layer {
+    pub(crate) fn current_layer(&self) -> &Layer {
         self.layers.last().expect("there is one from the start")
     }
 
@@ -288,16 +288,9 @@ impl Operator {
         self.leadership.clone()
     }
 
-    pub fn drive<L: driver::Layer>(&mut self, layer: L, queue: Arc<Queue>, concurrency: usize) {
-        self.slow_rounds.of(L::CONTROLLER, &queue, &self.health);
-        let driver =
-            Driver::new(layer, queue, self.clock.clone(), self.leadership.clone(), self.metrics.clone(), concurrency);
-        self.drivers.push((driver, self.current_layer().clone()));
-    }
-
     pub fn control<C: Controller>(&mut self, controller: C, queue: Arc<Queue>, concurrency: usize) {
         self.slow_rounds.of(C::NAME, &queue, &self.health);
-        let driver = Driver::of(
+        let driver = Driver::new(
             controller,
             queue,
             self.clock.clone(),

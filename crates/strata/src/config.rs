@@ -1,16 +1,18 @@
 //! Values as users write them: durations, addresses, and the file that holds them.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
-use clap::{ArgAction, Args};
+use clap::{
+    ArgAction, Args,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::Failure;
+use crate::{
+    Failure,
+    layers::{self, performers::PerformersFlags, workspaces::WorkspacesFlags},
+};
 
 /// A duration like `2m`, `90s` or `1h30m`.
 pub fn duration(text: &str) -> Result<Duration, String> {
@@ -56,21 +58,15 @@ pub enum StreamingLists {
     Off,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LayerName {
-    Performers,
-    Workspaces,
-}
-
 /// Every setting of the operator. The same structure is filled from flags, from the environment (by clap) and from the
 /// configuration file, whose keys are the long flags in camel case.
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Values {
     /// Layers to run, separated by commas [default: all]
-    #[arg(long, env = "STRATA_LAYERS", value_enum, value_delimiter = ',')]
-    pub layers: Option<Vec<LayerName>>,
+    #[arg(long, env = "STRATA_LAYERS", value_parser = layer(), value_delimiter = ',')]
+    #[serde(deserialize_with = "read_layers")]
+    pub layers: Option<Vec<&'static str>>,
     /// Where /metrics answers; 0 switches it off [default: :8080]
     #[arg(long, env = "STRATA_METRICS_BIND_ADDRESS", value_parser = listen, value_name = "ADDRESS")]
     #[serde(deserialize_with = "read_listen")]
@@ -116,58 +112,12 @@ pub struct Values {
     /// Fill caches by streaming lists [default: auto]
     #[arg(long, env = "STRATA_STREAMING_LISTS", value_enum, value_name = "MODE")]
     pub streaming_lists: Option<StreamingLists>,
-    /// Replace a scheduled pod that is still pending after this long [default: 5m]
-    #[arg(long, env = "STRATA_PENDING_LIMIT", value_parser = duration, value_name = "DURATION")]
-    #[serde(deserialize_with = "read_duration")]
-    pub pending_limit: Option<Duration>,
-    /// Replace an ended pod after this long, doubled each time in a row [default: 10s]
-    #[arg(long, env = "STRATA_FAILURE_DELAY", value_parser = duration, value_name = "DURATION")]
-    #[serde(deserialize_with = "read_duration")]
-    pub failure_delay: Option<Duration>,
-    /// How long past its grace period a pod may hold up a deletion [default: 30s]
-    #[arg(long, env = "STRATA_DELETION_MARGIN", value_parser = duration, value_name = "DURATION")]
-    #[serde(deserialize_with = "read_duration")]
-    pub deletion_margin: Option<Duration>,
-    /// The helm program (version 4) [default: helm beside this program, else on the PATH]
-    #[arg(long, env = "STRATA_HELM", value_name = "FILE")]
-    pub helm: Option<PathBuf>,
-    /// Memory that all helm processes may use together [default: 1280Mi]
-    #[arg(long, env = "STRATA_HELM_MEMORY", value_parser = bytes, value_name = "BYTES")]
-    #[serde(deserialize_with = "read_bytes")]
-    pub helm_memory: Option<u64>,
-    /// Memory that one helm process may use, unless its release says otherwise [default: 256Mi]
-    #[arg(long, env = "STRATA_HELM_OPERATION_MEMORY", value_parser = bytes, value_name = "BYTES")]
-    #[serde(deserialize_with = "read_bytes")]
-    pub helm_operation_memory: Option<u64>,
-    /// Memory that one release may ask for by spec.memory [default: --helm-memory less --helm-operation-memory]
-    #[arg(long, env = "STRATA_HELM_MAX_OPERATION_MEMORY", value_parser = bytes, value_name = "BYTES")]
-    #[serde(deserialize_with = "read_bytes")]
-    pub helm_max_operation_memory: Option<u64>,
-    /// Time that one release may ask for by spec.timeout [default: 1h]
-    #[arg(long, env = "STRATA_HELM_MAX_TIMEOUT", value_parser = duration, value_name = "DURATION")]
-    #[serde(deserialize_with = "read_duration")]
-    pub helm_max_timeout: Option<Duration>,
-    /// From SIGTERM to SIGKILL for helm processes, at time-outs and when the operator stops [default: 30s]
-    #[arg(long, env = "STRATA_HELM_GRACE_PERIOD", value_parser = duration, value_name = "DURATION")]
-    #[serde(deserialize_with = "read_duration")]
-    pub helm_grace_period: Option<Duration>,
-    /// How long somebody else's unfinished helm operation is left alone after its last change [default: 30s]
-    #[arg(long, env = "STRATA_HELM_LOCK_PATIENCE", value_parser = duration, value_name = "DURATION")]
-    #[serde(deserialize_with = "read_duration")]
-    pub helm_lock_patience: Option<Duration>,
-    /// Let releases go to other namespaces than their object's [default: false]
-    #[arg(long, env = "STRATA_HELM_OTHER_NAMESPACES", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
-    pub helm_other_namespaces: Option<bool>,
-    /// Let releases take charts from the operator's own disk, by file:// [default: false]
-    #[arg(long, env = "STRATA_HELM_LOCAL_CHARTS", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
-    pub helm_local_charts: Option<bool>,
-    /// Where charts, indexes and, while helm runs, its private files are kept [default: strata in the directory for temporary files]
-    #[arg(long, env = "STRATA_HELM_DIRECTORY", value_name = "DIRECTORY")]
-    pub helm_directory: Option<PathBuf>,
-    /// How long a repository's index is believed [default: 5m]
-    #[arg(long, env = "STRATA_CHART_TIME_TO_LIVE", value_parser = duration, value_name = "DURATION")]
-    #[serde(deserialize_with = "read_duration")]
-    pub chart_time_to_live: Option<Duration>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub performers: PerformersFlags,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub workspaces: WorkspacesFlags,
 }
 
 impl Values {
@@ -188,20 +138,8 @@ impl Values {
             request_timeout: self.request_timeout.or(other.request_timeout),
             grace_period: self.grace_period.or(other.grace_period),
             streaming_lists: self.streaming_lists.or(other.streaming_lists),
-            pending_limit: self.pending_limit.or(other.pending_limit),
-            failure_delay: self.failure_delay.or(other.failure_delay),
-            deletion_margin: self.deletion_margin.or(other.deletion_margin),
-            helm: self.helm.or(other.helm),
-            helm_memory: self.helm_memory.or(other.helm_memory),
-            helm_operation_memory: self.helm_operation_memory.or(other.helm_operation_memory),
-            helm_max_operation_memory: self.helm_max_operation_memory.or(other.helm_max_operation_memory),
-            helm_max_timeout: self.helm_max_timeout.or(other.helm_max_timeout),
-            helm_grace_period: self.helm_grace_period.or(other.helm_grace_period),
-            helm_lock_patience: self.helm_lock_patience.or(other.helm_lock_patience),
-            helm_other_namespaces: self.helm_other_namespaces.or(other.helm_other_namespaces),
-            helm_local_charts: self.helm_local_charts.or(other.helm_local_charts),
-            helm_directory: self.helm_directory.or(other.helm_directory),
-            chart_time_to_live: self.chart_time_to_live.or(other.chart_time_to_live),
+            performers: self.performers.or(other.performers),
+            workspaces: self.workspaces.or(other.workspaces),
         }
     }
 
@@ -220,99 +158,62 @@ impl Values {
 }
 
 /// A duration that may not be shorter than `least`.
-struct Lower {
-    flag: &'static str,
-    value: fn(&Values) -> Option<Duration>,
-    least: Duration,
+pub struct Lower {
+    pub flag: &'static str,
+    pub given: Option<Duration>,
+    pub least: Duration,
     /// What a shorter one would do.
-    because: &'static str,
-    default: &'static str,
+    pub because: &'static str,
+    pub default: &'static str,
 }
 
-/// Shorter durations are slips (`1ms` for `1m`) that would load the API server or hurt the objects.
-const LEAST: [Lower; 10] = [
-    Lower {
-        flag: "--resync",
-        value: |values| values.resync,
-        least: Duration::from_secs(1),
-        because: "every object would be looked at all the time",
-        default: "2m",
-    },
-    Lower {
-        flag: "--lease-duration",
-        value: |values| values.lease_duration,
-        // A renewal has two ninths of it.
-        least: Duration::from_secs(1),
-        because: "a lease must outlast a slow request to the API server",
-        default: "6s",
-    },
-    Lower {
-        flag: "--request-timeout",
-        value: |values| values.request_timeout,
-        least: Duration::from_secs(1),
-        because: "a busy API server could answer nothing in time",
-        default: "10s",
-    },
-    Lower {
-        flag: "--grace-period",
-        value: |values| values.grace_period,
-        // What the chart gives with the shortest terminationGracePeriodSeconds, and enough for a request.
-        least: Duration::from_millis(100),
-        because: "no reconcile could finish",
-        default: "5s",
-    },
-    Lower {
-        flag: "--pending-limit",
-        value: |values| values.pending_limit,
-        // Pulling a small image and starting a container takes seconds.
-        least: Duration::from_secs(10),
-        because: "pods would be replaced while they start",
-        default: "5m",
-    },
-    Lower {
-        flag: "--failure-delay",
-        value: |values| values.failure_delay,
-        least: Duration::from_secs(1),
-        because: "a pod that ends at once would be replaced without pause",
-        default: "10s",
-    },
-    Lower {
-        flag: "--deletion-margin",
-        value: |values| values.deletion_margin,
-        // The kubelet reports an ended pod within about a second.
-        least: Duration::from_secs(1),
-        because: "finalizers would be released before the kubelet reports a pod's end",
-        default: "30s",
-    },
-    Lower {
-        flag: "--helm-grace-period",
-        value: |values| values.helm_grace_period,
-        // As for the grace period.
-        least: Duration::from_millis(100),
-        because: "helm could not record that it was ended",
-        default: "30s",
-    },
-    Lower {
-        flag: "--helm-lock-patience",
-        value: |values| values.helm_lock_patience,
-        least: Duration::from_secs(1),
-        because: "operations of others would be taken for dead while they run",
-        default: "30s",
-    },
-    Lower {
-        flag: "--chart-time-to-live",
-        value: |values| values.chart_time_to_live,
-        least: Duration::from_secs(1),
-        because: "indexes would be fetched for every look at a release",
-        default: "5m",
-    },
-];
-
 impl Values {
-    /// Refuses durations that can only be slips.
+    /// Shorter durations are slips (`1ms` for `1m`) that would load the API server or hurt the objects.
+    fn durations(&self) -> [Lower; 4] {
+        [
+            Lower {
+                flag: "--resync",
+                given: self.resync,
+                least: Duration::from_secs(1),
+                because: "every object would be looked at all the time",
+                default: "2m",
+            },
+            Lower {
+                flag: "--lease-duration",
+                given: self.lease_duration,
+                // A renewal has two ninths of it.
+                least: Duration::from_secs(1),
+                because: "a lease must outlast a slow request to the API server",
+                default: "6s",
+            },
+            Lower {
+                flag: "--request-timeout",
+                given: self.request_timeout,
+                least: Duration::from_secs(1),
+                because: "a busy API server could answer nothing in time",
+                default: "10s",
+            },
+            Lower {
+                flag: "--grace-period",
+                given: self.grace_period,
+                // What the chart gives with the shortest terminationGracePeriodSeconds, and enough for a request.
+                least: Duration::from_millis(100),
+                because: "no reconcile could finish",
+                default: "5s",
+            },
+        ]
+    }
+
+    /// Refuses what can only be a slip.
     pub fn check(&self) -> Result<(), Failure> {
-        for Lower { flag, value, least, because, default } in LEAST {
-            if let Some(given) = value(self).filter(|given| *given < least) {
+        if self.concurrency == Some(0) {
+            return Err(
+                Failure::new("--concurrency 0 would reconcile nothing").hint("set at least 1; the default is 10")
+            );
+        }
+        let of_layers = self.performers.durations().into_iter().chain(self.workspaces.durations());
+        for Lower { flag, given, least, because, default } in self.durations().into_iter().chain(of_layers) {
+            if let Some(given) = given.filter(|given| *given < least) {
                 return Err(Failure::new(format!("{flag} is {given:?}, below {least:?}: {because}"))
                     .hint(format!("set {flag} to {least:?} or more; the default is {default}")));
             }
@@ -321,16 +222,45 @@ impl Values {
     }
 }
 
-fn read_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-    Option::<String>::deserialize(deserializer)?.map(|text| duration(&text).map_err(D::Error::custom)).transpose()
+/// A value of the configuration file as a user would write it on the command line.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Word {
+    Text(String),
+    Number(u64),
 }
 
-fn read_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    Option::<String>::deserialize(deserializer)?.map(|text| bytes(&text).map_err(D::Error::custom)).transpose()
+fn read<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    parse: fn(&str) -> Result<T, String>,
+) -> Result<Option<T>, D::Error> {
+    let text = Option::<Word>::deserialize(deserializer)?.map(|word| match word {
+        Word::Text(text) => text,
+        Word::Number(number) => number.to_string(),
+    });
+    text.map(|text| parse(&text).map_err(D::Error::custom)).transpose()
+}
+
+pub fn read_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    read(deserializer, duration)
+}
+
+pub fn read_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    read(deserializer, bytes)
 }
 
 fn read_listen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Listen>, D::Error> {
-    Option::<String>::deserialize(deserializer)?.map(|text| listen(&text).map_err(D::Error::custom)).transpose()
+    read(deserializer, listen)
+}
+
+fn read_layers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<&'static str>>, D::Error> {
+    let named = Option::<Vec<String>>::deserialize(deserializer)?;
+    named.map(|names| names.iter().map(|name| layers::known(name)).collect()).transpose().map_err(D::Error::custom)
+}
+
+/// The name of a layer that there is.
+fn layer() -> impl TypedValueParser<Value = &'static str> {
+    PossibleValuesParser::new(layers::all().map(|spec| spec.name)).try_map(|name| layers::known(&name))
 }
 
 #[cfg(test)]
@@ -388,5 +318,50 @@ mod tests {
     fn an_unknown_key_is_refused_by_name() {
         let error = serde_saphyr::from_str::<Values>("leaseDuratoin: 6s\n").unwrap_err().to_string();
         assert!(error.contains("leaseDuratoin"), "{error}");
+    }
+
+    #[test]
+    fn a_file_sets_the_process_and_every_layer() {
+        let text = "layers: [workspaces]\nconcurrency: 3\nfailureDelay: 20s\nhelmMemory: 1073741824\nhelm: /bin/helm\n\
+                    helmOtherNamespaces: true\nmetricsBindAddress: 0\n";
+        let values: Values = serde_saphyr::from_str(text).unwrap();
+        assert_eq!(values.layers, Some(vec!["workspaces"]));
+        assert_eq!((values.concurrency, values.metrics_bind_address), (Some(3), Some(Listen(None))));
+        assert_eq!(values.performers.failure_delay, Some(Duration::from_secs(20)));
+        let helm = values.workspaces;
+        assert_eq!((helm.helm_memory, helm.helm_other_namespaces), (Some(1 << 30), Some(true)));
+        assert_eq!(helm.helm.unwrap(), Path::new("/bin/helm"));
+        for (text, complaint) in [
+            ("layers: [machine]\n", "\"machine\" is not a layer: write performers, workspaces"),
+            ("helmMemory: much\n", "\"much\" is not an amount of memory"),
+            ("failureDelay: 5\n", "\"5\" is not a duration"),
+        ] {
+            let error = serde_saphyr::from_str::<Values>(text).unwrap_err().to_string();
+            assert!(error.contains(complaint), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_flag_has_a_key_of_its_name() {
+        let flags = Values::augment_args(clap::Command::new("operator"));
+        for flag in flags.get_arguments().filter_map(clap::Arg::get_long) {
+            let mut words = flag.split('-');
+            let first = words.next().unwrap_or_default().to_owned();
+            let key = words.fold(first, |key, word| key + &word[..1].to_uppercase() + &word[1..]);
+            let read = serde_saphyr::from_str::<Values>(&format!("{key}: null\n"));
+            assert!(read.is_ok(), "{key}: {}", read.unwrap_err());
+        }
+    }
+
+    #[test]
+    fn layers_are_named_on_the_command_line_by_their_names() {
+        let parse = |text: &str| {
+            let matches =
+                Values::augment_args(clap::Command::new("operator")).try_get_matches_from(["operator", text])?;
+            <Values as clap::FromArgMatches>::from_arg_matches(&matches)
+        };
+        assert_eq!(parse("--layers=workspaces,performers").unwrap().layers, Some(vec!["workspaces", "performers"]));
+        let refused = parse("--layers=machine").unwrap_err().to_string();
+        assert!(refused.contains("performers, workspaces"), "{refused}");
     }
 }

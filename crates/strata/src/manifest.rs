@@ -1,10 +1,10 @@
 //! `strata crd` and `strata rbac`: what a cluster must be given before the operator can work.
 
 use clap::Args;
-use runtime::rights::{DEFAULT_LEASE, Right, rbac};
+use runtime::rights::{DEFAULT_LEASE, rbac};
 use serde::Serialize;
 
-use crate::Failure;
+use crate::{Failure, layers};
 
 #[derive(Debug, Args)]
 pub struct RbacFlags {
@@ -20,22 +20,17 @@ pub struct RbacFlags {
 }
 
 pub fn print_crds() -> Result<(), Failure> {
-    api::crds().iter().try_for_each(print)
+    layers::crds().iter().try_for_each(print)
 }
 
 pub fn print_rbac(flags: &RbacFlags) -> Result<(), Failure> {
-    let rbac = rbac(&flags.namespace, &flags.name, &layer_rights()).with_lease(&flags.lease_name);
+    let rbac = rbac(&flags.namespace, &flags.name, &layers::rights()).with_lease(&flags.lease_name);
     print(&rbac.account)?;
     print(&rbac.cluster_role)?;
     print(&rbac.cluster_binding)?;
     print(&rbac.role)?;
     print(&rbac.binding)?;
-    print(&workspaces::rights::helm_role())
-}
-
-/// What all layers together may do.
-pub fn layer_rights() -> Vec<Right> {
-    [performers::rights::CLUSTER, workspaces::rights::CLUSTER].concat()
+    layers::roles().iter().try_for_each(print)
 }
 
 fn print<T: Serialize>(object: &T) -> Result<(), Failure> {

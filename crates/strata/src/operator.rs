@@ -1,22 +1,17 @@
 //! `strata operator`.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
-use clap::{ArgAction, Args, ValueEnum};
-use kube::Config as ClientConfig;
-use plan::releases::LEAST_MEMORY;
+use clap::{ArgAction, Args};
 use runtime::{Clock, LeaseConfig, ListMode, Operator, Settings, rights::DEFAULT_LEASE};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use workspaces::helm::Guard;
 
 use crate::{
     Failure,
-    config::{LayerName, Listen, LogFormat, StreamingLists, Values},
+    config::{Listen, LogFormat, StreamingLists, Values},
     connection::client_config,
+    layers,
 };
 
 /// Every setting is taken from its flag, else its environment variable, else the configuration file, else the default.
@@ -120,21 +115,12 @@ async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
     let client_config = client_config(flags.kubeconfig.as_deref(), flags.context.as_deref()).await?;
     let clock = Clock::default();
     let settings = settings(&values, instance(flags), &client_config.default_namespace, &clock);
-    let performers = performers_config(&values)?;
     let client = runtime::connect(client_config.clone())
         .map_err(|error| Failure::new(format!("cannot make a client for the API server: {error}")))?;
 
     let stop = CancellationToken::new();
     let mut operator = Operator::new(client, settings, clock, stop.clone());
-    let layers = values.layers.clone().unwrap_or_else(|| LayerName::value_variants().to_vec());
-    if layers.contains(&LayerName::Performers) {
-        performers::install(&mut operator, performers);
-    }
-    if layers.contains(&LayerName::Workspaces) {
-        let config = workspaces_config(&values, client_config)?;
-        workspaces::install(&mut operator, config)
-            .map_err(|error| Failure::new(format!("cannot prepare for helm: {error}")))?;
-    }
+    layers::install(&mut operator, &values, &client_config)?;
     runtime::spawn_watchdog(operator.health.clone())
         .map_err(|error| Failure::new(format!("cannot start the watchdog: {error}")))?;
     tokio::spawn(stop_on_signal(stop));
@@ -184,145 +170,7 @@ fn settings(values: &Values, instance: String, default_namespace: &str, clock: &
     }
 }
 
-fn performers_config(values: &Values) -> Result<performers::Config, Failure> {
-    let mut config = performers::Config::default();
-    config.concurrency = values.concurrency.unwrap_or(config.concurrency);
-    if config.concurrency == 0 {
-        return Err(Failure::new("--concurrency 0 would reconcile nothing").hint("set at least 1; the default is 10"));
-    }
-    config.resync = values.resync.unwrap_or(config.resync);
-    let policy = &mut config.policy;
-    policy.pending_limit = values.pending_limit.unwrap_or(policy.pending_limit);
-    policy.failure_delay = values.failure_delay.unwrap_or(policy.failure_delay);
-    policy.deletion_margin = values.deletion_margin.unwrap_or(policy.deletion_margin);
-    Ok(config)
-}
-
-/// What helm gets of the environment.
-const PROXIES: [&str; 6] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
-
-fn workspaces_config(values: &Values, client: ClientConfig) -> Result<workspaces::Config, Failure> {
-    let program =
-        std::env::current_exe().map_err(|error| Failure::new(format!("cannot find this program: {error}")))?;
-    let helm = helm_program(values, &program)?;
-    let directory = values.helm_directory.clone().unwrap_or_else(|| std::env::temp_dir().join("strata"));
-    let guard = Guard { program, arguments: vec!["guard".into()] };
-    let mut config = workspaces::Config::new(client, helm, guard, directory.join("private"), directory.join("cache"));
-    config.concurrency = values.concurrency.unwrap_or(config.concurrency);
-    config.resync = values.resync.unwrap_or(config.resync);
-    config.grace = values.helm_grace_period.unwrap_or(config.grace);
-    config.policy.total_memory = values.helm_memory.unwrap_or(config.policy.total_memory);
-    config.operation_memory = operation_memory(values, config.policy.total_memory, config.operation_memory)?;
-    let (total, operation) = (config.policy.total_memory, config.operation_memory);
-    config.policy.largest_memory = largest_memory(values, total, operation)?;
-    config.policy.longest_timeout = values.helm_max_timeout.unwrap_or(config.policy.longest_timeout);
-    config.policy.lock_patience = values.helm_lock_patience.unwrap_or(config.policy.lock_patience);
-    config.policy.other_namespaces = values.helm_other_namespaces.unwrap_or(false);
-    config.policy.local_charts = values.helm_local_charts.unwrap_or(false);
-    config.charts.time_to_live = values.chart_time_to_live.unwrap_or(config.charts.time_to_live);
-    config.environment = std::env::vars_os().filter(|(name, _)| PROXIES.iter().any(|proxy| name == proxy)).collect();
-    Ok(config)
-}
-
-/// Bytes for one helm process. Without a word about it, the default gives way to a small total.
-fn operation_memory(values: &Values, total: u64, default: u64) -> Result<u64, Failure> {
-    let too_small = |flag: &str, bytes: u64| {
-        Failure::new(format!("{flag} is {bytes} bytes, helm needs at least {LEAST_MEMORY}"))
-            .hint(format!("set {flag} to 128Mi or more"))
-    };
-    if total < LEAST_MEMORY {
-        return Err(too_small("--helm-memory", total));
-    }
-    match values.helm_operation_memory {
-        None => Ok(default.min(total)),
-        Some(bytes) if bytes < LEAST_MEMORY => Err(too_small("--helm-operation-memory", bytes)),
-        Some(bytes) if bytes > total => {
-            let message = format!(
-                "--helm-operation-memory is {bytes} bytes, all helm processes together may use {total}: none would start"
-            );
-            Err(Failure::new(message).hint("lower it, or raise --helm-memory"))
-        }
-        Some(bytes) => Ok(bytes),
-    }
-}
-
-/// Bytes that one release may ask for: at most what leaves room for an ordinary operation beside it.
-fn largest_memory(values: &Values, total: u64, operation: u64) -> Result<u64, Failure> {
-    let most = workspaces::helm::largest_memory(total, operation);
-    match values.helm_max_operation_memory {
-        None => Ok(most),
-        Some(bytes) if bytes > most => {
-            let message = format!(
-                "--helm-max-operation-memory is {bytes} bytes, and beside one ordinary operation all helm processes together may use {most}: others would wait for it"
-            );
-            Err(Failure::new(message).hint("lower it, or raise --helm-memory"))
-        }
-        Some(bytes) if bytes < operation => {
-            let message = format!(
-                "--helm-max-operation-memory is {bytes} bytes, less than the {operation} of an ordinary operation"
-            );
-            Err(Failure::new(message).hint("raise it, or lower --helm-operation-memory"))
-        }
-        Some(bytes) => Ok(bytes),
-    }
-}
-
-fn helm_program(values: &Values, program: &Path) -> Result<PathBuf, Failure> {
-    if let Some(helm) = &values.helm {
-        return Ok(helm.clone());
-    }
-    let beside = program.parent().map(Path::to_owned);
-    let path = std::env::vars_os().find_map(|(name, value)| (name == "PATH").then_some(value)).unwrap_or_default();
-    let found = beside.into_iter().chain(std::env::split_paths(&path)).map(|folder| folder.join("helm"));
-    found.into_iter().find(|file| file.is_file()).ok_or_else(|| {
-        Failure::new("the workspaces layer needs the program helm, version 4, and there is none on the PATH")
-            .hint("name it with --helm FILE, or leave the layer out: --layers performers")
-    })
-}
-
 /// The pod's or the machine's name.
 fn instance(flags: &Flags) -> String {
     flags.instance.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_with_which_no_helm_would_run_is_refused_by_its_flag() {
-        const MIB: u64 = 1 << 20;
-        let memory = |total, operation: Option<u64>| {
-            let values = Values { helm_operation_memory: operation.map(|mib| mib * MIB), ..Values::default() };
-            operation_memory(&values, total * MIB, 256 * MIB).map(|bytes| bytes / MIB)
-        };
-        assert_eq!(memory(1024, None).unwrap(), 256);
-        assert_eq!(memory(200, None).unwrap(), 200);
-        assert_eq!(memory(1024, Some(128)).unwrap(), 128);
-        assert_eq!(memory(512, Some(512)).unwrap(), 512);
-        for (total, operation, message, hint) in [
-            (127, None, "--helm-memory is 133169152 bytes", "set --helm-memory to 128Mi or more"),
-            (1024, Some(127), "--helm-operation-memory is 133169152 bytes", "set --helm-operation-memory to 128Mi"),
-            (512, Some(513), "--helm-operation-memory is 537919488 bytes", "raise --helm-memory"),
-        ] {
-            let failure = memory(total, operation).unwrap_err();
-            assert!(failure.message.starts_with(message), "{}", failure.message);
-            assert!(failure.hint.unwrap().contains(hint));
-        }
-    }
-    #[test]
-    fn one_release_never_gets_all_memory() {
-        const MIB: u64 = 1 << 20;
-        let largest = |total: u64, asked: Option<u64>| {
-            let values = Values { helm_max_operation_memory: asked.map(|mib| mib * MIB), ..Values::default() };
-            largest_memory(&values, total * MIB, 256 * MIB).map(|bytes| bytes / MIB)
-        };
-        assert_eq!(largest(1280, None).unwrap(), 1024);
-        assert_eq!(largest(1280, Some(512)).unwrap(), 512);
-        assert_eq!(largest(256, None).unwrap(), 256, "there is room for one alone");
-        for (asked, message) in [(1025, "is 1074790400 bytes"), (128, "less than the 268435456")] {
-            let failure = largest(1280, Some(asked)).unwrap_err();
-            assert!(failure.message.contains(message), "{}", failure.message);
-        }
-    }
 }

@@ -11,11 +11,20 @@ use std::{ffi::OsString, io, path::PathBuf, sync::Arc, time::Duration};
 use api::workspace::{HelmRelease, ValuesKind};
 use kube::Config as ClientConfig;
 use plan::releases::Policy;
-use runtime::{Change, Key, Operator, Queue};
+use runtime::{Change, Key, LayerSpec, Operator, Queue};
 
 use helm::{Charts, ChartsConfig, Guard, Runner};
 pub use release::values;
 use release::{Indexes, Preparation, ReleaseController, ReleaseMetrics, SecretFacts};
+
+pub const LAYER: LayerSpec = LayerSpec {
+    name: "workspaces",
+    is_default: true,
+    demands_definitions: false,
+    rights: rights::CLUSTER,
+    roles: || vec![rights::helm_role()],
+    crds: || api::workspace::crds().into(),
+};
 
 /// Field manager of everything this layer writes.
 pub const MANAGER: &str = "strata-workspaces";

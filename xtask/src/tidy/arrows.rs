@@ -14,7 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("hetzner", &["api"]),
     ("testbed", &["api"]),
     ("strata", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
-    ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
+    ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed", "strata"]),
 ];
 
 /// Packages that would let a pure crate reach the outside.

@@ -7,7 +7,8 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use jiff::SignedDuration;
+use api::performer::{Performer, PerformerStatus};
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{ConfigMap, Namespace},
@@ -17,7 +18,14 @@ use kube::{
     api::{DeleteParams, PostParams},
     config::Kubeconfig,
 };
-use runtime::{Clock, Error, Executed, Fatal, Key, Layer, Leadership, LeaseConfig, Operator, Settings};
+use plan::{
+    fact::Never,
+    round::{Plan, Report},
+};
+use runtime::{
+    Clock, Controller, Error, Fatal, InputsOf, Json, Key, Kind, Leadership, LeaseConfig, Operator, RoundOf, Settings,
+    Turn,
+};
 use serde_json::json;
 use testbed::{
     ControlPlane, Options,
@@ -75,23 +83,36 @@ impl Diary {
     }
 }
 
-/// A layer whose only round ends some time after the stop.
+type Performers = Arc<Kind<Json<Performer>, Performer>>;
+
+/// A controller whose only round ends some time after the stop.
 struct Slow {
+    performers: Performers,
     diary: Diary,
     stop: CancellationToken,
 }
 
-impl Layer for Slow {
-    const CONTROLLER: &'static str = "slow";
+impl Controller for Slow {
+    const NAME: &'static str = "slow";
+    type View = Json<Performer>;
+    type Object = Performer;
+    type Status = PerformerStatus;
     type Observed = ();
     type Action = ();
-    type Outcome = ();
+    type Done = ();
+    type Note = ();
+    type Ask = Never;
+    type Answer = Never;
+
+    fn kind(&self) -> &Performers {
+        &self.performers
+    }
 
     fn span(_: &Key) -> tracing::Span {
         tracing::Span::none()
     }
 
-    async fn gather(&self, _: &Key) -> Result<Option<()>, Error> {
+    async fn gather(&self, _: &Key, _: &Performer, (): &()) -> Result<(), Error> {
         self.diary.note("round begins");
         self.stop.cancelled().await;
         // Whoever acts on the stop at once is quicker than this.
@@ -99,23 +120,27 @@ impl Layer for Slow {
             tokio::task::yield_now().await;
         }
         self.diary.note("round ends");
-        Ok(None)
+        Ok(())
     }
 
-    fn plan(&self, (): &(), _: jiff::Timestamp) -> plan::Plan<()> {
-        plan::Plan::default()
+    fn plan(&self, _: &Performer, (): &(), _: &InputsOf<Self>, _: Timestamp) -> Plan<()> {
+        Plan::default()
     }
 
-    async fn execute(&self, _: &Key, (): &(), (): &()) -> Executed<()> {
-        Executed { outcome: (), error: None }
+    async fn execute(&self, _: &Turn<'_, Self>, (): &()) -> Result<(), Error> {
+        Ok(())
     }
 
-    fn keys(&self) -> Vec<Key> {
-        vec![Key::new("n", "only")]
-    }
-
-    async fn report(&self, _: &Key, (): &(), _: &plan::Plan<()>, _: &[()]) -> Result<bool, Error> {
-        Ok(false)
+    fn report(&self, _: &RoundOf<'_, Self>, _: Timestamp) -> Report<PerformerStatus> {
+        Report {
+            status: PerformerStatus::default(),
+            fallback: None,
+            done: Vec::new(),
+            transitions: Vec::new(),
+            discriminator: String::new(),
+            phase: String::new(),
+            note: (),
+        }
     }
 }
 
@@ -134,7 +159,10 @@ async fn parts_end_after_the_rounds_and_before_the_lease_is_released() -> Result
         noting.note(format!("still leading: {}", leadership.is_leading()));
     });
     let queue = operator.queue(Duration::from_mins(2));
-    operator.drive(Slow { diary: diary.clone(), stop: stop.clone() }, queue, 1);
+    // No watch: the one object is put in its place.
+    let performers: Performers = Kind::new("performers", operator.writer("test"), |_| None);
+    performers.store().observe(Key::new("n", "only"), 1, Performer::default());
+    operator.control(Slow { performers, diary: diary.clone(), stop: stop.clone() }, queue, 1);
     let (_, running) = run(operator).await?;
     until("the round runs", || diary.holds("round begins")).await?;
     stop.cancel();

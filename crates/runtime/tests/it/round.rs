@@ -162,8 +162,7 @@ impl Scene {
     /// A running operator with the script, and one Performer for it.
     async fn new(prefix: &str, decide: Decide, execute: Execute, disturb: u32) -> Result<Self> {
         let world = World::new(prefix).await?;
-        let crds: Vec<_> = api::crds().iter().map(|crd| json!(crd)).collect();
-        ControlPlane::shared().await?.install(&crds).await?;
+        ControlPlane::shared().await?.install(&[json!(api::performer::crd())]).await?;
         let mut operator: Operator = world.operator();
         let performers = Kind::new("performers", operator.writer("strata-test"), project);
         let queue = operator.queue(Duration::from_mins(10));

@@ -17,7 +17,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{event::Report, explained};
-use crate::Failure;
+use crate::{Failure, layers};
 
 /// The chart's own, so that `dev` shows what a real installation may do.
 pub const NAMESPACE: &str = "strata-system";
@@ -99,7 +99,7 @@ impl Cluster {
     async fn crds_served(&self) -> Result<(), Failure> {
         let crds: Api<CustomResourceDefinition> = Api::all(self.client.clone());
         let deadline = Instant::now() + CRD_PATIENCE;
-        for name in api::crds().iter().map(ResourceExt::name_any) {
+        for name in layers::crds().iter().map(ResourceExt::name_any) {
             while !is_served(&crds.get(&name).await?) {
                 if Instant::now() > deadline {
                     let patience = CRD_PATIENCE.as_secs();
@@ -120,9 +120,9 @@ fn is_served(crd: &CustomResourceDefinition) -> bool {
 /// All that the operator needs, in the order of creation.
 pub fn installed() -> Vec<DynamicObject> {
     let metadata = ObjectMeta { name: Some(NAMESPACE.to_owned()), ..ObjectMeta::default() };
-    let rbac = runtime::rights::rbac(NAMESPACE, ACCOUNT, &crate::manifest::layer_rights());
+    let rbac = runtime::rights::rbac(NAMESPACE, ACCOUNT, &layers::rights());
     let mut objects = vec![dynamic(&Namespace { metadata, ..Namespace::default() })];
-    objects.extend(api::crds().iter().map(dynamic));
+    objects.extend(layers::crds().iter().map(dynamic));
     objects.extend([
         dynamic(&rbac.account),
         dynamic(&rbac.cluster_role),

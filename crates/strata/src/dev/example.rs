@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use api::{
-    performer::{Performer, Phase},
-    workspace::{HelmRelease, Workspace},
-};
+use api::performer::{Performer, Phase};
 use kube::{ResourceExt, api::DynamicObject};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -14,7 +11,7 @@ use super::{
     cluster::{Cluster, POLL, named},
     event::Report,
 };
-use crate::Failure;
+use crate::{Failure, layers};
 
 const FILES: [(&str, &str); 7] = [
     ("performers/basic.yaml", include_str!("../../../../examples/performers/basic.yaml")),
@@ -88,7 +85,9 @@ fn kind(object: &DynamicObject) -> &str {
 
 /// Whether it is of a kind that the operator tends and holds by a finalizer.
 pub fn is_served(object: &DynamicObject) -> bool {
-    [Performer::KIND, HelmRelease::KIND, Workspace::KIND].contains(&kind(object))
+    let group =
+        object.types.as_ref().and_then(|types| types.api_version.split_once('/')).map_or("", |(group, _)| group);
+    layers::crds().iter().any(|crd| crd.spec.group == group && crd.spec.names.kind == kind(object))
 }
 
 /// Waits until every example is ready; returns those that are not within `patience`.
@@ -159,7 +158,7 @@ mod tests {
     fn every_example_file_is_carried() {
         let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples"));
         let mut present = Vec::new();
-        for folder in ["performers", "workspaces"] {
+        for folder in layers::all().map(|spec| spec.name) {
             let files = std::fs::read_dir(root.join(folder)).unwrap();
             present.extend(files.map(|file| format!("{folder}/{}", file.unwrap().file_name().to_str().unwrap())));
         }

@@ -35,14 +35,14 @@ async fn rendered(directory: &Path) -> Result<Vec<String>> {
 }
 
 /// Where it listens, by its own log.
-fn health_address(log: &Path) -> Option<SocketAddr> {
+pub fn health_address(log: &Path) -> Option<SocketAddr> {
     let text = std::fs::read_to_string(log).ok()?;
     let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let line = lines.find(|line| line["message"] == "listening")?;
     line["health"].as_str()?.strip_prefix("Some(")?.strip_suffix(')')?.parse().ok()
 }
 
-async fn readiness(address: SocketAddr) -> Result<String> {
+pub async fn readiness(address: SocketAddr) -> Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     stream.write_all(b"GET /readyz HTTP/1.0\r\n\r\n").await?;
     let mut answer = String::new();
@@ -54,9 +54,8 @@ async fn readiness(address: SocketAddr) -> Result<String> {
 async fn the_operator_becomes_ready_with_the_arguments_of_the_chart() -> Result<()> {
     let scene = Scene::start(Options::bare()).await?;
     let directory = scene.control_plane.directory();
-    let layers = [performers::rights::CLUSTER, workspaces::rights::CLUSTER].concat();
-    let rbac = runtime::rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, &layers);
-    let crds = api::crds().into_iter().map(|crd| json!(crd));
+    let rbac = runtime::rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, &strata::layers::rights());
+    let crds = strata::layers::crds().into_iter().map(|crd| json!(crd));
     scene.control_plane.install(&crds.chain(rbac.objects()).collect::<Vec<_>>()).await?;
     let mut args = rendered(directory).await?;
     // The chart's volume is not here, and helm is not beside the binary as in the image.

@@ -10,6 +10,7 @@ mod cli;
 mod dev;
 mod handover;
 mod kill;
+mod missing_definition;
 mod process;
 mod releases;
 mod workspace_kill;

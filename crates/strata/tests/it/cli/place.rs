@@ -51,7 +51,7 @@ impl Place {
         static INSTALLED: OnceCell<()> = OnceCell::const_new();
         let control_plane = ControlPlane::shared().await?;
         let install = async || -> Result<()> {
-            let crds: Vec<_> = api::crds().iter().map(serde_json::to_value).collect::<Result<_, _>>()?;
+            let crds: Vec<_> = strata::layers::crds().iter().map(serde_json::to_value).collect::<Result<_, _>>()?;
             Ok(control_plane.install(&crds).await?)
         };
         INSTALLED.get_or_try_init(install).await?;
