@@ -74,6 +74,10 @@ impl<Q: PartialEq, F> Facts<Q, F> {
         self.0.iter().find(|(known, _)| known == ask).map(|(_, fact)| fact)
     }
 
+    pub fn iter(&self) -> impl Iterator<Item = &Fact<F>> {
+        self.0.iter().map(|(_, fact)| fact)
+    }
+
     /// Replaces an earlier fact of the same ask.
     pub fn insert(&mut self, ask: Q, fact: Fact<F>) {
         self.0.retain(|(known, _)| *known != ask);

@@ -76,6 +76,15 @@ impl Error {
         }
     }
 
+    /// The same failure in other words, where those of the server may quote what must not be repeated.
+    #[must_use]
+    pub fn with_message(mut self, message: String) -> Self {
+        if let Self::Api { status, .. } = &mut self {
+            status.message = message;
+        }
+        self
+    }
+
     pub fn is_not_found(&self) -> bool {
         self.status().is_some_and(|s| s.code == 404)
     }

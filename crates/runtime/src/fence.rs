@@ -13,6 +13,8 @@ pub struct Fence {
     clock: Clock,
     /// The generation of the object that the effect was decided on; 0 where there is none.
     pub generation: i64,
+    /// Of the lead that it was made in; a later lead of the same process is another.
+    epoch: Option<u64>,
     deadline: Instant,
     is_current: Arc<dyn Fn() -> bool + Send + Sync>,
 }
@@ -32,8 +34,8 @@ impl Fence {
         limit: Duration,
         is_current: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Self {
-        let deadline = clock.instant() + limit;
-        Self { leadership, clock, generation, deadline, is_current: Arc::new(is_current) }
+        let (deadline, epoch) = (clock.instant() + limit, leadership.epoch());
+        Self { leadership, clock, generation, epoch, deadline, is_current: Arc::new(is_current) }
     }
 
     /// For work beside the rounds, which ends with the lead or after `limit`, whatever becomes of the object.
@@ -45,12 +47,15 @@ impl Fence {
     /// Which lead this is: a later one has a larger number. It travels with effects that leave the cluster, so that
     /// their receiver can refuse those of a former leader.
     pub fn epoch(&self) -> Option<u64> {
-        self.leadership.epoch()
+        self.epoch
     }
 
     /// Time left for an effect, or why there is none.
     pub fn check(&self) -> Result<Duration, Error> {
         let lead = self.leadership.time_left().ok_or(Error::LeadLost)?;
+        if self.leadership.epoch() != self.epoch {
+            return Err(Error::LeadLost);
+        }
         let left = self.deadline.saturating_duration_since(self.clock.instant());
         if left.is_zero() {
             return Err(Error::OutOfTime);

@@ -3,7 +3,7 @@
 mod follow;
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
@@ -98,7 +98,7 @@ pub struct Kind<W: View, T> {
     /// When the server last spoke.
     contact: Mutex<Option<Instant>>,
     /// Keys to be read before they are planned for: a write had no answer, or a list spoke against the store.
-    doubtful: Mutex<HashSet<Key>>,
+    doubtful: Mutex<HashMap<Key, u64>>,
 }
 
 impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
@@ -143,16 +143,21 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
 
     /// Reads the object if there is doubt about it; without doubt this costs nothing.
     pub async fn settle(&self, key: &Key) -> Result<(), Error> {
-        if self.doubtful().contains(key) {
+        let doubt = self.doubtful().get(key).copied();
+        if doubt.is_some() {
             self.refresh(key).await?;
-            self.doubtful().remove(key);
+            // A doubt that arose during the read stays.
+            let mut doubtful = self.doubtful();
+            if doubtful.get(key).copied() == doubt {
+                doubtful.remove(key);
+            }
         }
         Ok(())
     }
 
     /// Settles every doubt; what cannot be read stays doubtful.
     pub(crate) async fn settle_all(&self) {
-        let keys: Vec<Key> = self.doubtful().iter().cloned().collect();
+        let keys: Vec<Key> = self.doubtful().keys().cloned().collect();
         for key in keys {
             if let Err(error) = self.settle(&key).await {
                 tracing::debug!(error = %Chain(&error), %key, resource = self.resource, "could not be read");
@@ -162,7 +167,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
 
     /// The next round of this key begins with a read.
     pub(crate) fn doubt(&self, key: Key) {
-        self.doubtful().insert(key);
+        *self.doubtful().entry(key).or_default() += 1;
     }
 
     /// Adds a listener behind those that are there.
@@ -215,7 +220,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         }
     }
 
-    fn doubtful(&self) -> MutexGuard<'_, HashSet<Key>> {
+    fn doubtful(&self) -> MutexGuard<'_, HashMap<Key, u64>> {
         self.doubtful.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

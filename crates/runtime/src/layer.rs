@@ -11,7 +11,7 @@ use std::{
 use k8s_openapi::{
     api::rbac::v1::ClusterRole, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use tokio::sync::watch as signal;
+use tokio::{sync::watch as signal, time::Instant};
 
 use crate::{health::Health, kind::Cache, rights::Right};
 
@@ -37,6 +37,9 @@ pub struct LayerSpec {
 const LOOK: Duration = Duration::from_millis(20);
 /// While a definition is missing: it comes with an installation that a person starts.
 const PATIENT_LOOK: Duration = Duration::from_secs(1);
+
+/// How long the layers that are ready wait for one that is not: longer than caches take to fill, short beside an outage.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Each with the name of its resource.
 type Caches = Vec<(&'static str, Arc<dyn Cache>)>;
@@ -115,6 +118,7 @@ impl Layers {
     /// a definition: that holds up the layer only. Returns the name of a layer, and of its resource, that cannot be
     /// without.
     pub async fn begin(&self, may_lead: signal::Sender<bool>) -> (&'static str, &'static str) {
+        let mut first_at = None;
         loop {
             let mut waiting = 0;
             for layer in &self.layers {
@@ -131,7 +135,13 @@ impl Layers {
                 }
             }
             let begun = self.layers.iter().filter(|layer| *layer.filled.borrow()).count();
-            if begun > 0 && begun + waiting == self.layers.len() {
+            // Whatever else keeps a layer from its objects (a right, a webhook, an API that is down) holds up the others
+            // for a moment only.
+            let is_patient = first_at.is_none_or(|at: Instant| at.elapsed() < PATIENCE);
+            if begun > 0 {
+                first_at.get_or_insert_with(Instant::now);
+            }
+            if begun > 0 && (begun + waiting == self.layers.len() || !is_patient) {
                 may_lead.send_replace(true);
             }
             if begun == self.layers.len() {

@@ -88,7 +88,7 @@ pub fn install(operator: &mut Operator, mut config: Config) -> io::Result<()> {
     let shared = workspace::Shared::new(&writer);
     let queue = operator.queue(config.resync);
     let indexes = Arc::<Indexes>::default();
-    let changes = Arc::<release::Changes>::default();
+    let changes = Arc::new(release::Changes::new(operator.clock.clone()));
     let runner = start_runner(operator, &config, &queue, &indexes)?;
 
     let settings = workspace::Config { concurrency: config.concurrency, resync: config.resync };
@@ -117,7 +117,7 @@ pub fn install(operator: &mut Operator, mut config: Config) -> io::Result<()> {
     let (at, told, counted) = (indexes.clone(), queue.clone(), changes.clone());
     let watches = operator.dynamic_watches(move |kind, change| {
         for key in at.objects.keys(&(kind.clone(), change.key.clone())) {
-            counted.count(&key);
+            counted.add(&key);
             told.changed(&key);
         }
     });

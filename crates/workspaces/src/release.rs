@@ -13,7 +13,7 @@ mod view;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -25,7 +25,10 @@ use plan::{
     releases::{self, Action, Answer, Ask, Note, Observed, Policy},
     round::{Peer, Plan, Report},
 };
-use runtime::{Controller, DynamicWatches, Error, Fence, Index, InputsOf, Json, Key, Kind, RoundOf, Turn, Writer};
+use runtime::{
+    Clock, Controller, DynamicWatches, Error, Fence, Index, InputsOf, Json, Key, Kind, RoundOf, Turn, Writer,
+};
+use tokio::time::Instant;
 
 pub(crate) use identity::Identities;
 pub(crate) use live::Discovered;
@@ -55,21 +58,51 @@ pub(crate) struct Indexes {
     pub kinds: Index<GroupVersionKind>,
 }
 
-/// How often live objects of each release changed, as watches saw it.
+/// How often live objects of each release changed, as watches saw it. Changes that follow each other closely count as
+/// one: each count is another look at all objects.
+pub(crate) struct Changes {
+    clock: Clock,
+    counts: Mutex<HashMap<Key, Changed>>,
+}
+
 #[derive(Default)]
-pub(crate) struct Changes(Mutex<HashMap<Key, u64>>);
+struct Changed {
+    count: u64,
+    counted_at: Option<Instant>,
+    /// Something changed since.
+    is_open: bool,
+}
+
+/// Between two looks: nothing that changes more often is worth a look each time.
+const PAUSE: Duration = Duration::from_secs(1);
 
 impl Changes {
-    pub fn count(&self, key: &Key) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()).or_default() += 1;
+    pub fn new(clock: Clock) -> Self {
+        Self { clock, counts: Mutex::default() }
     }
 
-    fn of(&self, key: &Key) -> u64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied().unwrap_or_default()
+    pub fn add(&self, key: &Key) {
+        self.lock().entry(key.clone()).or_default().is_open = true;
+    }
+
+    /// The count, and whether a change waits to be counted.
+    fn of(&self, key: &Key) -> (u64, bool) {
+        let now = self.clock.instant();
+        let mut counts = self.lock();
+        let Some(changed) = counts.get_mut(key) else { return (0, false) };
+        let is_due = changed.counted_at.is_none_or(|at| now.saturating_duration_since(at) >= PAUSE);
+        if changed.is_open && is_due {
+            (changed.count, changed.counted_at, changed.is_open) = (changed.count + 1, Some(now), false);
+        }
+        (changed.count, changed.is_open)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Changed>> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn forget(&self, key: &Key) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.lock().remove(key);
     }
 }
 
@@ -91,8 +124,6 @@ pub(crate) struct ReleaseController {
 
 impl Controller for ReleaseController {
     const NAME: &'static str = "helmrelease";
-    /// A chart may wait for its turn in the runner, and then for a slow registry.
-    const FETCH_LIMIT: Duration = Duration::from_mins(10);
     type View = Json<HelmRelease>;
     type Object = HelmRelease;
     type Status = HelmReleaseStatus;
@@ -147,11 +178,13 @@ impl Controller for ReleaseController {
         self.answer(ask, fence).await
     }
 
-    /// Repositories are of their namespaces: one that does not answer holds up no other.
-    fn peer(ask: &Ask) -> Peer {
+    /// Repositories are of their namespaces: one that does not answer holds up no other. A chart may wait for its turn in
+    /// the runner, and then for a slow registry; a look at the objects of a large release takes a request for each.
+    fn peer(ask: &Ask) -> (Peer, Duration) {
         match ask {
-            Ask::Chart { namespace, .. } => Peer(format!("charts of {namespace}").into()),
-            _ => Peer::API_SERVER,
+            Ask::Chart { namespace, .. } => (Peer(format!("charts of {namespace}").into()), Duration::from_mins(10)),
+            Ask::Drift { .. } | Ask::Replicas { .. } => (Peer::API_SERVER, Duration::from_mins(1)),
+            _ => (Peer::API_SERVER, Duration::from_secs(30)),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::condition::{ConditionStatus, ConditionType};
+use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::workspace::{
     ChartReference, HelmRelease, HelmReleaseSpec, LABEL_WORKSPACE, OperationKind, RECONCILE_ANNOTATION, ReadValues,
     StoppedWorkload, ValuesKind, ValuesSource,
@@ -25,6 +25,9 @@ const FOR_EVER: Duration = Duration::from_hours(24);
 /// Without a watch on a kind, a look at its objects is believed this long; a little less than the pause between two
 /// looks, so that the next one is due then.
 const UNWATCHED: Duration = Duration::from_secs(15);
+
+/// A change of a live object that was too near to the last one is looked at after this.
+const CHANGING: Duration = Duration::from_secs(1);
 
 /// One fact about a release.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -161,7 +164,8 @@ pub(super) fn assess(
     policy: &Policy,
 ) -> Assessment {
     let desired = validate(object, policy).ok();
-    let mut asking = Asking { object, observed, facts: &inputs.facts, wants: Vec::new(), is_complete: true };
+    let mut asking =
+        Asking { object, observed, facts: &inputs.facts, wants: Vec::new(), is_complete: true, unread: None };
     let is_deleting = object.metadata.deletion_timestamp.is_some();
     let storage = asking.storage();
     let values = asking.values();
@@ -188,8 +192,22 @@ pub(super) fn assess(
     }
     surroundings.holds_data = asking.holds_data(&surroundings);
     let is_complete = asking.is_complete;
-    let mut plan = if is_complete { decide(object, &surroundings, now, policy) } else { Plan::default() };
+    let mut plan = match &asking.unread {
+        _ if !is_complete => Plan::default(),
+        // What could not be read may be data, and is read again.
+        Some(why) if is_deleting => {
+            let mut plan = Plan::default();
+            plan.block(Reason::StateUnknown, why.as_str());
+            plan.look_within(MOMENT);
+            plan
+        }
+        _ => decide(object, &surroundings, now, policy),
+    };
+    spoil_revisions(&mut plan, observed);
     plan.wants.extend(asking.wants);
+    if observed.is_changing {
+        plan.look_within(CHANGING);
+    }
     Assessment { surroundings, plan, note, is_complete }
 }
 
@@ -199,6 +217,8 @@ struct Asking<'a> {
     facts: &'a Facts<Ask, Answer>,
     wants: Vec<Want<Ask>>,
     is_complete: bool,
+    /// Why Helm's record could not be read.
+    unread: Option<String>,
 }
 
 impl<'a> Asking<'a> {
@@ -417,7 +437,11 @@ impl<'a> Asking<'a> {
         };
         match self.want(ask, FOR_EVER) {
             Some(Fact::Known { value: Answer::HoldsData(holds), .. }) => *holds,
-            Some(_) => None,
+            Some(Fact::Unknown { why, .. }) => {
+                self.unread = Some(format!("Helm's record of the newest revision cannot be read: {}", why.message));
+                None
+            }
+            Some(Fact::Known { .. }) => None,
             None => {
                 self.is_complete = false;
                 None
@@ -450,7 +474,22 @@ pub(super) fn look_age(is_watched: bool, interval: Duration) -> Duration {
 pub fn has_ended(round: &super::RoundOf<'_>) -> bool {
     let Job::Finished(ended) = &round.observed.job else { return false };
     let ask = revisions_ask(round.observed, Some(ended.operation.label()));
-    matches!(round.inputs.facts.get(&ask), Some(Fact::Known { .. }))
+    // A round that waits for any fact reports nothing yet.
+    let is_complete = round.plan.wants.iter().all(|want| round.inputs.facts.get(&want.ask).is_some());
+    is_complete && matches!(round.inputs.facts.get(&ask), Some(Fact::Known { .. }))
+}
+
+/// What was read of Helm's storage before an operation says nothing about what it made.
+fn spoil_revisions(plan: &mut Plan<Action, Ask>, observed: &Observed) {
+    for step in &mut plan.steps {
+        match &step.action {
+            Action::Start(operation) => {
+                step.spoils.extend([None, Some(operation.label())].map(|after| revisions_ask(observed, after)));
+            }
+            Action::Unlock { .. } => step.spoils.push(revisions_ask(observed, None)),
+            _ => {}
+        }
+    }
 }
 
 fn revisions_ask(observed: &Observed, after: Option<String>) -> Ask {

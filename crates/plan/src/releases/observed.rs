@@ -35,6 +35,8 @@ pub struct Observed {
     pub is_watched: bool,
     /// How often a live object changed, as watches saw it.
     pub object_changes: u64,
+    /// Whether a change was seen that is not counted yet, because the last one is too near.
+    pub is_changing: bool,
     /// Another HelmRelease that was first to claim this release.
     pub rival: Option<String>,
 }

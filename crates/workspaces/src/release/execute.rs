@@ -40,7 +40,12 @@ impl ReleaseController {
             }
             Action::Start(operation) => self.start(turn, operation),
             Action::Cancel => {
-                self.runner.cancel(&release);
+                // What waits and is not wanted any more may have begun since: then it is let end.
+                if object.metadata.deletion_timestamp.is_some() {
+                    self.runner.cancel(&release);
+                } else {
+                    self.runner.forget(&release);
+                }
                 Ok(())
             }
             Action::Unlock { revision, uid, resource_version } => {
@@ -63,14 +68,13 @@ impl ReleaseController {
     /// A refusal in the words of the status. The API server quotes what it refuses, and that may be made of values.
     pub(super) async fn explain(&self, object: &HelmRelease, result: Result<(), Error>) -> Result<(), Error> {
         let Err(error) = result else { return Ok(()) };
-        let reason = match error.status().map(|status| status.code) {
-            Some(403) => Reason::Forbidden,
-            Some(400 | 422) => Reason::ObjectRejected,
-            _ => return Err(error),
-        };
-        let message = match error.status() {
-            Some(status) => self.redacted(object, status).await,
-            None => String::new(),
+        let Some(status) = error.status() else { return Err(error) };
+        let message = self.redacted(object, status).await;
+        let reason = match status.code {
+            403 => Reason::Forbidden,
+            400 | 422 => Reason::ObjectRejected,
+            // A webhook chooses its own code; whatever it is, its words are not repeated as they are.
+            _ => return Err(error.with_message(message)),
         };
         Err(Error::Refused(Why { reason, message }))
     }

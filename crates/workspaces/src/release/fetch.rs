@@ -136,8 +136,8 @@ impl ReleaseController {
         match result {
             Ok(found) => Ok(Ok(found)),
             Err(error) => match error.status() {
-                Some(status) => Ok(Err(self.redacted(object, status).await)),
-                None => Err(unknown(&error)),
+                Some(status) if error.class() != Class::Transient => Ok(Err(self.redacted(object, status).await)),
+                _ => Err(unknown(&error)),
             },
         }
     }

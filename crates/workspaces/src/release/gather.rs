@@ -13,6 +13,7 @@ impl ReleaseController {
         let desired = validate(object, &self.policy).ok();
         let rival = self.rival(key, object, &release);
         let sources = object.spec.iter().flat_map(|spec| &spec.values_from);
+        let (object_changes, is_changing) = self.changes.of(key);
         Observed {
             namespace: release.namespace.to_string(),
             release: release.name.to_string(),
@@ -24,7 +25,8 @@ impl ReleaseController {
             dependencies: self.dependencies(key, desired.as_ref()),
             cycle: desired.as_ref().and_then(|desired| self.cycle(key, desired)),
             is_watched: self.indexes.kinds.things(key).iter().all(|kind| self.watches.readiness(kind).is_ok()),
-            object_changes: self.changes.of(key),
+            object_changes,
+            is_changing,
             rival,
         }
     }

@@ -106,14 +106,23 @@ impl Discovered {
         })
     }
 
-    /// Targets of kinds without namespaces are told of without one.
-    pub async fn located(&self, acting: &Acting<'_>, mut targets: Vec<Target>) -> Result<Vec<Target>, Error> {
-        for target in &mut targets {
-            if matches!(self.place(acting, target).await?.1, Scope::Cluster) {
-                target.key = Key::new("", target.key.name.clone());
+    /// The targets as watches know them: those of kinds without namespaces have none. What the server does not know the
+    /// kind of went with its definition, and hides none of the others.
+    pub async fn located(&self, acting: &Acting<'_>, targets: Vec<Target>) -> Result<Vec<Target>, Error> {
+        let mut located = Vec::with_capacity(targets.len());
+        for mut target in targets {
+            match self.place(acting, &target).await {
+                Ok((_, Scope::Cluster)) => target.key = Key::new("", target.key.name.clone()),
+                Ok(_) => {}
+                Err(error) if is_undefined(&error) => {
+                    tracing::debug!(object = target.title(), "the API server does not know the kind");
+                    continue;
+                }
+                Err(error) => return Err(error),
             }
+            located.push(target);
         }
-        Ok(targets)
+        Ok(located)
     }
 
     async fn place(&self, acting: &Acting<'_>, target: &Target) -> Result<(ApiResource, Scope), Error> {

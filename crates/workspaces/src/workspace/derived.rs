@@ -219,11 +219,11 @@ pub fn accept(objects: &mut Objects, accepted: &Accepted) {
 
 /// The server may quote what it refuses, and a Secret's content must reach neither a status nor a log.
 fn without_words(id: &ObjectId, error: Error) -> Error {
-    match error.status().filter(|status| matches!(status.code, 400 | 403 | 422)) {
-        Some(status) if !error.is_namespace_terminating() => {
-            let message = format!("{id} was refused: {}", status.reason);
-            Error::Refused(Blocked { reason: Reason::ObjectRejected, message })
-        }
-        _ => error,
+    let Some(status) = error.status().filter(|_| !error.is_namespace_terminating()) else { return error };
+    let message = format!("{id} was refused: {}", status.reason);
+    // A webhook chooses its own code; whatever it is, its words are not repeated.
+    match status.code {
+        400 | 403 | 422 => Error::Refused(Blocked { reason: Reason::ObjectRejected, message }),
+        _ => error.with_message(message),
     }
 }

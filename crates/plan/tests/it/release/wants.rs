@@ -35,6 +35,7 @@ fn observed(revisions: Vec<Stored>) -> Observed {
         cycle: None,
         is_watched: true,
         object_changes: 0,
+        is_changing: false,
         rival: None,
     }
 }

@@ -1,0 +1,253 @@
+//! One round under way: its steps, its report, and what comes next.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use k8s_openapi::Metadata;
+use kube::core::object::HasStatus;
+use plan::{
+    event::Event,
+    fact::{Class, Fact},
+    round::{Peer, Progress, Report, Round},
+};
+
+use super::{Controller, InputsOf, PlanOf, RoundOf, Shared, StepOf, Turn};
+use crate::{error::Error, fence::Fence, key::Key, queue::Next, subject::Subject};
+
+/// A plan that asked this often in a row without acting asks for something it never uses: a defect of the plan.
+const MOST_FETCHES: u32 = 4;
+/// When a round that could not learn a fact looks again.
+const UNKNOWN_LOOK: Duration = Duration::from_secs(5);
+
+/// One round under way.
+pub(super) struct Running<'a, C: Controller> {
+    pub shared: &'a Arc<Shared<C>>,
+    pub key: &'a Key,
+    pub subject: Subject<C::Object>,
+    /// With the status that is stored now.
+    pub object: C::Object,
+    pub observed: C::Observed,
+    pub inputs: InputsOf<C>,
+    pub plan: PlanOf<C>,
+    /// Which facts the plan was made on.
+    pub used: HashMap<C::Ask, u64>,
+    pub fence: Fence,
+    pub progress: Vec<Progress<C::Done>>,
+    pub silent: HashSet<Peer>,
+    pub error: Option<Error>,
+    pub has_written: bool,
+}
+
+impl<C: Controller> Running<'_, C> {
+    /// Every step in its order; a failed one stops those that need it, and a silent peer those that it is for.
+    pub async fn execute(&mut self) {
+        for at in 0..self.plan.steps.len() {
+            self.progress[at] = match self.attempt(at).await {
+                Ok(progress) => progress,
+                Err(error) => {
+                    let progress = error.progress();
+                    // Nothing can be made in a namespace that goes: what is left would be refused one by one.
+                    if error.stops_peer() || error.is_namespace_terminating() {
+                        self.silent.insert(self.plan.steps[at].peer.clone());
+                    }
+                    if self.error.as_ref().is_none_or(|first| weight(&error) > weight(first)) {
+                        self.error = Some(error);
+                    }
+                    progress
+                }
+            };
+        }
+    }
+
+    async fn attempt(&mut self, at: usize) -> Result<Progress<C::Done>, Error> {
+        let step = &self.plan.steps[at];
+        let is_due = step.needs.iter().all(|need| self.progress[need.index()].is_done());
+        if !is_due || self.silent.contains(&step.peer) || !self.rests(step) {
+            return Ok(Progress::Skipped);
+        }
+        self.fence.check()?;
+        if step.announced {
+            self.shared.controller.check(&self.turn(), &step.action).await?;
+            self.announce(at).await?;
+            // Both took their time.
+            self.fence.check()?;
+        }
+        let step = &self.plan.steps[at];
+        if step.announced && !self.rests(step) {
+            return Ok(Progress::Skipped);
+        }
+        self.shared.facts.spoil(&step.spoils);
+        let done = self.shared.controller.execute(&self.turn(), &step.action).await;
+        // Also a fetch that began during the effect may have seen what was before it.
+        self.shared.facts.spoil(&step.spoils);
+        self.has_written = true;
+        done.map(Progress::Done)
+    }
+
+    fn turn(&self) -> Turn<'_, C> {
+        let (observed, inputs) = (&self.observed, &self.inputs);
+        Turn { key: self.key, subject: &self.subject, observed, inputs, fence: &self.fence }
+    }
+
+    /// Whether the facts that a step rests on are still those that it was planned on; else they are fetched anew.
+    fn rests(&self, step: &StepOf<C>) -> bool {
+        let now = self.shared.clock.instant();
+        let is_current = |ask: &C::Ask, want| self.shared.facts.is_current(want, self.used.get(ask).copied(), now);
+        let mut rests = true;
+        for want in step.rests_on.iter().filter(|want| !is_current(&want.ask, want)) {
+            self.shared.fetch(&want.ask, self.key);
+            rests = false;
+        }
+        rests
+    }
+
+    /// Stores the status that says that a step begins.
+    async fn announce(&mut self, at: usize) -> Result<(), Error> {
+        self.progress[at] = Progress::Begun;
+        let report = self.compute(self.shared.clock.now());
+        self.store(&report.status, report.fallback.as_ref()).await?;
+        self.record(&report.discriminator, report.transitions);
+        Ok(())
+    }
+
+    fn round(&self) -> RoundOf<'_, C> {
+        Round {
+            object: &self.object,
+            observed: &self.observed,
+            inputs: &self.inputs,
+            plan: &self.plan,
+            progress: &self.progress,
+        }
+    }
+
+    fn compute(&self, now: Timestamp) -> Report<C::Status, C::Note> {
+        self.shared.controller.report(&self.round(), now)
+    }
+
+    /// Writes the status if it differs from the stored one.
+    async fn store(&mut self, status: &C::Status, fallback: Option<&C::Status>) -> Result<(), Error> {
+        let wanted = fallback.filter(|_| self.shared.must_fall_back()).unwrap_or(status);
+        let stored = match (self.write(wanted).await, fallback) {
+            (Err(error), Some(fallback)) if wanted != fallback && is_invalid(&error) => {
+                tracing::warn!(
+                    controller = C::NAME,
+                    error = %error,
+                    "the installed definition refuses the status; writing what it accepts. Update it: strata crd | kubectl apply -f -"
+                );
+                *self.shared.refused_at.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(self.shared.clock.instant());
+                self.write(fallback).await?;
+                fallback
+            }
+            (result, _) => {
+                result?;
+                wanted
+            }
+        };
+        *self.object.status_mut() = Some(stored.clone());
+        Ok(())
+    }
+
+    async fn write(&mut self, status: &C::Status) -> Result<(), Error> {
+        let none = C::Status::default();
+        // Nothing reported so far and nothing to report are the same.
+        let before = self.object.status().unwrap_or(&none);
+        if before == status {
+            return Ok(());
+        }
+        self.subject.patch_status(self.shared.controller.kind(), self.key, before, status).await?;
+        self.has_written = true;
+        Ok(())
+    }
+
+    pub async fn report(&mut self) -> Result<(), Error> {
+        let report = self.compute(self.shared.clock.now());
+        {
+            let mut memory = self.shared.memory();
+            let memory = memory.entry(self.key.clone()).or_default();
+            (memory.uid, memory.note) = (self.object.metadata().uid.clone(), report.note);
+        }
+        self.record(&report.discriminator, report.done);
+        let stored = match self.store(&report.status, report.fallback.as_ref()).await {
+            // Deleted meanwhile: there is no object left to report to.
+            Err(error) if error.is_not_found() => Ok(()),
+            result => result,
+        };
+        if stored.is_ok() {
+            self.record(&report.discriminator, report.transitions);
+            self.shared.controller.reported(&self.round());
+        }
+        tracing::info!(phase = report.phase, actions = self.plan.steps.len(), "reconciled");
+        stored
+    }
+
+    fn record(&self, discriminator: &str, events: Vec<Event>) {
+        self.subject.tell(&self.shared.recorder, self.key, discriminator, events);
+    }
+
+    /// How many rounds in a row only asked although nothing that is observed changed.
+    fn count_fetches(&self) -> u32 {
+        let mut memory = self.shared.memory();
+        let asked = &mut memory.entry(self.key.clone()).or_default().asked;
+        match asked {
+            Some((observed, count)) if *observed == self.observed => *count += 1,
+            _ => *asked = Some((self.observed.clone(), 1)),
+        }
+        asked.as_ref().map_or(0, |(_, count)| *count)
+    }
+
+    /// Fetches what is missing and says what the queue does next.
+    pub fn end(self, reported: Result<(), Error>) -> Result<(Next, bool), Error> {
+        let missing: Vec<_> =
+            self.plan.wants.iter().filter(|want| !self.used.contains_key(&want.ask)).map(|want| &want.ask).collect();
+        let is_asking = !missing.is_empty() && !self.has_written;
+        // Each answer brings a round: one that still waits for others does not count.
+        let is_waiting = missing.iter().any(|ask| self.shared.facts.is_fetching(ask));
+        if is_asking && !is_waiting && self.count_fetches() > MOST_FETCHES {
+            // The next change or resync asks again.
+            self.shared.memory().entry(self.key.clone()).or_default().asked = None;
+            self.shared.metrics.asked_in_vain(C::NAME);
+            tracing::error!(
+                controller = C::NAME,
+                asks = ?missing,
+                "a defect: the plan asks for facts again and again and never acts on them; it waits for a change"
+            );
+        } else {
+            if !is_asking {
+                self.shared.memory().entry(self.key.clone()).or_default().asked = None;
+            }
+            for ask in missing {
+                self.shared.fetch(ask, self.key);
+            }
+        }
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        reported?;
+        // What was handed over is looked at when it ends.
+        let mut attempts = self.plan.steps.iter().zip(&self.progress);
+        if attempts.any(|(step, progress)| step.job.is_none() && progress.is_done()) {
+            return Ok((Next::Again, true));
+        }
+        // What could not be learnt is asked for again, whether or not the plan thought of it.
+        let is_unknown = |fact: &Fact<C::Answer>| matches!(fact, Fact::Unknown { .. });
+        let unknown = self.inputs.facts.iter().any(is_unknown).then_some(UNKNOWN_LOOK);
+        let next_look = self.plan.next_look.into_iter().chain(unknown).min();
+        Ok((next_look.map_or(Next::Settled, Next::Look), self.has_written))
+    }
+}
+
+/// Which of two errors decides about the retry: what stops a peer before what stopped one step, and what is worth a
+/// retry before what waits for a change.
+fn weight(error: &Error) -> u8 {
+    u8::from(error.stops_peer()) * 2 + u8::from(error.class() != Class::Terminal)
+}
+
+/// Whether a status was refused for what it says.
+fn is_invalid(error: &Error) -> bool {
+    error.status().is_some_and(|status| matches!(status.code, 400 | 422))
+}
