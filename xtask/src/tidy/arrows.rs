@@ -11,6 +11,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("runtime", &["api", "plan"]),
     ("performers", &["api", "plan", "runtime"]),
     ("workspaces", &["api", "plan", "runtime"]),
+    ("shard", &["api", "plan"]),
     ("testbed", &["api"]),
     ("strata", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
     ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),

@@ -1,0 +1,7 @@
+//! The zone shard: the protocol `nstance.v1`, its client, and the server that owns one zone's instances.
+//!
+//! Server, client, storage and providers are a library, so that tests run several servers in one process. What is
+//! decided is decided in `plan::shard`.
+
+pub mod client;
+pub mod wire;
