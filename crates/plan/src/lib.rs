@@ -9,6 +9,7 @@ pub mod event;
 pub mod object;
 pub mod performers;
 pub mod releases;
+pub mod shard;
 pub mod workspaces;
 
 /// What one round intends.

@@ -4,4 +4,5 @@
 //! decided is decided in `plan::shard`.
 
 pub mod client;
+pub mod store;
 pub mod wire;

@@ -24,7 +24,7 @@ enum State<T> {
     /// The next attempt begins at that time, or at once.
     Waiting(Option<Instant>),
     Opening(Live<Opening<T>>),
-    Open(Live<Streaming<T>>),
+    Open(Box<Live<Streaming<T>>>),
 }
 
 /// Something on a channel, and the sign that the channel was left.
@@ -97,7 +97,8 @@ impl<T: prost::Message + Default + 'static> Watch<T> {
     fn opened(&mut self, opened: Result<Response<Streaming<T>>, Status>) -> Watched<T> {
         match (opened, std::mem::replace(&mut self.state, State::Waiting(None))) {
             (Ok(response), State::Opening(live)) => {
-                self.state = State::Open(Live { inner: response.into_inner(), since: live.since, left: live.left });
+                let open = Live { inner: response.into_inner(), since: live.since, left: live.left };
+                self.state = State::Open(Box::new(open));
                 Watched::Connected
             }
             (Ok(_), _) => self.lost(left()),
