@@ -4,5 +4,7 @@
 //! decided is decided in `plan::shard`.
 
 pub mod client;
+pub mod clock;
+pub mod identity;
 pub mod store;
 pub mod wire;
