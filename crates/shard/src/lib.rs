@@ -5,6 +5,9 @@
 
 pub mod client;
 pub mod clock;
+pub mod config;
 pub mod identity;
+pub mod provider;
+pub mod server;
 pub mod store;
 pub mod wire;

@@ -5,9 +5,11 @@ mod generated {
     tonic::include_proto!("nstance.v1");
 }
 
+mod convert;
 mod event;
 mod fence;
 
+pub use convert::{instance_event, read_timestamp, timestamp};
 pub use event::GroupChange;
 pub use fence::Fence;
 pub use generated::*;

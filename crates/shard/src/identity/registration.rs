@@ -66,7 +66,7 @@ impl Registrar {
             Kind::Agent if claims.shard != self.shard => {
                 return Err(Status::invalid_argument("registration_nonce_jwt: shard is another shard's"));
             }
-            Kind::Agent => (Role::Agent, self.layout.agent_nonce(&claims.sub, &digest(token))),
+            Kind::Agent => (Role::Agent, self.layout.agent_key(&claims.sub)),
         };
         // Before the nonce is spent: a bad key must not use it up.
         let issued = self.issue((&claims.sub, &claims.tenant, role), key, now)?;

@@ -50,9 +50,9 @@ impl ShardLayout {
         format!("{}instance/{tenant}.{storage_key}.json", self.folder)
     }
 
-    /// Holds the public key that used an agent's nonce.
-    pub fn agent_nonce(&self, instance: &str, digest: &str) -> String {
-        format!("{}agent-nonce/{instance}.{digest}.pem", self.folder)
+    /// Holds the public key that registered for an instance: it has one, whatever nonce it came with.
+    pub fn agent_key(&self, instance: &str) -> String {
+        format!("{}agent-nonce/{instance}.pem", self.folder)
     }
 
     pub fn certificates(&self) -> String {

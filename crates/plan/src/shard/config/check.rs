@@ -44,6 +44,10 @@ impl Findings {
 /// Reads a configuration from its JSON value and checks it. `None` when it cannot be read at all.
 pub fn read(mut value: Value) -> (Option<Config>, Findings) {
     let mut findings = Findings::default();
+    if !value.is_object() {
+        findings.problem("config", "must be an object: {\"cluster\": …, \"shard\": …}");
+        return (None, findings);
+    }
     cut(&mut value, "", &mut findings);
     match serde_json::from_value::<Config>(value) {
         Ok(config) => {
