@@ -72,6 +72,10 @@ impl CallError {
 
 impl From<Status> for CallError {
     fn from(status: Status) -> Self {
+        // A server's own `Unknown` has no source; one that tonic made from a broken connection has.
+        if status.code() == Code::Unknown && std::error::Error::source(&status).is_some() {
+            return Self::Unreachable(Status::unavailable(status.message()));
+        }
         match status.code() {
             // tonic answers `Cancelled` when its own channel gives a request up.
             Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Self::Unreachable(status),
@@ -104,6 +108,11 @@ impl Client {
     pub fn replace_tls(&self, tls: Arc<rustls::ClientConfig>) {
         self.link.connector.replace_tls(tls);
         self.link.reconnect();
+    }
+
+    /// The channel as it is now, for services that this client does not know.
+    pub fn channel(&self) -> Channel {
+        Channel::clone(&self.link.channel.load())
     }
 
     pub async fn renew_certificate(
@@ -202,8 +211,7 @@ impl Client {
     }
 
     fn operator(&self) -> Operator {
-        let channel = Channel::clone(&self.link.channel.load());
-        OperatorServiceClient::new(channel)
+        OperatorServiceClient::new(self.channel())
             .max_decoding_message_size(MESSAGE_LIMIT)
             .max_encoding_message_size(MESSAGE_LIMIT)
     }

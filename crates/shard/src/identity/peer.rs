@@ -82,6 +82,14 @@ impl From<PeerError> for Status {
 }
 
 impl Peer {
+    /// Tenant and id alone, of a certificate that may be good for nothing else.
+    pub fn name(der: &[u8]) -> Option<String> {
+        let (_, certificate) = X509Certificate::from_der(der).ok()?;
+        let subject = certificate.subject();
+        let id = single(subject, X509Name::iter_common_name)?;
+        Some(format!("{}/{id}", single(subject, X509Name::iter_organization)?))
+    }
+
     /// Reads a certificate whose chain TLS has verified. Validity is checked again, because a connection outlives its
     /// handshake.
     pub fn read(der: Option<&[u8]>, now: Timestamp) -> Result<Self, PeerError> {

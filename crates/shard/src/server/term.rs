@@ -151,6 +151,26 @@ impl Term {
         self.wake.notify_one();
     }
 
+    /// Asks for a round of every group.
+    pub fn enqueue_all(&self) {
+        let groups = self.memory().groups();
+        self.due.lock().unwrap_or_else(PoisonError::into_inner).extend(groups);
+        self.wake.notify_one();
+    }
+
+    /// How long to wait for that time; at most as long as a health check may be late.
+    pub(super) fn until(&self, next: Option<Timestamp>) -> Duration {
+        let longest = self.memory().config.shard.health_check_interval.get();
+        let wait = next.map(|at| at.duration_since(self.context.clock.now()));
+        let wait = wait.map_or(longest, |wait| wait.try_into().unwrap_or(Duration::ZERO));
+        // Not at once: a time that does not come nearer must not spin.
+        wait.clamp(Duration::from_millis(10), longest)
+    }
+
+    pub(super) fn collection_interval(&self) -> Duration {
+        self.memory().config.shard.garbage_collection.interval.get()
+    }
+
     /// Stores a record over what is known of it. The lead is looked at first: storage cannot tell a stale leader's
     /// write from a good one if the record did not change meanwhile.
     pub(super) async fn write(&self, record: Record) -> Result<(), TermError> {
