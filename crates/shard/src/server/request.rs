@@ -1,6 +1,11 @@
 //! What clients ask of a term. Tenants are kept apart here: every request names its tenant, and no answer speaks of
 //! another's.
 
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
 use jiff::Timestamp;
 use plan::shard::{
     event,
@@ -27,19 +32,15 @@ use crate::{
 
 impl Term {
     pub fn list_groups(&self, tenant: &str) -> Vec<wire::GroupStatus> {
-        let memory = self.memory();
-        let names = group::all(&memory.config, &memory.dynamic);
-        let ours = names.into_iter().filter(|(owner, _)| owner == tenant);
-        ours.filter_map(|(_, key)| self.group_status(&memory, tenant, &key)).collect()
+        let ours = self.all_groups(&self.memory()).into_iter().filter(|((owner, _), _)| owner == tenant);
+        ours.map(|(_, group)| group).collect()
     }
 
     /// The snapshot and the registration are one step: no change falls between them.
     pub fn watch_groups(&self, tenant: &str) -> Watched<wire::GroupEvent> {
         let memory = self.memory();
-        let names = group::all(&memory.config, &memory.dynamic);
-        let ours = names.into_iter().filter(|(owner, _)| owner == tenant);
-        let groups = ours.filter_map(|(_, key)| self.group_status(&memory, tenant, &key));
-        let snapshot = groups.map(|group| group_event(Type::Upsert, group)).collect();
+        let ours = self.all_groups(&memory).into_iter().filter(|((owner, _), _)| owner == tenant);
+        let snapshot = ours.map(|(_, group)| group_event(Type::Upsert, group)).collect();
         self.group_events.watch(tenant, snapshot)
     }
 
@@ -132,7 +133,7 @@ impl Term {
         self.reload_groups().await?;
         let (before, old, dynamic) = {
             let memory = self.memory();
-            (memory.config_etag.clone(), std::sync::Arc::clone(&memory.config), memory.dynamic.clone())
+            (memory.config_etag.clone(), Arc::clone(&memory.config), memory.dynamic.clone())
         };
         let updated = before != object.etag;
         if updated {
@@ -316,7 +317,7 @@ impl Term {
         let (mut events, groups) = {
             let mut memory = self.memory();
             let before = self.all_groups(&memory);
-            memory.config = std::sync::Arc::new(config);
+            memory.config = Arc::new(config);
             memory.config_etag = object.etag.clone();
             memory.config_modified = object.modified;
             memory.config_size = object.body.len();
@@ -343,26 +344,25 @@ impl Term {
         }
     }
 
-    fn all_groups(&self, memory: &Memory) -> std::collections::BTreeMap<(String, String), wire::GroupStatus> {
-        let names = group::all(&memory.config, &memory.dynamic);
+    /// Every group with its instances, in one pass over them.
+    fn all_groups(&self, memory: &Memory) -> BTreeMap<(String, String), wire::GroupStatus> {
+        let mut entries: HashMap<(&str, &str), Vec<&Entry>> = HashMap::new();
+        for entry in memory.entries.values().filter(|entry| counts(entry)) {
+            entries.entry((&entry.record.tenant, &entry.record.group)).or_default().push(entry);
+        }
         let status = |(tenant, key): (String, String)| {
-            let status = self.group_status(memory, &tenant, &key)?;
+            let group = effective(&memory.config, &memory.dynamic, &tenant, &key)?;
+            let ours = entries.get(&(&*tenant, &*key)).map_or(&[][..], Vec::as_slice);
+            let status = self.describe(group, ours);
             Some(((tenant, key), status))
         };
-        names.into_iter().filter_map(status).collect()
+        group::all(&memory.config, &memory.dynamic).into_iter().filter_map(status).collect()
     }
 
     fn group_status(&self, memory: &Memory, tenant: &str, key: &str) -> Option<wire::GroupStatus> {
         let group = effective(&memory.config, &memory.dynamic, tenant, key)?;
-        let counted = |entry: &&Entry| {
-            entry.record.tenant == tenant
-                && entry.record.group == key
-                && !entry.record.on_demand
-                && entry.record.deleted_at.is_none()
-                && entry.record.machine.is_some()
-                && !matches!(status(entry), MachineStatus::Deleting | MachineStatus::Deleted)
-        };
-        let entries: Vec<&Entry> = memory.entries.values().filter(counted).collect();
+        let ours = |entry: &&Entry| counts(entry) && entry.record.tenant == tenant && entry.record.group == key;
+        let entries: Vec<&Entry> = memory.entries.values().filter(ours).collect();
         Some(self.describe(group, &entries))
     }
 
@@ -425,6 +425,14 @@ impl Term {
             self.memory().answers.put(tenant, id, answer.encode_to_vec());
         }
     }
+}
+
+/// Whether it is one of its group's actual size.
+fn counts(entry: &Entry) -> bool {
+    !entry.record.on_demand
+        && entry.record.deleted_at.is_none()
+        && entry.record.machine.is_some()
+        && !matches!(status(entry), MachineStatus::Deleting | MachineStatus::Deleted)
 }
 
 /// What clients see of an instance.

@@ -2,6 +2,7 @@
 
 use std::sync::PoisonError;
 
+use futures::{FutureExt, StreamExt, TryStreamExt, future::BoxFuture, stream};
 use jiff::Timestamp;
 use plan::shard::{
     event,
@@ -24,6 +25,9 @@ use crate::{
 /// Rounds of one group in a row; what is left then waits for its next turn.
 const ROUNDS: usize = 16;
 
+/// Groups at once: one whose provider hangs must not hold up the others, and a provider has its own limits.
+const ROUNDS_AT_ONCE: usize = 16;
+
 impl Term {
     /// Carries rounds of one group out until nothing is due now. Returns when to look again.
     pub async fn settle(&self, tenant: &str, key: &str) -> Result<Option<Timestamp>, TermError> {
@@ -42,10 +46,17 @@ impl Term {
     pub async fn settle_due(&self) -> Result<Option<Timestamp>, TermError> {
         let mut earliest: Option<Timestamp> = None;
         loop {
-            let name = self.due.lock().unwrap_or_else(PoisonError::into_inner).pop_first();
-            let Some((tenant, key)) = name else { return Ok(earliest) };
-            if let Some(at) = self.settle(&tenant, &key).await? {
-                earliest = Some(earliest.map_or(at, |other| other.min(at)));
+            let due = std::mem::take(&mut *self.due.lock().unwrap_or_else(PoisonError::into_inner));
+            if due.is_empty() {
+                return Ok(earliest);
+            }
+            // Dropped at an error: what a round left half done is read again by the next one.
+            // Boxed: the compiler cannot see through the borrow that these futures are `Send`.
+            let rounds: Vec<BoxFuture<'_, _>> =
+                due.iter().map(|(tenant, key)| self.settle(tenant, key).boxed()).collect();
+            let mut rounds = stream::iter(rounds).buffer_unordered(ROUNDS_AT_ONCE);
+            while let Some(next) = rounds.try_next().await? {
+                earliest = earliest.into_iter().chain(next).min();
             }
         }
     }
@@ -66,11 +77,14 @@ impl Term {
                 failing.map(|failing| failing.retry_at),
             )
         };
-        let subnets = self.subnets(group.as_ref()).await;
         let ids: Vec<u128> = (0..budget).map(|_| (self.context.ids)()).collect();
-        let observed =
-            Observed { group: group.as_ref(), members: &members, subnets: &subnets, ids: &ids, create_after };
-        let round = plan(observed, &settings, now);
+        let observed = Observed { group: group.as_ref(), members: &members, subnets: &[], ids: &ids, create_after };
+        let mut round = plan(observed, &settings, now);
+        if round.blocked.is_some() {
+            // An instance is to be made: only then the provider is asked for room.
+            let subnets = self.subnets(group.as_ref()).await;
+            round = plan(Observed { subnets: &subnets, ..observed }, &settings, now);
+        }
         let mut acted = false;
         for action in round.actions {
             acted |= self.execute(group.as_ref(), action).await?;
