@@ -9,4 +9,5 @@ pub mod object;
 pub mod performers;
 pub mod releases;
 pub mod round;
+pub mod shard;
 pub mod workspaces;

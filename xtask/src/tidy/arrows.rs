@@ -12,6 +12,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("performers", &["api", "plan", "runtime"]),
     ("workspaces", &["api", "plan", "runtime"]),
     ("hetzner", &["api"]),
+    ("shard", &["api", "plan"]),
     ("testbed", &["api"]),
     ("strata", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
     ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed", "strata"]),

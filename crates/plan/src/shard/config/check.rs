@@ -1,0 +1,246 @@
+//! What is wrong with a configuration: each finding names its field and the remedy.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::{Config, StaticGroup, Template};
+use crate::shard::{id, refusal::Refusal};
+
+/// The providers this server has.
+const PROVIDERS: [&str; 1] = ["process"];
+
+/// Features of the original that are cut: their keys are ignored, and named.
+const CUT: [(&str, &str); 3] =
+    [("load_balancers", "load balancers"), ("images", "image refresh"), ("files", "file push")];
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub field: String,
+    pub message: String,
+}
+
+/// Everything that was found. With problems the configuration is not used; warnings are only shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    pub problems: Vec<Problem>,
+    pub warnings: Vec<Problem>,
+}
+
+impl Findings {
+    fn problem(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        self.problems.push(Problem { field: field.into(), message: message.into() });
+    }
+
+    fn name(&mut self, field: &str, name: &str) {
+        if let Err(Refusal { message, .. }) = id::check(field, name) {
+            let text = message.strip_prefix(field).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&message);
+            self.problem(field, text);
+        }
+    }
+}
+
+/// Reads a configuration from its JSON value and checks it. `None` when it cannot be read at all.
+pub fn read(mut value: Value) -> (Option<Config>, Findings) {
+    let mut findings = Findings::default();
+    if !value.is_object() {
+        findings.problem("config", "must be an object: {\"cluster\": …, \"shard\": …}");
+        return (None, findings);
+    }
+    cut(&mut value, "", &mut findings);
+    match serde_json::from_value::<Config>(value) {
+        Ok(config) => {
+            check(&config, &mut findings);
+            (Some(config), findings)
+        }
+        Err(error) => {
+            findings.problem("config", format!("{error}; correct or remove it"));
+            (None, findings)
+        }
+    }
+}
+
+/// Takes the keys of cut features out, at the places where the original has them.
+fn cut(value: &mut Value, path: &str, findings: &mut Findings) {
+    let Value::Object(object) = value else { return };
+    let holder = path.is_empty() || path.starts_with("templates.") || path.starts_with("groups.");
+    for (key, feature) in CUT.into_iter().filter(|_| holder) {
+        if object.remove(key).is_some() {
+            let message = format!("{feature} are not supported: the key has no effect; remove it");
+            findings.warnings.push(Problem { field: join(path, key), message });
+        }
+    }
+    for (key, inner) in object {
+        let deeper = join(path, key);
+        if matches!(path, "" | "templates" | "groups") || path.starts_with("groups.") && path.matches('.').count() == 1
+        {
+            cut(inner, &deeper, findings);
+        }
+    }
+}
+
+fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+/// Checks what the types do not.
+pub fn check(config: &Config, findings: &mut Findings) {
+    findings.name("cluster.id", &config.cluster.id);
+    findings.name("shard.id", &config.shard.id);
+    provider(config, findings);
+    times(config, findings);
+    pools(config, findings);
+    for (name, template) in &config.templates {
+        check_template(config, name, template, findings);
+    }
+    for (tenant, groups) in &config.groups {
+        findings.name(&format!("groups.{tenant}"), tenant);
+        for (key, group) in groups {
+            check_group(config, &format!("groups.{tenant}.{key}"), key, group, findings);
+        }
+    }
+}
+
+fn provider(config: &Config, findings: &mut Findings) {
+    let kind = &*config.shard.provider.kind;
+    if !PROVIDERS.contains(&kind) {
+        let message = match kind {
+            "aws" | "google" | "gcp" | "proxmox" | "tmux" | "mock" => {
+                format!("the provider {kind:?} of the original is not supported; supported: process")
+            }
+            _ => format!("{kind:?} is not a provider; supported: process"),
+        };
+        findings.problem("shard.provider.kind", message);
+    }
+    for (name, arch) in &config.shard.provider.instance_types {
+        if !is_arch(arch) {
+            findings.problem(format!("shard.provider.instance_types.{name}"), "must be amd64 or arm64");
+        }
+    }
+}
+
+fn times(config: &Config, findings: &mut Findings) {
+    let shard = &config.shard;
+    let collection = &shard.garbage_collection;
+    let positive = [
+        ("shard.request_timeout", shard.request_timeout),
+        ("shard.health_check_interval", shard.health_check_interval),
+        ("shard.garbage_collection.interval", collection.interval),
+        ("shard.election.frequent", shard.election.frequent),
+    ];
+    for (field, span) in positive {
+        if span.get().is_zero() {
+            findings.problem(field, "must be longer than 0");
+        }
+    }
+    if collection.registration_timeout <= collection.interval {
+        let message = format!("must exceed garbage_collection.interval ({})", collection.interval);
+        findings.problem("shard.garbage_collection.registration_timeout", message);
+    }
+    let timing = shard.election.timing();
+    if timing.valid() <= timing.renew {
+        let message = "must be at least twice election.frequent: one renewal may fail";
+        findings.problem("shard.election.leader_timeout", message);
+    }
+    if let (Some(eligible), Some(forced)) = (shard.expiry.eligible_age, shard.expiry.forced_age)
+        && forced <= eligible
+    {
+        findings.problem("shard.expiry.forced_age", format!("must exceed expiry.eligible_age ({eligible})"));
+    }
+    let ages = [
+        ("eligible_age", shard.expiry.eligible_age),
+        ("forced_age", shard.expiry.forced_age),
+        ("ondemand_age", shard.expiry.ondemand_age),
+    ];
+    for (name, _) in ages.iter().filter(|(_, age)| age.is_some_and(|age| age.get().is_zero())) {
+        findings.problem(format!("shard.expiry.{name}"), "must be longer than 0; remove it for no expiry");
+    }
+    if shard.create_rate_limit == Some(0) {
+        findings.problem("shard.create_rate_limit", "must be at least 1 per minute; remove it for no limit");
+    }
+}
+
+fn pools(config: &Config, findings: &mut Findings) {
+    let pools = &config.shard.subnet_pools;
+    if pools.is_empty() {
+        findings.problem("shard.subnet_pools", "at least one pool is needed");
+    }
+    let mut owners: BTreeMap<&str, &str> = BTreeMap::new();
+    for (pool, subnets) in pools {
+        let field = format!("shard.subnet_pools.{pool}");
+        findings.name(&field, pool);
+        if subnets.is_empty() {
+            findings.problem(&field, "at least one subnet of the provider is needed");
+        }
+        for subnet in subnets {
+            if let Some(other) = owners.insert(subnet, pool) {
+                findings.problem(&field, format!("subnet {subnet:?} is in {other:?} already; a subnet has one pool"));
+            }
+        }
+    }
+    for pool in config.shard.dynamic_subnet_pools.iter().filter(|pool| !pools.contains_key(*pool)) {
+        let message = format!("{pool:?} is not a subnet pool; known: {}", names(pools.keys()));
+        findings.problem("shard.dynamic_subnet_pools", message);
+    }
+}
+
+fn check_template(config: &Config, name: &str, template: &Template, findings: &mut Findings) {
+    let field = |part: &str| format!("templates.{name}.{part}");
+    findings.name(&format!("templates.{name}"), name);
+    if !id::is_kind(&template.kind) {
+        findings.problem(field("kind"), "must be exactly three lower-case letters: instance ids begin with it");
+    }
+    if !is_arch(&template.arch) {
+        findings.problem(field("arch"), "must be amd64 or arm64");
+    }
+    if template.size.is_some_and(|size| size < 0) {
+        findings.problem(field("size"), "must be at least 0");
+    }
+    pool(config, field("subnet_pool"), &template.subnet_pool, findings);
+    instance_type(config, field("instance_type"), template, &template.instance_type, findings);
+}
+
+fn check_group(config: &Config, path: &str, key: &str, group: &StaticGroup, findings: &mut Findings) {
+    let field = |part: &str| format!("{path}.{part}");
+    findings.name(path, key);
+    if group.size.is_some_and(|size| size < 0) {
+        findings.problem(field("size"), "must be at least 0");
+    }
+    let Some(template) = config.templates.get(&group.template) else {
+        let known = names(config.templates.keys());
+        findings.problem(field("template"), format!("{:?} is not a template; known: {known}", group.template));
+        return;
+    };
+    if group.subnet_pool.is_empty() && template.subnet_pool.is_empty() {
+        findings.problem(field("subnet_pool"), "neither the group nor its template names a subnet pool");
+    }
+    pool(config, field("subnet_pool"), &group.subnet_pool, findings);
+    instance_type(config, field("instance_type"), template, &group.instance_type, findings);
+}
+
+fn pool(config: &Config, field: String, pool: &str, findings: &mut Findings) {
+    if !pool.is_empty() && !config.shard.subnet_pools.contains_key(pool) {
+        let known = names(config.shard.subnet_pools.keys());
+        findings.problem(field, format!("{pool:?} is not a subnet pool; known: {known}"));
+    }
+}
+
+fn instance_type(config: &Config, field: String, template: &Template, name: &str, findings: &mut Findings) {
+    if let Err(refusal) = config.check_instance_type(template, name) {
+        let message = refusal.message.trim_start_matches("instance_type: ");
+        findings.problem(field, message);
+    }
+}
+
+fn is_arch(arch: &str) -> bool {
+    matches!(arch, "amd64" | "arm64")
+}
+
+fn names<'a>(names: impl Iterator<Item = &'a String>) -> String {
+    let all: BTreeSet<_> = names.map(String::as_str).collect();
+    if all.is_empty() { "none".to_owned() } else { all.into_iter().collect::<Vec<_>>().join(", ") }
+}
+
+#[cfg(test)]
+mod tests;

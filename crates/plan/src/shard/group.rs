@@ -1,0 +1,381 @@
+//! What a group is: its static part from the configuration under its dynamic part from requests.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use md5::{Digest as _, Md5};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use sha2::Sha256;
+
+use super::{
+    config::{Config, StaticGroup, Template, merge},
+    fence::Age,
+    id::{self, InstanceId},
+    refusal::{Code, Refusal},
+};
+
+/// More instances than a zone's server is built for; a size is a number of machines, not a typing error.
+const LARGEST: i32 = 100_000;
+
+/// Vars reach userdata and labels: so many, and so long, fit both.
+const MOST_VARS: usize = 128;
+const LONGEST_VAR: usize = 4096;
+
+/// One request names at most so many instances to remove first.
+const MOST_MARKS: usize = 1000;
+
+/// Dynamic groups by tenant and name, as they are stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Dynamic(pub BTreeMap<String, BTreeMap<String, DynamicGroup>>);
+
+/// What requests said about one group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DynamicGroup {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub template: String,
+    pub size: i32,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub instance_type: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub subnet_pool: String,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub vars: BTreeMap<String, String>,
+    /// Go before others when the group shrinks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub remove_first: Vec<InstanceId>,
+    /// Are replaced although the size stays.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub replace: BTreeSet<InstanceId>,
+    /// Of the newest request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub age: Option<Age>,
+}
+
+/// A group as it counts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    pub key: String,
+    pub tenant: String,
+    pub template: String,
+    /// The template's.
+    pub kind: String,
+    pub size: i32,
+    /// The group's own; empty if it has none.
+    pub instance_type: String,
+    pub subnet_pool: String,
+    /// The group's own, static under dynamic.
+    pub vars: BTreeMap<String, String>,
+    pub is_static: bool,
+    pub drain_timeout: Duration,
+    pub remove_first: Vec<InstanceId>,
+    pub replace: BTreeSet<InstanceId>,
+    /// What its instances are made with.
+    pub blueprint: Blueprint,
+}
+
+/// What an instance is made with, all levels merged.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Blueprint {
+    pub instance_type: String,
+    pub arch: String,
+    pub subnets: Vec<String>,
+    pub userdata: String,
+    pub vars: BTreeMap<String, String>,
+    pub args: Map<String, Value>,
+    /// Of all that needs another machine when it changes: vars do not.
+    pub hash: String,
+}
+
+/// A request to create or change a group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Upsert {
+    pub template: String,
+    pub size: i32,
+    pub instance_type: String,
+    pub subnet_pool: String,
+    pub vars: BTreeMap<String, String>,
+    pub args: BTreeMap<String, String>,
+    pub remove_first: Vec<String>,
+}
+
+impl Dynamic {
+    pub fn get(&self, tenant: &str, key: &str) -> Option<&DynamicGroup> {
+        self.0.get(tenant)?.get(key)
+    }
+
+    /// Sets or removes one group; tenants without groups go.
+    pub fn set(&mut self, tenant: &str, key: &str, group: Option<DynamicGroup>) {
+        let groups = self.0.entry(tenant.to_owned()).or_default();
+        match group {
+            Some(group) => groups.insert(key.to_owned(), group),
+            None => groups.remove(key),
+        };
+        self.0.retain(|_, groups| !groups.is_empty());
+    }
+}
+
+/// Names of all groups, as (tenant, key), in order.
+pub fn all(config: &Config, dynamic: &Dynamic) -> BTreeSet<(String, String)> {
+    let names = |tenant: &String, key: &String| (tenant.clone(), key.clone());
+    let fixed = config.groups.iter().flat_map(|(tenant, groups)| groups.keys().map(move |key| names(tenant, key)));
+    let moving = dynamic.0.iter().flat_map(|(tenant, groups)| groups.keys().map(move |key| names(tenant, key)));
+    fixed.chain(moving).collect()
+}
+
+/// The group that counts: the static part keeps template, pool, args and drain timeout; the dynamic one overrides size,
+/// instance type and vars. `None` if there is no such group, or none that names a template we have.
+pub fn effective(config: &Config, dynamic: &Dynamic, tenant: &str, key: &str) -> Option<Group> {
+    let (fixed, moving) = (config.static_group(tenant, key), dynamic.get(tenant, key));
+    if fixed.is_none() && moving.is_none() {
+        return None;
+    }
+    let none = StaticGroup::default();
+    let under = fixed.unwrap_or(&none);
+    let name = first(&[&under.template, moving.map_or("", |group| &group.template)]);
+    let template = config.templates.get(name)?;
+    let pool =
+        first(&[&under.subnet_pool, moving.map_or("", |group| &group.subnet_pool), &template.subnet_pool]).to_owned();
+    let instance_type = first(&[moving.map_or("", |group| &group.instance_type), &under.instance_type]).to_owned();
+    let mut vars = under.vars.clone();
+    vars.extend(moving.map(|group| group.vars.clone()).unwrap_or_default());
+    let size = moving.map(|group| group.size).or(under.size).or(template.size).unwrap_or(0);
+    let blueprint = blueprint(config, template, under, (&instance_type, &pool), &vars);
+    Some(Group {
+        key: key.to_owned(),
+        tenant: tenant.to_owned(),
+        template: name.to_owned(),
+        kind: template.kind.clone(),
+        size: size.max(0),
+        instance_type,
+        subnet_pool: pool,
+        vars,
+        is_static: fixed.is_some(),
+        drain_timeout: under.drain_timeout.map_or_else(|| config.drain_timeout(), super::config::Span::get),
+        remove_first: moving.map(|group| group.remove_first.clone()).unwrap_or_default(),
+        replace: moving.map(|group| group.replace.clone()).unwrap_or_default(),
+        blueprint,
+    })
+}
+
+fn first<'a>(candidates: &[&'a str]) -> &'a str {
+    candidates.iter().find(|text| !text.is_empty()).copied().unwrap_or("")
+}
+
+fn blueprint(
+    config: &Config,
+    template: &Template,
+    group: &StaticGroup,
+    (instance_type, pool): (&str, &str),
+    group_vars: &BTreeMap<String, String>,
+) -> Blueprint {
+    let mut vars = config.defaults.vars.clone();
+    vars.extend(template.vars.clone());
+    vars.extend(group_vars.clone());
+    let args = merge(&merge(&config.defaults.args, &template.args), &group.args);
+    let instance_type = first(&[instance_type, &template.instance_type]).to_owned();
+    let parts = json!({
+        "args": args,
+        "instance_type": instance_type,
+        "subnet_pool": pool,
+        "userdata": template.userdata,
+        "kind": template.kind,
+        "arch": template.arch,
+    });
+    Blueprint {
+        instance_type,
+        arch: template.arch.clone(),
+        subnets: config.shard.subnet_pools.get(pool).cloned().unwrap_or_default(),
+        userdata: template.userdata.clone(),
+        vars,
+        args,
+        hash: hex(&Sha256::digest(parts.to_string().as_bytes())[..16]),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |text, byte| text + &format!("{byte:02x}"))
+}
+
+/// The stored entry after a request. Non-empty fields override; empty strings and absent vars never clear, as in the
+/// original. `living` are the instances of the group.
+pub fn upsert(
+    config: &Config,
+    dynamic: &Dynamic,
+    (tenant, key): (&str, &str),
+    request: &Upsert,
+    living: &BTreeSet<InstanceId>,
+) -> Result<DynamicGroup, Refusal> {
+    id::check("key", key)?;
+    bounds(request)?;
+    let fixed = config.static_group(tenant, key);
+    match fixed {
+        Some(fixed) => restricted(fixed, request)?,
+        None if !request.args.is_empty() => {
+            return Err(Refusal::invalid("config.args: only the configuration of the shard sets args"));
+        }
+        None => {}
+    }
+    let before = effective(config, dynamic, tenant, key);
+    let mut entry = dynamic.get(tenant, key).cloned().unwrap_or_default();
+    override_text(&mut entry.instance_type, &request.instance_type);
+    entry.vars.extend(request.vars.clone());
+    if fixed.is_none() {
+        override_text(&mut entry.template, &request.template);
+        override_text(&mut entry.subnet_pool, &request.subnet_pool);
+        moving(config, &entry)?;
+    }
+    let template = first(&[fixed.map_or("", |fixed| &fixed.template), &entry.template]);
+    if let Some(template) = config.templates.get(template) {
+        config.check_instance_type(template, &entry.instance_type)?;
+    }
+    mark(&mut entry, request, before.map(|group| group.size), living)?;
+    entry.size = request.size;
+    Ok(entry)
+}
+
+fn override_text(kept: &mut String, new: &str) {
+    if !new.is_empty() {
+        new.clone_into(kept);
+    }
+}
+
+fn bounds(request: &Upsert) -> Result<(), Refusal> {
+    if !(0..=LARGEST).contains(&request.size) {
+        return Err(Refusal::invalid(format!("config.size: {} is not between 0 and {LARGEST}", request.size)));
+    }
+    check_vars("config.vars", &request.vars)?;
+    if request.remove_first.len() > MOST_MARKS {
+        return Err(Refusal::invalid(format!("remove_first: at most {MOST_MARKS} instances")));
+    }
+    Ok(())
+}
+
+/// Vars of a request.
+pub fn check_vars(field: &str, vars: &BTreeMap<String, String>) -> Result<(), Refusal> {
+    if vars.len() > MOST_VARS {
+        return Err(Refusal::invalid(format!("{field}: at most {MOST_VARS}")));
+    }
+    let long = |(key, value): (&String, &String)| key.is_empty() || key.len() + value.len() > LONGEST_VAR;
+    match vars.iter().find(|entry| long(*entry)) {
+        Some((key, _)) => {
+            let shown: String = key.chars().take(32).collect();
+            Err(Refusal::invalid(format!("{field}: {shown:?} is empty or longer than {LONGEST_VAR} bytes")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// What the configuration says of a static group stays.
+fn restricted(fixed: &StaticGroup, request: &Upsert) -> Result<(), Refusal> {
+    let refuse = |field: &str| {
+        let text = format!("config.{field}: the group is static; change it in the configuration of the shard");
+        Err(Refusal::new(Code::FailedPrecondition, text))
+    };
+    if !request.template.is_empty() && request.template != fixed.template {
+        return refuse("template");
+    }
+    if !request.subnet_pool.is_empty() {
+        return refuse("subnet_pool");
+    }
+    if request.args.is_empty() { Ok(()) } else { refuse("args") }
+}
+
+/// A dynamic group needs a template and a pool that we have.
+fn moving(config: &Config, entry: &DynamicGroup) -> Result<(), Refusal> {
+    if entry.template.is_empty() {
+        return Err(Refusal::invalid("config.template: a new group needs a template"));
+    }
+    let Some(template) = config.templates.get(&entry.template) else {
+        let text = format!("config.template: {:?} is not a template of this shard", entry.template);
+        return Err(Refusal::new(Code::NotFound, text));
+    };
+    let pool = first(&[&entry.subnet_pool, &template.subnet_pool]);
+    if pool.is_empty() {
+        return Err(Refusal::invalid("config.subnet_pool: neither the group nor its template names one"));
+    }
+    if !config.shard.subnet_pools.contains_key(pool) {
+        return Err(Refusal::invalid(format!("config.subnet_pool: {pool:?} is not a subnet pool of this shard")));
+    }
+    let allowed = &config.shard.dynamic_subnet_pools;
+    if !allowed.is_empty() && !allowed.iter().any(|other| other == pool) {
+        let text = format!("config.subnet_pool: {pool:?} is not open to dynamic groups; open: {}", allowed.join(", "));
+        return Err(Refusal::invalid(text));
+    }
+    Ok(())
+}
+
+/// At a size that changes, the marked instances go before others; at one that stays, they are replaced. A replacement
+/// that was accepted goes on until its instance is gone.
+fn mark(
+    entry: &mut DynamicGroup,
+    request: &Upsert,
+    before: Option<i32>,
+    living: &BTreeSet<InstanceId>,
+) -> Result<(), Refusal> {
+    let marked: Vec<InstanceId> = request
+        .remove_first
+        .iter()
+        .map(|text| InstanceId::parse(text).map_err(|refusal| field(&refusal)))
+        .collect::<Result<_, _>>()?;
+    entry.replace.retain(|id| living.contains(id));
+    entry.remove_first.clear();
+    // What is gone already needs no mark: a repeated request is no error.
+    let marked = marked.into_iter().filter(|id| living.contains(id));
+    if before == Some(request.size) {
+        entry.replace.extend(marked);
+    } else {
+        entry.remove_first = marked.collect();
+        let first: BTreeSet<_> = entry.remove_first.iter().cloned().collect();
+        entry.replace.retain(|id| !first.contains(id));
+    }
+    Ok(())
+}
+
+fn field(refusal: &Refusal) -> Refusal {
+    Refusal::invalid(refusal.message.replacen("instance_id", "remove_first", 1))
+}
+
+/// The dynamic groups after the configuration changed. An override of a group that was static and is not any more keeps
+/// its template and pool, which it had from the configuration.
+pub fn after_refresh(old: &Config, new: &Config, dynamic: &Dynamic) -> Dynamic {
+    let mut after = dynamic.clone();
+    for (tenant, groups) in &mut after.0 {
+        for (key, entry) in groups {
+            let Some(was) = old.static_group(tenant, key).filter(|_| new.static_group(tenant, key).is_none()) else {
+                continue;
+            };
+            if entry.template.is_empty() {
+                entry.template.clone_from(&was.template);
+            }
+            if entry.subnet_pool.is_empty() {
+                entry.subnet_pool.clone_from(&was.subnet_pool);
+            }
+        }
+    }
+    after
+}
+
+impl Group {
+    /// Lower-case hexadecimal MD5 of the group as JSON with sorted keys, without counts: the original's etag.
+    pub fn etag(&self) -> String {
+        let parts = json!({
+            "instance_type": self.instance_type,
+            "is_static": self.is_static,
+            "key": self.key,
+            "size": self.size,
+            "subnet_pool": self.subnet_pool,
+            "template": self.template,
+            "tenant": self.tenant,
+            "vars": self.vars,
+        });
+        hex(&Md5::digest(parts.to_string().as_bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

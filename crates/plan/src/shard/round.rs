@@ -1,0 +1,359 @@
+//! One round of one group: which instances are made, drained and deleted now.
+//!
+//! A plan holds everything that is due at once; carried out, planning again yields nothing. Instances that leave do not
+//! count. A replacement is made before the instance it replaces drains, one at a time, so that a group has at most one
+//! instance more than its size; only a machine that is gone, or about to go, leaves before its replacement is there.
+
+use std::{cmp::Reverse, collections::BTreeSet, time::Duration};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    group::Group,
+    id::InstanceId,
+    instance::{Health, Leaving, Machine, MachineRef, Member, Reason, Record, Settings},
+};
+
+/// A step of a plan. Each is safe to repeat.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Store the record, make the machine under the instance's name, store its provider id.
+    Create(Box<Record>),
+    /// The same without the first write: an earlier attempt failed, or its server died.
+    Launch(InstanceId),
+    /// Store the provider id of a machine that was found under the instance's name.
+    Link(InstanceId, MachineRef),
+    /// Store that it leaves, and send the notice.
+    Drain(InstanceId, Leaving),
+    /// Store that it leaves (unless that is stored), delete the machine, store that it is deleted, send the event.
+    Delete(InstanceId, Leaving),
+    /// Remove the record of an instance that was deleted long ago.
+    Forget(InstanceId),
+}
+
+/// What one round intends.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[must_use = "a plan does nothing until it is executed"]
+pub struct Round {
+    pub actions: Vec<Action>,
+    /// Why instances are missing although they should be made now.
+    pub blocked: Option<&'static str>,
+    pub next_look: Option<Timestamp>,
+}
+
+/// A subnet of the group's pool and how many addresses it has left; `None` where the provider has no such limit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subnet {
+    pub id: String,
+    pub free: Option<u32>,
+}
+
+/// What a round is decided on.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    /// `None` for a group that is no more: its instances leave.
+    pub group: Option<&'a Group>,
+    /// Deleted ones included until they are forgotten.
+    pub members: &'a [Member],
+    pub subnets: &'a [Subnet],
+    /// New instances get these, in order; there are no more than may be made now.
+    pub ids: &'a [u128],
+    /// A creation failed; not again before that time.
+    pub create_after: Option<Timestamp>,
+}
+
+struct Planner<'a> {
+    observed: Observed<'a>,
+    settings: &'a Settings,
+    now: Timestamp,
+    round: Round,
+    /// Members that leave, by an action of this round or an earlier one.
+    leaving: BTreeSet<InstanceId>,
+    /// Of those, the ones that drain after this round.
+    draining: BTreeSet<InstanceId>,
+    /// Members without a machine.
+    unmade: Vec<&'a Member>,
+}
+
+/// Plans one round.
+pub fn plan(observed: Observed<'_>, settings: &Settings, now: Timestamp) -> Round {
+    let round = Round::default();
+    let (leaving, draining) = (BTreeSet::new(), BTreeSet::new());
+    let mut planner = Planner { observed, settings, now, round, leaving, draining, unmade: Vec::new() };
+    for member in observed.members {
+        planner.settle(member);
+    }
+    planner.scale();
+    for member in std::mem::take(&mut planner.unmade) {
+        planner.launch(member);
+    }
+    planner.round
+}
+
+impl<'a> Planner<'a> {
+    fn drain_timeout(&self) -> Duration {
+        self.observed.group.map_or(self.settings.drain_timeout, |group| group.drain_timeout)
+    }
+
+    fn look_at(&mut self, at: Timestamp) {
+        if at > self.now {
+            self.round.next_look = Some(self.round.next_look.map_or(at, |earlier| earlier.min(at)));
+        }
+    }
+
+    /// What must be done about one instance whatever the group's size is.
+    fn settle(&mut self, member: &'a Member) {
+        let record = &member.record;
+        if let Some(deleted_at) = record.deleted_at {
+            let end = deleted_at.saturating_add(self.settings.retention).unwrap_or(Timestamp::MAX);
+            self.look_at(end);
+            if self.now >= end {
+                self.round.actions.push(Action::Forget(record.id.clone()));
+            }
+            return;
+        }
+        let (health, until) = member.health(self.settings, self.now);
+        if let Some(leaving) = &record.leaving {
+            return self.leave(member, leaving, health);
+        }
+        self.wait(member, until);
+        if member.acknowledged {
+            // The operator drained it without a notice of ours: it has said what it wants.
+            return self.delete(member, Reason::Request);
+        }
+        if health == Health::Gone {
+            let announced = member.agent.notice.is_some();
+            return self.delete(member, if announced { Reason::Preemption } else { Reason::Unhealthy });
+        }
+        if record.machine.is_none() {
+            return self.settle_unmade(member);
+        }
+        if let Some(deadline) = member.agent.notice {
+            return self.drain(member, Reason::SpotTerminating, deadline);
+        }
+        if record.on_demand {
+            self.settle_on_demand(member, health);
+        }
+    }
+
+    /// What was never made and would be made in an outdated way is given up.
+    fn settle_unmade(&mut self, member: &'a Member) {
+        let current = self.observed.group.is_none_or(|group| group.blueprint.hash == member.record.hash);
+        if member.machine == Machine::Absent && !member.record.on_demand && !current {
+            return self.delete(member, Reason::ConfigDrift);
+        }
+        self.unmade.push(member);
+    }
+
+    /// On-demand instances are never replaced.
+    fn settle_on_demand(&mut self, member: &'a Member, health: Health) {
+        let age = self.settings.ondemand_age;
+        let end = age.and_then(|age| member.record.created_at.saturating_add(age).ok());
+        if let Some(end) = end {
+            self.look_at(end);
+        }
+        if end.is_some_and(|end| self.now >= end) {
+            self.drain(member, Reason::OnDemandExpiry, None);
+        } else if health == Health::Silent {
+            self.drain(member, Reason::Unhealthy, None);
+        }
+    }
+
+    /// Looks again when the instance's state can change by time alone.
+    fn wait(&mut self, member: &Member, until: Option<Timestamp>) {
+        if let Some(until) = until {
+            self.look_at(until);
+        }
+        let record = &member.record;
+        if record.on_demand || record.machine.is_none() {
+            return;
+        }
+        for age in [self.settings.eligible_age, self.settings.forced_age].into_iter().flatten() {
+            if let Ok(end) = record.created_at.checked_add(age) {
+                self.look_at(end);
+            }
+        }
+    }
+
+    fn launch(&mut self, member: &Member) {
+        let id = member.record.id.clone();
+        if self.leaving.contains(&id) {
+            return;
+        }
+        match &member.machine {
+            Machine::There { provider_id, .. } => {
+                let machine = MachineRef { provider_id: provider_id.clone(), launched_at: self.now };
+                self.round.actions.push(Action::Link(id, machine));
+            }
+            Machine::Absent if member.retry_at.is_none_or(|at| self.now >= at) => {
+                self.round.actions.push(Action::Launch(id));
+            }
+            // Not known: it may be there.
+            Machine::Absent | Machine::Unknown => {
+                if let Some(at) = member.retry_at {
+                    self.look_at(at);
+                }
+            }
+        }
+    }
+
+    /// An instance that leaves goes when it is drained, when its time is over, or when its machine is gone.
+    fn leave(&mut self, member: &'a Member, leaving: &Leaving, health: Health) {
+        self.leaving.insert(member.record.id.clone());
+        let notice = member.agent.notice.flatten().filter(|deadline| *deadline < leaving.delete_at);
+        let delete_at = notice.unwrap_or(leaving.delete_at);
+        let due = member.acknowledged || self.now >= delete_at || health == Health::Gone;
+        if !due {
+            self.draining.insert(member.record.id.clone());
+            self.look_at(delete_at);
+            if notice.is_some() {
+                // The notice shortens the drain: the operator must know.
+                let leaving = Leaving { delete_at, ..leaving.clone() };
+                self.round.actions.push(Action::Drain(member.record.id.clone(), leaving));
+            }
+            return;
+        }
+        match member.retry_at.filter(|at| self.now < *at) {
+            Some(at) => self.look_at(at),
+            None => self.round.actions.push(Action::Delete(member.record.id.clone(), leaving.clone())),
+        }
+    }
+
+    fn delete(&mut self, member: &Member, reason: Reason) {
+        let id = member.record.id.clone();
+        self.leaving.insert(id.clone());
+        let leaving = Leaving { reason, since: self.now, delete_at: self.now };
+        self.round.actions.push(Action::Delete(id, leaving));
+    }
+
+    /// Drains, if the group gives time for it and the machine has not less.
+    fn drain(&mut self, member: &Member, reason: Reason, deadline: Option<Timestamp>) {
+        let end = self.now.saturating_add(self.drain_timeout()).unwrap_or(Timestamp::MAX);
+        let delete_at = deadline.map_or(end, |deadline| end.min(deadline));
+        if delete_at <= self.now {
+            return self.delete(member, reason);
+        }
+        let id = member.record.id.clone();
+        self.leaving.insert(id.clone());
+        self.draining.insert(id.clone());
+        self.look_at(delete_at);
+        self.round.actions.push(Action::Drain(id, Leaving { reason, since: self.now, delete_at }));
+    }
+
+    /// Those that count: of the group, not on demand, not leaving.
+    fn counted(&self) -> Vec<&'a Member> {
+        let counts = |member: &&Member| {
+            !member.record.on_demand && member.record.deleted_at.is_none() && !self.leaving.contains(&member.record.id)
+        };
+        self.observed.members.iter().filter(counts).collect()
+    }
+
+    fn scale(&mut self) {
+        let size = usize::try_from(self.observed.group.map_or(0, |group| group.size)).unwrap_or(0);
+        let counted = self.counted();
+        let candidate = if size == 0 { None } else { self.candidate(&counted) };
+        let target = size + usize::from(candidate.is_some());
+        if counted.len() < target {
+            return self.create(target - counted.len());
+        }
+        let Some((candidate, reason)) = candidate else {
+            for victim in self.victims(&counted, None).into_iter().take(counted.len() - size) {
+                self.dismiss(victim, Reason::ScaleDown);
+            }
+            return;
+        };
+        if counted.len() > target {
+            let victims = self.victims(&counted, Some(&candidate.record.id));
+            for victim in victims.into_iter().take(counted.len() - target) {
+                self.dismiss(victim, Reason::ScaleDown);
+            }
+        } else {
+            // One too many: the replacement is under way, which costs no other. Once it is there the candidate goes,
+            // and the next one's replacement may begin.
+            let mut others = counted.iter().filter(|member| member.record.id != candidate.record.id);
+            if others.any(|member| self.health(member) == Health::Starting) {
+                return;
+            }
+            self.dismiss(candidate, reason);
+        }
+        self.scale();
+    }
+
+    fn health(&self, member: &Member) -> Health {
+        member.health(self.settings, self.now).0
+    }
+
+    /// Drains what runs; what never ran has nothing to drain.
+    fn dismiss(&mut self, member: &Member, reason: Reason) {
+        if member.record.machine.is_none() {
+            self.delete(member, reason);
+        } else {
+            self.drain(member, reason, None);
+        }
+    }
+
+    /// Who goes first: marked by the operator, then unhealthy, then on the way, then about to be replaced, then the
+    /// oldest.
+    fn victims(&self, counted: &[&'a Member], replaced: Option<&InstanceId>) -> Vec<&'a Member> {
+        let marks = self.observed.group.map_or(&[][..], |group| &group.remove_first);
+        let rank = |member: &Member| marks.iter().position(|id| *id == member.record.id).unwrap_or(usize::MAX);
+        let mut victims = counted.to_vec();
+        victims.sort_by_key(|member| {
+            let stays = Some(&member.record.id) != replaced;
+            (rank(member), self.health(member), stays, member.record.created_at, member.record.id.clone())
+        });
+        victims
+    }
+
+    /// The one instance that should be replaced next.
+    fn candidate(&self, counted: &[&'a Member]) -> Option<(&'a Member, Reason)> {
+        let group = self.observed.group?;
+        let launched = || counted.iter().copied().filter(|member| member.record.machine.is_some());
+        let oldest = |reason: Reason, wanted: &dyn Fn(&Member) -> bool| {
+            let found = launched().filter(|member| wanted(member));
+            let found = found.min_by_key(|member| (member.record.created_at, Reverse(member.record.id.clone())));
+            found.map(|member| (member, reason))
+        };
+        let older = |member: &Member, age: Option<Duration>| {
+            let end = age.and_then(|age| member.record.created_at.checked_add(age).ok());
+            end.is_some_and(|end| self.now >= end)
+        };
+        let drains = |member: &Member| !member.record.on_demand && self.draining.contains(&member.record.id);
+        let quiet = !self.observed.members.iter().any(drains);
+        oldest(Reason::Unhealthy, &|member| self.health(member) == Health::Silent)
+            .or_else(|| oldest(Reason::Request, &|member| group.replace.contains(&member.record.id)))
+            .or_else(|| oldest(Reason::ForcedExpiry, &|member| older(member, self.settings.forced_age)))
+            .or_else(|| {
+                let eligible = |member: &Member| older(member, self.settings.eligible_age);
+                if quiet { oldest(Reason::EligibleExpiry, &eligible) } else { None }
+            })
+            .or_else(|| {
+                let drifted = |member: &Member| member.record.hash != group.blueprint.hash;
+                if quiet { oldest(Reason::ConfigDrift, &drifted) } else { None }
+            })
+    }
+
+    fn create(&mut self, missing: usize) {
+        let Some(group) = self.observed.group else { return };
+        if let Some(at) = self.observed.create_after.filter(|at| self.now < *at) {
+            return self.look_at(at);
+        }
+        let mut free: Vec<Subnet> = self.observed.subnets.to_vec();
+        for uuid in self.observed.ids.iter().take(missing) {
+            // The first with room, as the pool lists them.
+            let Some(subnet) = free.iter_mut().find(|subnet| subnet.free != Some(0)) else {
+                self.round.blocked = Some("every subnet of the pool is full");
+                return;
+            };
+            subnet.free = subnet.free.map(|free| free - 1);
+            let id = InstanceId::new(&group.kind, *uuid);
+            let names = (&*group.tenant, &*group.key, &*group.template);
+            let record = Record::new(id, names, &group.blueprint, &subnet.id, self.now);
+            self.round.actions.push(Action::Create(Box::new(record)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

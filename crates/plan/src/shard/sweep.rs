@@ -1,0 +1,81 @@
+//! Machines at the provider that no record owns.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::instance::Record;
+
+/// A machine as the provider lists it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// The label: the instance it was made for.
+    pub instance_id: String,
+    pub provider_id: String,
+    pub created_at: Timestamp,
+}
+
+/// Which machines to delete: those whose instance was deleted, and those that have no record and are older than
+/// `guard`. A record is stored before its machine is made, so that a young machine without one belongs to a server that
+/// knows more than we do. `records` by instance id.
+pub fn orphans<'a>(
+    found: &'a [Found],
+    records: &BTreeMap<String, Record>,
+    guard: Duration,
+    now: Timestamp,
+) -> Vec<&'a Found> {
+    let old = |found: &Found| found.created_at.checked_add(guard).is_ok_and(|end| now >= end);
+    let orphan = |found: &&Found| match records.get(&found.instance_id) {
+        None => old(found),
+        Some(record) => {
+            let linked = record.machine.as_ref();
+            let other = linked.is_some_and(|machine| machine.provider_id != found.provider_id);
+            record.deleted_at.is_some() || other && old(found)
+        }
+    };
+    found.iter().filter(orphan).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::SignedDuration;
+
+    use super::*;
+    use crate::shard::{group::Blueprint, id::InstanceId, instance::MachineRef};
+
+    #[test]
+    fn only_machines_that_no_server_can_want_are_orphans() {
+        let now = Timestamp::UNIX_EPOCH + SignedDuration::from_hours(9);
+        let guard = Duration::from_mins(10);
+        let found = |number: u128, provider_id: &str, age: i64| Found {
+            instance_id: InstanceId::new("web", number).to_string(),
+            provider_id: provider_id.to_owned(),
+            created_at: now - SignedDuration::from_mins(age),
+        };
+        let record = |number: u128, provider_id: Option<&str>, deleted: bool| {
+            let id = InstanceId::new("web", number);
+            let mut record = Record::new(id.clone(), ("t", "g", "w"), &Blueprint::default(), "s", now);
+            let machine = |id: &str| MachineRef { provider_id: id.to_owned(), launched_at: now };
+            record.machine = provider_id.map(machine);
+            record.deleted_at = deleted.then_some(now);
+            (id.to_string(), record)
+        };
+        let records = BTreeMap::from([
+            record(1, Some("i-1"), false),
+            record(2, None, false),
+            record(3, Some("i-3"), true),
+            record(4, Some("i-4"), false),
+        ]);
+        let all = [
+            found(1, "i-1", 99),
+            found(2, "i-2", 99),
+            found(3, "i-3", 0),
+            found(4, "i-4b", 11),
+            found(5, "i-5", 9),
+            found(6, "i-6", 10),
+        ];
+        let names: Vec<_> = orphans(&all, &records, guard, now).iter().map(|found| &*found.provider_id).collect();
+        assert_eq!(names, ["i-3", "i-4b", "i-6"]);
+    }
+}

@@ -1,0 +1,54 @@
+//! Reading a shard's configuration: JSON with comments.
+
+use jsonc_parser::{ParseOptions, parse_to_serde_value};
+use plan::shard::config::{Config, Findings, Problem, read};
+
+/// Deeper nesting is no configuration; the parser recurses.
+const DEEPEST: usize = 64;
+
+/// Reads and checks. `None` when the text is not a configuration at all; the findings say why.
+pub fn parse(text: &str) -> (Option<Config>, Findings) {
+    let wrong = |message: String| {
+        let problem = Problem { field: "config".to_owned(), message };
+        (None, Findings { problems: vec![problem], warnings: Vec::new() })
+    };
+    if depth(text) > DEEPEST {
+        return wrong(format!("nested deeper than {DEEPEST} levels"));
+    }
+    match parse_to_serde_value::<serde_json::Value>(text, &ParseOptions::default()) {
+        Ok(value) => read(value),
+        Err(error) => wrong(format!("{error}; correct the syntax")),
+    }
+}
+
+/// An upper bound: brackets in strings and comments count too.
+fn depth(text: &str) -> usize {
+    let mut depths = text.bytes().scan(0usize, |depth, byte| {
+        match byte {
+            b'{' | b'[' => *depth += 1,
+            b'}' | b']' => *depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        Some(*depth)
+    });
+    depths
+        .try_fold(0, |most: usize, depth| if depth > 10 * DEEPEST { Err(depth) } else { Ok(most.max(depth)) })
+        .unwrap_or_else(|deep| deep)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_trailing_commas_are_fine_and_junk_is_named() {
+        let (config, findings) = parse("// a shard\n{\"cluster\": {\"id\": \"dev\",}, /* more */}");
+        assert_eq!(config.unwrap().cluster.id, "dev");
+        assert!(!findings.problems.is_empty(), "and incomplete");
+        for junk in ["", "{", "[]", "null", "{\"cluster\": 1}", "{\"cluster\": {\"idd\": \"x\"}}", &"[".repeat(100_000)]
+        {
+            let (config, findings) = parse(junk);
+            assert!(config.is_none() && !findings.problems.is_empty(), "{}", &junk[..junk.len().min(40)]);
+        }
+    }
+}

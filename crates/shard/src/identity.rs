@@ -1,0 +1,19 @@
+//! Who is who: the cluster's certificate authority, nonces for the first certificate, and what a peer's certificate
+//! says.
+
+mod authority;
+mod nonce;
+mod peer;
+mod registration;
+mod secret;
+mod tls;
+
+pub use authority::{Authority, AuthorityError, ServerIdentity, key_pair};
+pub use nonce::{Claims, Kind, NonceError, Nonces};
+pub use peer::{Peer, PeerError, Role};
+pub use registration::{Issued, Lifetimes, LogEntry, Registrar};
+pub use secret::{SealError, SealingKey};
+pub use tls::{ServerTls, TlsError, client_tls};
+
+#[cfg(test)]
+mod tests;

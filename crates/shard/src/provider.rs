@@ -1,0 +1,76 @@
+//! Where machines come from: one narrow trait, and what implements it.
+
+pub mod conformance;
+mod fault;
+mod in_process;
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use plan::shard::instance::MachineStatus;
+use serde_json::{Map, Value};
+
+pub use fault::FaultyProvider;
+pub use in_process::InProcess;
+
+/// A machine to be made for one instance. Its name is the instance's id, so that a repeated order is the same order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Order {
+    pub instance_id: String,
+    pub cluster: String,
+    pub shard: String,
+    pub tenant: String,
+    pub group: String,
+    pub instance_type: String,
+    pub arch: String,
+    pub subnet: String,
+    pub userdata: String,
+    pub vars: BTreeMap<String, String>,
+    pub args: Map<String, Value>,
+}
+
+/// A machine as the provider has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MachineInfo {
+    /// The label it was made with.
+    pub instance_id: String,
+    pub provider_id: String,
+    pub status: MachineStatus,
+    pub created_at: Timestamp,
+}
+
+/// The provider did not do it. Whether it had an effect is unknown: the next list says.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct ProviderError {
+    pub message: String,
+}
+
+impl ProviderError {
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into() }
+    }
+}
+
+/// An implementation passes [`conformance::check`].
+#[async_trait]
+pub trait Provider: Send + Sync + 'static {
+    /// Makes the machine, or returns the one that was made under the same name before.
+    async fn create(&self, order: &Order) -> Result<MachineInfo, ProviderError>;
+
+    /// Removes the machine of that instance. One that is not there is no error.
+    async fn delete(&self, instance_id: &str) -> Result<(), ProviderError>;
+
+    /// `None` if there is none.
+    async fn status(&self, instance_id: &str) -> Result<Option<MachineInfo>, ProviderError>;
+
+    /// All machines of one shard of one cluster.
+    async fn list(&self, cluster: &str, shard: &str) -> Result<Vec<MachineInfo>, ProviderError>;
+
+    /// How many more machines a subnet takes; `None` without such a limit.
+    async fn free(&self, subnet: &str) -> Result<Option<u32>, ProviderError>;
+
+    /// How the Node of that machine names it.
+    fn node_provider_id(&self, shard: &str, machine: &MachineInfo) -> String;
+}

@@ -1,0 +1,22 @@
+//! The server of one shard.
+//!
+//! A [`term::Term`] is one lead: it holds what storage and provider say in memory, answers requests and carries rounds
+//! out. It ends with its lead; the next one begins with what is stored.
+
+mod listener;
+mod memory;
+mod request;
+mod round;
+mod run;
+mod service;
+mod term;
+mod watch;
+
+pub use listener::{Keepalive, Listener};
+pub use run::{Bound, Identity, Options, Ports, run};
+pub use service::{agent_service, operator_service, registration_service};
+pub use term::{Context, Term, TermError};
+pub use watch::{Hub, Watched};
+
+#[cfg(test)]
+mod tests;

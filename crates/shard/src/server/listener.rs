@@ -1,0 +1,254 @@
+//! One port: TLS, HTTP/2 and one gRPC service, with every resource a client can hold bounded.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper::{body::Incoming, rt::Executor, server::conn::http2};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tower::ServiceExt;
+
+use super::service::GrpcService;
+use crate::identity::Peer;
+
+/// For TLS and the first bytes of HTTP/2 together: a client that is slower holds nothing.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Connections of one port; a zone's agents hold one or two each.
+const CONNECTIONS: usize = 30_000;
+
+/// Of one client, known by its certificate or, without one, its address.
+const CONNECTIONS_OF_ONE: usize = 16;
+
+/// Calls at once on one connection: three watches, and some.
+const STREAMS: u32 = 64;
+
+/// Metadata of a call.
+const HEADERS: u32 = 16 * 1024;
+
+/// How every HTTP/2 connection begins.
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// A client's certificate, for the interceptor.
+#[derive(Clone)]
+pub struct ClientCertificate(pub Option<Arc<[u8]>>);
+
+/// A port that serves until it is dropped or cancelled; then its connections end at once.
+pub struct Listener {
+    pub address: SocketAddr,
+    cancel: CancellationToken,
+}
+
+/// How often the server pings, so that a client that vanished is noticed.
+#[derive(Clone, Copy)]
+pub struct Keepalive {
+    pub interval: Duration,
+    pub timeout: Duration,
+}
+
+struct Port {
+    tls: TlsAcceptor,
+    service: GrpcService,
+    keepalive: Keepalive,
+    connections: Arc<Semaphore>,
+    peers: Arc<Mutex<HashMap<String, usize>>>,
+    cancel: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+    }
+}
+
+impl Listener {
+    pub async fn bind(
+        address: SocketAddr,
+        tls: Arc<rustls::ServerConfig>,
+        keepalive: Keepalive,
+        service: GrpcService,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let cancel = CancellationToken::new();
+        let port = Arc::new(Port {
+            tls: TlsAcceptor::from(tls),
+            service,
+            keepalive,
+            connections: Arc::new(Semaphore::new(CONNECTIONS)),
+            peers: Arc::default(),
+            cancel: cancel.clone(),
+            tasks: TaskTracker::new(),
+        });
+        tokio::spawn(async move {
+            while let Some(accepted) = cancel_or(&port.cancel, listener.accept()).await {
+                match accepted {
+                    Ok((stream, from)) => accept(&port, stream, from),
+                    // Out of descriptors, or the client is gone already: the next one may be fine.
+                    Err(error) => {
+                        tracing::warn!(%error, "a connection was not accepted");
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            }
+        });
+        Ok(Self { address, cancel })
+    }
+}
+
+async fn cancel_or<T>(cancel: &CancellationToken, work: impl Future<Output = T>) -> Option<T> {
+    cancel.run_until_cancelled(work).await
+}
+
+fn accept(port: &Arc<Port>, stream: TcpStream, from: SocketAddr) {
+    // Over the limit: closed at once, which a client sees as unavailable.
+    let Ok(permit) = Arc::clone(&port.connections).try_acquire_owned() else { return };
+    let port = Arc::clone(port);
+    let cancel = port.cancel.clone();
+    port.tasks.clone().spawn(async move {
+        cancel_or(&cancel, serve(&port, stream, from, permit)).await;
+    });
+}
+
+async fn serve(port: &Port, stream: TcpStream, from: SocketAddr, _permit: OwnedSemaphorePermit) {
+    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, handshake(port, stream)).await else { return };
+    let certificate = certificate(&stream.inner);
+    let Some(_one) = Place::take(&port.peers, client(certificate.as_ref(), from)) else { return };
+    let certificate = ClientCertificate(certificate);
+    let inner = port.service.clone();
+    let service = tower::service_fn(move |mut request: http::Request<Incoming>| {
+        request.extensions_mut().insert(certificate.clone());
+        inner.clone().oneshot(request)
+    });
+    let tasks = Tasks { tracker: port.tasks.clone(), cancel: port.cancel.clone() };
+    let connection = http2::Builder::new(tasks)
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(HEADERS)
+        .keep_alive_interval(port.keepalive.interval)
+        .keep_alive_timeout(port.keepalive.timeout)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    if let Err(error) = connection.await {
+        tracing::debug!(%error, %from, "a connection ended");
+    }
+}
+
+/// TLS, then the first bytes: a client that sends none, or others, goes no further.
+async fn handshake(port: &Port, stream: TcpStream) -> io::Result<Begun> {
+    stream.set_nodelay(true)?;
+    let mut inner = port.tls.accept(stream).await?;
+    let mut preface = [0; PREFACE.len()];
+    inner.read_exact(&mut preface).await?;
+    if preface != *PREFACE {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok(Begun { inner, read: 0 })
+}
+
+fn certificate(stream: &TlsStream<TcpStream>) -> Option<Arc<[u8]>> {
+    let (_, session) = stream.get_ref();
+    session.peer_certificates().and_then(|chain| chain.first()).map(|certificate| Arc::from(certificate.as_ref()))
+}
+
+/// Whose connection it is.
+fn client(certificate: Option<&Arc<[u8]>>, from: SocketAddr) -> String {
+    certificate.and_then(|der| Peer::name(der)).unwrap_or_else(|| from.ip().to_string())
+}
+
+/// One of a client's connections.
+struct Place {
+    peers: Arc<Mutex<HashMap<String, usize>>>,
+    client: String,
+}
+
+impl Place {
+    fn take(peers: &Arc<Mutex<HashMap<String, usize>>>, client: String) -> Option<Self> {
+        let mut counts = peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(client.clone()).or_default();
+        if *count >= CONNECTIONS_OF_ONE {
+            return None;
+        }
+        *count += 1;
+        Some(Self { peers: Arc::clone(peers), client })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.client) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.client);
+            }
+        }
+    }
+}
+
+/// Runs calls so that they end with their port.
+#[derive(Clone)]
+struct Tasks {
+    tracker: TaskTracker,
+    cancel: CancellationToken,
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Tasks {
+    fn execute(&self, call: F) {
+        let cancel = self.cancel.clone();
+        self.tracker.spawn(async move { cancel.run_until_cancelled(call).await });
+    }
+}
+
+/// A stream whose preface was read already, and is read again by HTTP/2.
+struct Begun {
+    inner: TlsStream<TcpStream>,
+    read: usize,
+}
+
+impl AsyncRead for Begun {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let left = &PREFACE[self.read..];
+        if left.is_empty() {
+            return Pin::new(&mut self.inner).poll_read(context, buffer);
+        }
+        let taken = left.len().min(buffer.remaining());
+        buffer.put_slice(&left[..taken]);
+        self.read += taken;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Begun {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(context)
+    }
+}

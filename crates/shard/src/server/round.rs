@@ -1,0 +1,317 @@
+//! Carries rounds out: one step after the other, each safe to repeat.
+
+use std::sync::PoisonError;
+
+use futures::{FutureExt, StreamExt, TryStreamExt, future::BoxFuture, stream};
+use jiff::Timestamp;
+use plan::shard::{
+    event,
+    group::{Group, effective},
+    id::InstanceId,
+    instance::{Leaving, Machine, MachineRef, Record, Settings},
+    pace,
+    round::{Action, Observed, Subnet, plan},
+};
+
+use super::{
+    memory::Failing,
+    term::{Term, TermError, bounded, bounded_provider},
+};
+use crate::{
+    provider::{MachineInfo, Order, ProviderError},
+    wire,
+};
+
+/// Rounds of one group in a row; what is left then waits for its next turn.
+const ROUNDS: usize = 16;
+
+/// Groups at once: one whose provider hangs must not hold up the others, and a provider has its own limits.
+const ROUNDS_AT_ONCE: usize = 16;
+
+impl Term {
+    /// Carries rounds of one group out until nothing is due now. Returns when to look again.
+    pub async fn settle(&self, tenant: &str, key: &str) -> Result<Option<Timestamp>, TermError> {
+        let gate = self.gate(tenant, key);
+        let _one = gate.lock().await;
+        for _ in 0..ROUNDS {
+            let (acted, next_look) = self.round(tenant, key).await?;
+            if !acted {
+                return Ok(next_look);
+            }
+        }
+        Ok(Some(self.context.clock.now()))
+    }
+
+    /// Takes the groups that are due and settles them. Returns when to look again at the earliest.
+    pub async fn settle_due(&self) -> Result<Option<Timestamp>, TermError> {
+        let mut earliest: Option<Timestamp> = None;
+        loop {
+            let due = std::mem::take(&mut *self.due.lock().unwrap_or_else(PoisonError::into_inner));
+            if due.is_empty() {
+                return Ok(earliest);
+            }
+            // Dropped at an error: what a round left half done is read again by the next one.
+            // Boxed: the compiler cannot see through the borrow that these futures are `Send`.
+            let rounds: Vec<BoxFuture<'_, _>> =
+                due.iter().map(|(tenant, key)| self.settle(tenant, key).boxed()).collect();
+            let mut rounds = stream::iter(rounds).buffer_unordered(ROUNDS_AT_ONCE);
+            while let Some(next) = rounds.try_next().await? {
+                earliest = earliest.into_iter().chain(next).min();
+            }
+        }
+    }
+
+    async fn round(&self, tenant: &str, key: &str) -> Result<(bool, Option<Timestamp>), TermError> {
+        self.resync(tenant, key).await?;
+        let now = self.context.clock.now();
+        let (group, members, settings, budget, create_after) = {
+            let memory = self.memory();
+            let recent: Vec<_> = memory.made.iter().copied().collect();
+            let budget = pace::create_budget(memory.config.shard.create_rate_limit, &recent, now);
+            let failing = memory.failing.get(&(tenant.to_owned(), key.to_owned()));
+            (
+                effective(&memory.config, &memory.dynamic, tenant, key),
+                memory.members(tenant, key),
+                Settings::from(&*memory.config),
+                budget,
+                failing.map(|failing| failing.retry_at),
+            )
+        };
+        let ids: Vec<u128> = (0..budget).map(|_| (self.context.ids)()).collect();
+        let observed = Observed { group: group.as_ref(), members: &members, subnets: &[], ids: &ids, create_after };
+        let mut round = plan(observed, &settings, now);
+        if round.blocked.is_some() {
+            // An instance is to be made: only then the provider is asked for room.
+            let subnets = self.subnets(group.as_ref()).await;
+            round = plan(Observed { subnets: &subnets, ..observed }, &settings, now);
+        }
+        let mut acted = false;
+        for action in round.actions {
+            acted |= self.execute(group.as_ref(), action).await?;
+        }
+        if let Some(why) = round.blocked {
+            self.creation_failed(tenant, key, why);
+        }
+        Ok((acted, round.next_look))
+    }
+
+    /// Subnets of the group's pool with their room. One whose room is not known is left out for now.
+    async fn subnets(&self, group: Option<&Group>) -> Vec<Subnet> {
+        let mut subnets = Vec::new();
+        for id in group.map_or(&[][..], |group| &group.blueprint.subnets) {
+            if let Ok(free) = bounded_provider(self.context.provider.free(id)).await {
+                subnets.push(Subnet { id: id.clone(), free });
+            }
+        }
+        subnets
+    }
+
+    /// Whether it had an effect: a failed call to the provider has none, and its retry is due later.
+    async fn execute(&self, group: Option<&Group>, action: Action) -> Result<bool, TermError> {
+        match action {
+            Action::Create(record) => self.create(group, *record).await,
+            Action::Launch(id) => self.launch(group, &id).await,
+            Action::Link(id, machine) => self.link(&id, machine).await.map(|()| true),
+            Action::Drain(id, leaving) => self.drain(&id, leaving).await.map(|()| true),
+            Action::Delete(id, leaving) => self.delete(&id, leaving).await,
+            Action::Forget(id) => self.forget(&id).await.map(|()| true),
+        }
+    }
+
+    /// The intent first, then the machine.
+    pub(super) async fn create(&self, group: Option<&Group>, record: Record) -> Result<bool, TermError> {
+        let name = (record.tenant.clone(), record.group.clone());
+        if self.memory().failing.get(&name).is_some_and(|failing| failing.retry_at > self.context.clock.now()) {
+            // An earlier creation of this round failed.
+            return Ok(false);
+        }
+        let id = record.id.clone();
+        self.write(record).await?;
+        let launched = self.launch(group, &id).await?;
+        Ok(launched)
+    }
+
+    async fn launch(&self, group: Option<&Group>, id: &InstanceId) -> Result<bool, TermError> {
+        let Some(record) = self.record(id) else { return Ok(false) };
+        self.lead.verify().await?;
+        let order = self.order(group, &record);
+        let now = self.context.clock.now();
+        self.touch(id, Machine::Unknown);
+        let made = bounded_provider(self.context.provider.create(&order)).await;
+        self.memory().made.push_back(now);
+        match made {
+            Ok(machine) => {
+                self.touch(id, there(&machine));
+                self.succeeded(id);
+                self.link(id, MachineRef { provider_id: machine.provider_id, launched_at: now }).await?;
+                Ok(true)
+            }
+            Err(error) => {
+                self.failed(id, &format!("Failed to create instance: {error}"));
+                self.creation_failed(&record.tenant, &record.group, "");
+                self.look(id).await;
+                Ok(false)
+            }
+        }
+    }
+
+    async fn link(&self, id: &InstanceId, machine: MachineRef) -> Result<(), TermError> {
+        let Some(record) = self.record(id) else { return Ok(()) };
+        self.write(Record { machine: Some(machine), ..record }).await
+    }
+
+    async fn drain(&self, id: &InstanceId, leaving: Leaving) -> Result<(), TermError> {
+        let Some(record) = self.record(id) else { return Ok(()) };
+        self.write(Record { leaving: Some(leaving), ..record }).await?;
+        self.notify(id);
+        Ok(())
+    }
+
+    /// The intent, the machine, the end.
+    async fn delete(&self, id: &InstanceId, leaving: Leaving) -> Result<bool, TermError> {
+        let Some(mut record) = self.record(id) else { return Ok(false) };
+        if record.leaving.is_none() {
+            record.leaving = Some(leaving);
+            self.write(record.clone()).await?;
+        }
+        self.lead.verify().await?;
+        self.touch(id, Machine::Unknown);
+        if let Err(error) = bounded_provider(self.context.provider.delete(id.as_str())).await {
+            let drained = record.leaving.as_ref().is_some_and(Leaving::drains);
+            let what = if drained { "Failed to delete drained instance" } else { "Failed to delete instance" };
+            self.failed(id, &format!("{what}: {error}"));
+            self.look(id).await;
+            return Ok(false);
+        }
+        self.touch(id, Machine::Absent);
+        record.deleted_at = Some(self.context.clock.now());
+        self.write(record).await?;
+        self.notify(id);
+        Ok(true)
+    }
+
+    /// Removes what is stored of an instance that was deleted long ago.
+    async fn forget(&self, id: &InstanceId) -> Result<(), TermError> {
+        let Some(record) = self.record(id) else { return Ok(()) };
+        self.lead.verify().await?;
+        let layout = &self.context.layout;
+        let used = layout.agent_key(id.as_str());
+        bounded(&used, self.context.store.delete(&used)).await?;
+        let key = layout.instance(&record.tenant, &id.storage_key());
+        bounded(&key, self.context.store.delete(&key)).await?;
+        self.memory().entries.remove(id);
+        Ok(())
+    }
+
+    fn record(&self, id: &InstanceId) -> Option<Record> {
+        self.memory().entries.get(id).map(|entry| entry.record.clone())
+    }
+
+    fn order(&self, group: Option<&Group>, record: &Record) -> Order {
+        let blueprint = group.map(|group| group.blueprint.clone()).unwrap_or_default();
+        Order {
+            instance_id: record.id.to_string(),
+            cluster: self.context.cluster.clone(),
+            shard: self.context.shard.clone(),
+            tenant: record.tenant.clone(),
+            group: record.group.clone(),
+            instance_type: record.instance_type.clone(),
+            arch: blueprint.arch,
+            subnet: record.subnet.clone(),
+            userdata: blueprint.userdata,
+            vars: record.vars.clone(),
+            args: blueprint.args,
+        }
+    }
+
+    /// Notes a call to the provider, and what is known after it.
+    fn touch(&self, id: &InstanceId, machine: Machine) {
+        if let Some(entry) = self.memory().entries.get_mut(id) {
+            entry.calls += 1;
+            entry.machine = machine;
+        }
+    }
+
+    /// Asks what a failed call left.
+    async fn look(&self, id: &InstanceId) {
+        if let Ok(found) = bounded_provider(self.context.provider.status(id.as_str())).await {
+            self.touch(id, found.as_ref().map_or(Machine::Absent, there));
+        }
+    }
+
+    fn succeeded(&self, id: &InstanceId) {
+        let mut memory = self.memory();
+        let Some(entry) = memory.entries.get_mut(id) else { return };
+        entry.failing = None;
+        let name = (entry.record.tenant.clone(), entry.record.group.clone());
+        memory.failing.remove(&name);
+        while memory.made.len() > usize::from(u16::MAX) {
+            memory.made.pop_front();
+        }
+    }
+
+    fn failed(&self, id: &InstanceId, text: &str) {
+        let now = self.context.clock.now();
+        let Some(record) = self.record(id) else { return };
+        if let Some(entry) = self.memory().entries.get_mut(id) {
+            let count = entry.failing.map_or(0, |failing| failing.count) + 1;
+            let retry_at = pace::retry_at(count, seed(id.as_str(), count), now);
+            entry.failing = Some(Failing { count, retry_at });
+        }
+        self.report(&record.tenant, &record.group, id.as_str(), text);
+    }
+
+    /// Creations of the group wait. Says why, once per failure.
+    fn creation_failed(&self, tenant: &str, key: &str, why: &str) {
+        let now = self.context.clock.now();
+        let name = (tenant.to_owned(), key.to_owned());
+        {
+            let mut memory = self.memory();
+            let before = memory.failing.get(&name).copied();
+            if before.is_some_and(|failing| failing.retry_at > now) {
+                return;
+            }
+            let count = before.map_or(0, |failing| failing.count) + 1;
+            let retry_at = pace::retry_at(count, seed(key, count), now);
+            memory.failing.insert(name, Failing { count, retry_at });
+        }
+        if !why.is_empty() {
+            self.report(tenant, key, "", &format!("Failed to create instance: {why}"));
+        }
+    }
+
+    fn report(&self, tenant: &str, group: &str, instance_id: &str, error: &str) {
+        tracing::warn!(tenant, group, instance = instance_id, "{error}");
+        let event = wire::ErrorEvent {
+            group: group.to_owned(),
+            instance_id: instance_id.to_owned(),
+            error: error.to_owned(),
+            timestamp: Some(wire::timestamp(self.context.clock.now())),
+        };
+        self.error_events.send(tenant, event);
+    }
+
+    /// Sends what the stored record calls for.
+    fn notify(&self, id: &InstanceId) {
+        let Some(record) = self.record(id) else { return };
+        if let Some(event) = event::of(&record) {
+            self.instance_events.send(&record.tenant, wire::instance_event(&record, &event));
+        }
+    }
+}
+
+fn there(machine: &MachineInfo) -> Machine {
+    Machine::There { provider_id: machine.provider_id.clone(), status: machine.status }
+}
+
+impl From<ProviderError> for tonic::Status {
+    fn from(error: ProviderError) -> Self {
+        Self::unavailable(format!("the provider failed: {error}"))
+    }
+}
+
+/// Derived from a name, so that a test repeats it.
+fn seed(name: &str, count: u32) -> u64 {
+    let start = 0xcbf2_9ce4_8422_2325 ^ u64::from(count);
+    name.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}

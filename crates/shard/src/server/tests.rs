@@ -1,0 +1,5 @@
+//! Servers in one process, on a stepped clock.
+
+mod crash;
+mod request;
+mod world;

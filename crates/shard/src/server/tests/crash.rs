@@ -1,0 +1,263 @@
+//! A server dies at every effect, before and after it; the next one goes on. No instance is lost or doubled.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use plan::shard::{id::InstanceId, instance::MachineStatus};
+
+use super::world::{Server, World, alive};
+use crate::{
+    server::TermError,
+    store::{Fault, Faults, Side},
+    wire::{self, Fence},
+};
+
+/// What happens to the zone, in order. Each step may be repeated by the operator after a fail-over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Scale(i32),
+    /// The operator drains and acknowledges what is to be drained.
+    Drain,
+    /// An agent falls silent until its instance was replaced.
+    Replace,
+    /// A machine stops.
+    Stop,
+    CreateOnDemand,
+    DeleteOnDemand,
+    DeleteGroup,
+    /// Long enough for drains to end by themselves and orphans to be swept.
+    Rest,
+}
+
+const SCRIPT: [Step; 12] = [
+    Step::Scale(3),
+    Step::Scale(1),
+    Step::Drain,
+    Step::Scale(2),
+    Step::Replace,
+    Step::Drain,
+    Step::Stop,
+    Step::CreateOnDemand,
+    Step::DeleteOnDemand,
+    Step::DeleteGroup,
+    Step::Drain,
+    Step::Rest,
+];
+
+fn on_demand() -> String {
+    InstanceId::new("web", 1 << 90).to_string()
+}
+
+/// What the zone does to its machines happens once, however often the operator repeats a step.
+#[derive(Default)]
+struct Fate {
+    silent: Option<String>,
+    stopped: Option<String>,
+}
+
+impl Step {
+    async fn run(self, world: &World, server: &mut Server) -> Result<(), TermError> {
+        self.run_once(world, server, &mut Fate::default()).await
+    }
+
+    async fn run_once(self, world: &World, server: &mut Server, fate: &mut Fate) -> Result<(), TermError> {
+        let fence = Fence::default();
+        match self {
+            Self::Scale(size) => {
+                let config = wire::GroupConfig { template: "web".to_owned(), size, ..wire::GroupConfig::default() };
+                let request =
+                    wire::UpsertGroupRequest { key: "web".to_owned(), config: Some(config), remove_first: vec![] };
+                server.term.upsert_group("default", request, &fence).await?;
+            }
+            Self::Drain => drain(world, server),
+            Self::Replace => replace(world, server, fate).await?,
+            Self::Stop if fate.stopped.is_none() => {
+                fate.stopped = web(world).into_iter().next();
+                let id = fate.stopped.as_ref().expect("an instance");
+                world.cloud.set_status(id, Some(MachineStatus::Stopped));
+            }
+            Self::Stop => {}
+            Self::CreateOnDemand => {
+                let config = wire::InstanceConfig { group: "web".to_owned(), ..wire::InstanceConfig::default() };
+                let request = wire::CreateInstanceRequest { instance_id: on_demand(), config: Some(config) };
+                match server.term.create_instance("default", request, &fence).await {
+                    // The operator asks again after a fail-over.
+                    Err(TermError::Refused(refusal)) if refusal.message.contains("exists") => {}
+                    other => drop(other?),
+                }
+            }
+            Self::DeleteOnDemand => drop(server.term.delete_instance("default", &on_demand()).await?),
+            Self::DeleteGroup => server.term.delete_group("default", "web", &fence).await?,
+            Self::Rest => {
+                for _ in 0..4 {
+                    server.pass(world, Duration::from_mins(2), &BTreeSet::new()).await?;
+                    server.term.sweep().await?;
+                    server.settle(world).await?;
+                }
+            }
+        }
+        server.settle(world).await
+    }
+}
+
+fn web(world: &World) -> Vec<String> {
+    let records = world.records();
+    let staying = records.values().filter(|record| {
+        record.group == "web" && !record.on_demand && record.deleted_at.is_none() && record.leaving.is_none()
+    });
+    staying.map(|record| record.id.to_string()).collect()
+}
+
+fn drain(world: &World, server: &Server) {
+    for record in world.records().values().filter(|record| record.leaving.is_some() && record.deleted_at.is_none()) {
+        // What a server that died did not load is told by its successor.
+        let _ = server.term.acknowledge_drained("default", record.id.as_str());
+    }
+}
+
+/// The oldest instance's agent is silent until it leaves.
+async fn replace(world: &World, server: &mut Server, fate: &mut Fate) -> Result<(), TermError> {
+    let oldest = || web(world).into_iter().min().expect("an instance");
+    let silent = fate.silent.get_or_insert_with(oldest).clone();
+    let one = BTreeSet::from([silent.clone()]);
+    for _ in 0..6 {
+        server.pass(world, Duration::from_mins(1), &one).await?;
+        server.term.observe().await?;
+        server.term.settle_due().await?;
+        server.report(world, &one);
+        server.term.settle_due().await?;
+        if !web(world).contains(&silent) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Runs the script with servers that die where their faults say; the last one lives. Returns the effects of the first.
+async fn run(deaths: &[(usize, Side)]) -> (World, usize) {
+    let world = World::new().await;
+    let mut faults: Vec<Faults> = deaths.iter().map(|(point, side)| Faults::dying(*point, *side)).collect();
+    faults.push(Faults::default());
+    let mut faults = faults.into_iter();
+    let mut first = None;
+    let mut fate = Fate::default();
+    let mut server: Option<Server> = None;
+    for step in SCRIPT {
+        loop {
+            if server.is_none() {
+                let faults = faults.next().expect("the last server lives");
+                first.get_or_insert_with(|| faults.clone());
+                server = world.start_with(faults).await;
+            }
+            let Some(mut living) = server.take() else { continue };
+            let faults = living.faults.clone();
+            match alive(&faults, step.run_once(&world, &mut living, &mut fate)).await {
+                Some(done) => {
+                    done.unwrap_or_else(|error| panic!("{step:?}: {error}"));
+                    server = Some(living);
+                    break;
+                }
+                None => drop(living),
+            }
+        }
+    }
+    (world, first.map_or(0, |faults| faults.effects()))
+}
+
+#[track_caller]
+fn check(world: &World, made: usize, deaths: &[(usize, Side)]) {
+    world.consistent();
+    let records = world.records();
+    let living: Vec<_> = records.values().filter(|record| record.deleted_at.is_none()).collect();
+    assert_eq!(living.len(), 1, "{deaths:?}: the static group has its one instance, all else is gone");
+    assert_eq!(living[0].group, "fixed");
+    assert_eq!(world.cloud.made(), made, "{deaths:?}: no machine was made twice or in vain");
+    assert!(records.len() >= made, "{deaths:?}: every machine that was made has its record");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a78_a_server_may_die_at_every_effect() {
+    let (world, effects) = run(&[]).await;
+    let made = world.cloud.made();
+    check(&world, made, &[]);
+    let mut points = 0;
+    for point in 0..effects {
+        for side in [Side::Before, Side::After] {
+            let deaths = [(point, side)];
+            check(&run(&deaths).await.0, made, &deaths);
+            points += 1;
+        }
+    }
+    println!("{points} points: {effects} effects, the server killed before and after each");
+    assert!(effects > 100, "{effects} effects");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a78_its_successor_may_die_as_well() {
+    let (world, effects) = run(&[]).await;
+    let made = world.cloud.made();
+    let mut points = 0;
+    for point in (0..effects).step_by(3) {
+        for second in 0..8 {
+            let side = |number: usize| if number.is_multiple_of(2) { Side::Before } else { Side::After };
+            let deaths = [(point, side(second)), (second, side(point))];
+            check(&run(&deaths).await.0, made, &deaths);
+            points += 1;
+        }
+    }
+    println!("{points} pairs of deaths");
+}
+
+#[tokio::test(start_paused = true)]
+async fn storage_that_fails_delays_and_loses_nothing() {
+    let world = World::new().await;
+    let mut server = world.start().await;
+    Step::Scale(3).run(&world, &mut server).await.unwrap();
+    for fault in [Fault::Refusing, Fault::Partitioned] {
+        server.faults.set(fault);
+        assert!(Step::Scale(1).run(&world, &mut server).await.is_err(), "{fault:?}");
+        server.faults.set(Fault::None);
+        server.pass(&world, Duration::from_secs(20), &BTreeSet::new()).await.unwrap();
+        assert_eq!(web(&world).len(), 3, "{fault:?}: nothing was decided");
+    }
+    server.faults.set(Fault::Slow(Duration::from_millis(500)));
+    Step::Scale(1).run(&world, &mut server).await.unwrap();
+    server.faults.set(Fault::None);
+    server.pass(&world, Duration::from_secs(5), &BTreeSet::new()).await.unwrap();
+    Step::Drain.run(&world, &mut server).await.unwrap();
+    assert_eq!(web(&world).len(), 1);
+    world.consistent();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stale_leader_has_no_effect() {
+    let world = World::new().await;
+    let mut old = world.start().await;
+    Step::Scale(2).run(&world, &mut old).await.unwrap();
+    // The old leader stops, a new one takes over, and the old one goes on where it was.
+    let mut new = world.start().await;
+    assert!(new.term.lead().epoch() > old.term.lead().epoch());
+    for step in [Step::Scale(5), Step::CreateOnDemand, Step::DeleteGroup] {
+        assert!(matches!(step.run(&world, &mut old).await, Err(TermError::Lost(_))), "{step:?}");
+    }
+    assert!(old.term.sweep().await.is_ok_and(|swept| swept == 0) || !old.term.lead().is_valid());
+    Step::Scale(2).run(&world, &mut new).await.unwrap();
+    assert_eq!(web(&world).len(), 2);
+    assert_eq!(world.cloud.made(), 3, "two, and the static group's");
+    world.consistent();
+}
+
+#[tokio::test(start_paused = true)]
+async fn clock_steps_of_an_hour_replace_nothing_that_reports() {
+    let world = World::new().await;
+    let mut server = world.start().await;
+    Step::Scale(2).run(&world, &mut server).await.unwrap();
+    let before = world.cloud.machines();
+    for hours in [1, -2, 1] {
+        world.clock.step(jiff::SignedDuration::from_hours(hours));
+        server.report(&world, &BTreeSet::new());
+        server.settle(&world).await.unwrap();
+        server.pass(&world, Duration::from_secs(30), &BTreeSet::new()).await.unwrap();
+        server.settle(&world).await.unwrap();
+    }
+    assert_eq!(world.cloud.machines(), before);
+}

@@ -1,0 +1,222 @@
+//! Requests of operators and agents, without a network.
+
+use futures::{FutureExt, StreamExt};
+use plan::shard::refusal::Code;
+
+use super::world::{CONFIG, World};
+use crate::{
+    server::TermError,
+    wire::{self, Fence},
+};
+
+fn upsert(key: &str, size: i32) -> wire::UpsertGroupRequest {
+    let config = wire::GroupConfig { template: "web".to_owned(), size, ..wire::GroupConfig::default() };
+    wire::UpsertGroupRequest { key: key.to_owned(), config: Some(config), remove_first: vec![] }
+}
+
+fn code(error: &TermError) -> Option<Code> {
+    match error {
+        TermError::Refused(refusal) => Some(refusal.code),
+        _ => None,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a81_a_static_group_has_its_size_before_any_operator_and_survives_its_deletion() {
+    let world = World::new().await;
+    let server = world.start().await;
+    server.settle(&world).await.unwrap();
+    let groups = server.term.list_groups("default");
+    assert_eq!((groups.len(), groups[0].size, groups[0].actual_size, groups[0].is_static), (1, 1, 1, true));
+    assert_eq!(groups[0].instances[0].node_provider_id, format!("process:///a/{}", groups[0].instances[0].instance_id));
+    let fence = Fence::default();
+    let mut override_size = upsert("fixed", 3);
+    override_size.config.as_mut().unwrap().template.clear();
+    assert_eq!(server.term.upsert_group("default", override_size, &fence).await.unwrap().size, 3);
+    let mut events = server.term.watch_groups("default");
+    assert_eq!(events.next().await.unwrap().unwrap().group.unwrap().size, 3, "the snapshot");
+    server.term.delete_group("default", "fixed", &fence).await.unwrap();
+    let event = events.next().await.unwrap().unwrap();
+    assert_eq!((event.r#type, event.group.unwrap().size), (1, 1), "the static values, not a deletion");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a79_no_request_reaches_another_tenant() {
+    let world = World::new().await;
+    let server = world.start().await;
+    let (term, fence) = (&server.term, Fence::default());
+    term.upsert_group("acme", upsert("web", 1), &fence).await.unwrap();
+    let mut foreign = (term.watch_groups("default"), term.watch_instances("default"));
+    assert_eq!(foreign.0.next().await.unwrap().unwrap().group.unwrap().key, "fixed");
+    server.settle(&world).await.unwrap();
+    let id = term.list_groups("acme")[0].instances[0].instance_id.clone();
+    assert!(term.list_groups("default").iter().all(|group| group.key != "web"));
+    let denied = [
+        term.instance_status("default", &id).err(),
+        term.acknowledge_drained("default", &id).err(),
+        term.delete_instance("default", &id).await.err(),
+        term.report_health("default", &id, None).err(),
+    ];
+    for error in denied {
+        assert_eq!(code(&error.expect("refused")), Some(Code::PermissionDenied));
+    }
+    term.delete_group("default", "web", &fence).await.unwrap();
+    assert_eq!(term.list_groups("acme").len(), 1, "another tenant's group of that name");
+    term.delete_instance("acme", &id).await.unwrap();
+    server.settle(&world).await.unwrap();
+    assert!(foreign.0.next().now_or_never().is_none() && foreign.1.next().now_or_never().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a87_a_known_request_id_has_its_answer_and_older_requests_are_refused() {
+    let world = World::new().await;
+    let server = world.start().await;
+    let term = &server.term;
+    let fence = |epoch, generation, id: &str| Fence {
+        epoch: Some(epoch),
+        generation: Some(generation),
+        request_id: (!id.is_empty()).then(|| id.to_owned()),
+    };
+    let first = term.upsert_group("default", upsert("web", 1), &fence(1, 5, "r1")).await.unwrap();
+    let again = term.upsert_group("default", upsert("web", 9), &fence(1, 5, "r1")).await.unwrap();
+    assert_eq!(first, again, "the same id, the same answer");
+    for old in [fence(1, 4, ""), fence(0, 9, "")] {
+        let error = term.upsert_group("default", upsert("web", 2), &old).await.unwrap_err();
+        assert_eq!(code(&error), Some(Code::FailedPrecondition));
+        assert_eq!(code(&term.delete_group("default", "web", &old).await.unwrap_err()), Some(Code::FailedPrecondition));
+    }
+    let successor = world.start().await;
+    let error = successor.term.upsert_group("default", upsert("web", 2), &fence(1, 4, "")).await.unwrap_err();
+    assert_eq!(code(&error), Some(Code::FailedPrecondition), "also after a fail-over");
+    assert_eq!(successor.term.upsert_group("default", upsert("web", 2), &fence(2, 1, "")).await.unwrap().size, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a71_a_change_of_the_groups_file_by_another_hand_is_taken_over() {
+    use crate::store::{Expect, Store, layout::ShardLayout};
+    let world = World::new().await;
+    let server = world.start().await;
+    let fence = Fence::default();
+    server.term.upsert_group("default", upsert("web", 1), &fence).await.unwrap();
+    let key = ShardLayout::new("a").groups();
+    let object = world.store.get(&key).await.unwrap().unwrap();
+    let text = String::from_utf8(object.body).unwrap().replace("\"web\": {", "\"other\": {");
+    world.store.put(&key, text.into_bytes(), Expect::Content(object.etag)).await.unwrap();
+    server.term.upsert_group("default", upsert("third", 0), &fence).await.unwrap();
+    let keys: Vec<_> = server.term.list_groups("default").into_iter().map(|group| group.key).collect();
+    assert_eq!(keys, ["fixed", "other", "third"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a82_every_deletion_is_sent_with_its_reason_also_after_a_failover() {
+    let world = World::new().await;
+    let server = world.start().await;
+    let fence = Fence::default();
+    server.term.upsert_group("default", upsert("web", 2), &fence).await.unwrap();
+    server.settle(&world).await.unwrap();
+    let mut events = server.term.watch_instances("default");
+    server.term.upsert_group("default", upsert("web", 1), &fence).await.unwrap();
+    server.settle(&world).await.unwrap();
+    let notice = events.next().await.unwrap().unwrap();
+    assert_eq!((&*notice.status, &*notice.reason), ("pending_deletion", "scale-down"));
+    let (since, end) = (notice.unhealthy_at.unwrap().seconds, notice.delete_at.unwrap().seconds);
+    assert_eq!(end - since, 300);
+    server.term.acknowledge_drained("default", &notice.instance_id).unwrap();
+    server.settle(&world).await.unwrap();
+    let deleted = events.next().await.unwrap().unwrap();
+    assert_eq!((&*deleted.status, &*deleted.reason), ("deleted", "scale-down"));
+    assert_eq!(deleted.instance_id, notice.instance_id);
+    let other = server.term.list_groups("default").into_iter().find(|group| group.key == "web").unwrap();
+    let other = other.instances[0].instance_id.clone();
+    assert_eq!(server.term.delete_instance("default", &other).await.unwrap().status, "deleting");
+    server.settle(&world).await.unwrap();
+    assert_eq!(server.term.delete_instance("default", &other).await.unwrap().status, "deleted");
+    let successor = world.start().await;
+    let mut events = successor.term.watch_instances("default");
+    let mut reasons = Vec::new();
+    while let Some(Some(Ok(event))) = events.next().now_or_never() {
+        reasons.push((event.status, event.reason));
+    }
+    let pair = |reason: &str| ("deleted".to_owned(), reason.to_owned());
+    assert_eq!(reasons, [pair("scale-down"), pair("request")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bad_configuration_is_refused_and_the_last_good_one_stays() {
+    let world = World::new().await;
+    let server = world.start().await;
+    server.settle(&world).await.unwrap();
+    let etag = server.term.config_status().etag;
+    for bad in ["{", &CONFIG.replace("\"size\": 1", "\"size\": -1"), &CONFIG.replace("\"process\"", "\"aws\"")] {
+        world.configure(bad).await;
+        let error = server.term.refresh_config().await.unwrap_err();
+        assert!(matches!(error, TermError::Config { .. }), "{error}");
+        assert_eq!(server.term.config_status().etag, etag);
+        assert_eq!(server.term.list_groups("default")[0].size, 1);
+    }
+    world.configure(&CONFIG.replace("\"size\": 1", "\"size\": 2")).await;
+    let mut events = server.term.watch_groups("default");
+    events.next().await.unwrap().unwrap();
+    assert!(server.term.refresh_config().await.unwrap().updated);
+    assert_eq!(events.next().await.unwrap().unwrap().group.unwrap().size, 2);
+    assert!(!server.term.refresh_config().await.unwrap().updated);
+    server.settle(&world).await.unwrap();
+    assert_eq!(world.cloud.machines().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_provider_that_refuses_is_reported_and_asked_again() {
+    let world = World::new().await;
+    let mut server = world.start().await;
+    world.cloud.refuse(Some("quota exceeded"));
+    let mut errors = server.term.watch_errors("default");
+    server.settle(&world).await.unwrap();
+    let event = errors.next().await.unwrap().unwrap();
+    assert_eq!((&*event.group, &*event.error), ("fixed", "Failed to create instance: quota exceeded"));
+    server.settle(&world).await.unwrap();
+    assert!(errors.next().now_or_never().is_none(), "not before its retry is due");
+    assert_eq!(world.records().len(), 1, "the same instance is tried again");
+    world.cloud.refuse(None);
+    let none = std::collections::BTreeSet::new();
+    server.pass(&world, std::time::Duration::from_secs(10), &none).await.unwrap();
+    server.settle(&world).await.unwrap();
+    assert_eq!(world.cloud.machines().len(), 1);
+    world.consistent();
+}
+
+#[tokio::test(start_paused = true)]
+async fn full_subnets_are_reported_and_spill_to_the_next() {
+    let world = World::new().await;
+    let server = world.start().await;
+    world.cloud.set_room("s1", 1);
+    world.cloud.set_room("s2", 1);
+    server.term.upsert_group("default", upsert("web", 2), &Fence::default()).await.unwrap();
+    let mut errors = server.term.watch_errors("default");
+    server.settle(&world).await.unwrap();
+    assert_eq!(world.cloud.machines().len(), 2);
+    assert!(errors.next().await.unwrap().unwrap().error.contains("subnet of the pool is full"));
+    let config = wire::InstanceConfig { group: "web".to_owned(), ..wire::InstanceConfig::default() };
+    let request = wire::CreateInstanceRequest { instance_id: String::new(), config: Some(config) };
+    let error = server.term.create_instance("default", request, &Fence::default()).await.unwrap_err();
+    assert_eq!(code(&error), Some(Code::ResourceExhausted));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settled_shard_writes_nothing_and_an_instance_costs_four_writes() {
+    let world = World::new().await;
+    let server = world.start().await;
+    server.settle(&world).await.unwrap();
+    let before = server.faults.effects();
+    server.settle(&world).await.unwrap();
+    assert_eq!(server.faults.effects(), before, "at rest");
+    let fence = Fence::default();
+    server.term.upsert_group("default", upsert("web", 1), &fence).await.unwrap();
+    server.settle(&world).await.unwrap();
+    server.term.upsert_group("default", upsert("web", 0), &fence).await.unwrap();
+    server.settle(&world).await.unwrap();
+    let drained = world.records().into_values().find(|record| record.group == "web").unwrap();
+    server.term.acknowledge_drained("default", drained.id.as_str()).unwrap();
+    server.settle(&world).await.unwrap();
+    // Two requests, four writes of the record, two calls of the provider.
+    assert_eq!(server.faults.effects() - before, 2 + 4 + 2);
+}

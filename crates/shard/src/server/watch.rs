@@ -1,0 +1,124 @@
+//! Streams to watchers: one per tenant and kind.
+
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use futures::Stream;
+use tokio::sync::mpsc;
+use tonic::Status;
+
+/// A watcher that is so far behind is better served by a new snapshot.
+const BEHIND: usize = 4096;
+
+/// Sends events of one kind to the watchers of each tenant. A newer watcher replaces the older one, whose stream stays
+/// open and silent: a stock operator whose stream ended would reconnect and replace the newer one in turn.
+pub struct Hub<T> {
+    slots: Mutex<HashMap<String, Slot<T>>>,
+}
+
+struct Slot<T> {
+    sender: mpsc::Sender<T>,
+    behind: Arc<AtomicBool>,
+}
+
+/// What a watcher receives: the snapshot, then events.
+pub struct Watched<T> {
+    snapshot: std::vec::IntoIter<T>,
+    events: mpsc::Receiver<T>,
+    behind: Arc<AtomicBool>,
+}
+
+impl<T> Default for Hub<T> {
+    fn default() -> Self {
+        Self { slots: Mutex::default() }
+    }
+}
+
+impl<T> Hub<T> {
+    /// Adds a watcher. The caller makes snapshot and registration one step, by a lock, so that no event is lost or sent
+    /// before the snapshot.
+    pub fn watch(&self, tenant: &str, snapshot: Vec<T>) -> Watched<T> {
+        let (sender, events) = mpsc::channel(BEHIND);
+        let behind = Arc::new(AtomicBool::new(false));
+        let slot = Slot { sender, behind: Arc::clone(&behind) };
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.to_owned(), slot);
+        Watched { snapshot: snapshot.into_iter(), events, behind }
+    }
+
+    /// Sends an event to the tenant's watcher, if there is one.
+    pub fn send(&self, tenant: &str, event: T) {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(slot) = slots.get(tenant) else { return };
+        match slot.sender.try_send(event) {
+            Ok(()) => return,
+            Err(mpsc::error::TrySendError::Full(_)) => slot.behind.store(true, Ordering::Relaxed),
+            Err(mpsc::error::TrySendError::Closed(_)) => {}
+        }
+        slots.remove(tenant);
+    }
+}
+
+impl<T: Unpin> Stream for Watched<T> {
+    type Item = Result<T, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(event) = self.snapshot.next() {
+            return Poll::Ready(Some(Ok(event)));
+        }
+        match self.events.poll_recv(context) {
+            Poll::Ready(Some(event)) => Poll::Ready(Some(Ok(event))),
+            Poll::Ready(None) if self.behind.swap(false, Ordering::Relaxed) => {
+                let text = "the watcher fell behind; watch again for a snapshot";
+                Poll::Ready(Some(Err(Status::resource_exhausted(text))))
+            }
+            // Replaced by a newer watcher: open and silent, until the connection or the lead ends.
+            Poll::Ready(None) | Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{FutureExt, StreamExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a72_a_newer_watcher_replaces_the_older_which_stays_open_and_silent() {
+        let hub = Hub::default();
+        let mut old = hub.watch("a", vec![1, 2]);
+        hub.send("a", 3);
+        hub.send("b", 9);
+        for expected in [1, 2, 3] {
+            assert_eq!(old.next().await.unwrap().unwrap(), expected);
+        }
+        let mut new = hub.watch("a", vec![]);
+        hub.send("a", 4);
+        assert_eq!(new.next().await.unwrap().unwrap(), 4);
+        assert!(old.next().now_or_never().is_none());
+        drop(new);
+        hub.send("a", 5);
+    }
+
+    #[tokio::test]
+    async fn a_watcher_that_falls_behind_is_ended_and_others_are_not_disturbed() {
+        let hub = Hub::default();
+        let (mut slow, mut quick) = (hub.watch("slow", vec![]), hub.watch("quick", vec![]));
+        for number in 0..=BEHIND {
+            hub.send("slow", number);
+            hub.send("quick", number);
+            assert_eq!(quick.next().await.unwrap().unwrap(), number);
+        }
+        for _ in 0..BEHIND {
+            assert!(slow.next().await.unwrap().is_ok());
+        }
+        assert_eq!(slow.next().await.unwrap().unwrap_err().code(), tonic::Code::ResourceExhausted);
+    }
+}

@@ -1,0 +1,216 @@
+//! A store in a folder: one file per object, for one machine or a shared file system with working locks.
+//!
+//! A write takes the lock of its key, compares, writes a file beside the object, syncs it, renames it over the object
+//! and syncs the folder. A reader takes no lock: it sees the object before or after the rename.
+
+use std::{
+    collections::HashSet,
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use rustix::fs::{FlockOperation, flock};
+
+use super::{Etag, Expect, Object, Store, StoreError, check_body, check_key, content_etag};
+
+/// Writers of different keys seldom share one of so many locks, and a folder of so many files is small.
+const LOCKS: u8 = 64;
+
+/// Beside the objects; keys never begin with a dot.
+const LOCK_FOLDER: &str = ".lock";
+
+/// Storage holds the cluster's keys: the owner reads, no one else.
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
+#[derive(Clone, Debug)]
+pub struct FileStore {
+    root: PathBuf,
+    /// Folders whose own entry this process made durable, so that a write need sync no more than its folder.
+    durable: Arc<Mutex<HashSet<PathBuf>>>,
+}
+
+impl FileStore {
+    /// Creates the folder if it is missing.
+    pub fn open(root: impl Into<PathBuf>) -> io::Result<Self> {
+        let root = root.into();
+        fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(root.join(LOCK_FOLDER))?;
+        Ok(Self { root, durable: Arc::default() })
+    }
+
+    /// File operations block: they run on tokio's threads for that.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        key: &str,
+        work: impl FnOnce(&Path, &str) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (root, owned) = (self.root.clone(), key.to_owned());
+        let done = tokio::task::spawn_blocking(move || work(&root, &owned)).await;
+        done.unwrap_or_else(|panic| Err(StoreError::unavailable(key, panic)))
+    }
+}
+
+#[async_trait]
+impl Store for FileStore {
+    async fn get(&self, key: &str) -> Result<Option<Object>, StoreError> {
+        check_key(key)?;
+        self.blocking(key, |root, key| read(root, key).map_err(|error| StoreError::unavailable(key, error))).await
+    }
+
+    async fn put(&self, key: &str, body: Vec<u8>, expect: Expect) -> Result<Etag, StoreError> {
+        check_key(key)?;
+        check_body(key, &body)?;
+        let durable = Arc::clone(&self.durable);
+        self.blocking(key, move |root, key| {
+            let swapped =
+                swap(root, key, &body, &expect, &durable).map_err(|error| StoreError::unavailable(key, error))?;
+            swapped.ok_or_else(|| StoreError::conflict(key))
+        })
+        .await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        check_key(key)?;
+        self.blocking(key, |root, key| remove(root, key).map_err(|error| StoreError::unavailable(key, error))).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<String>, StoreError> {
+        check_key(prefix.trim_end_matches('/'))?;
+        self.blocking(prefix, |root, prefix| {
+            let mut keys = Vec::new();
+            walk(root, prefix.trim_end_matches('/'), &mut keys)
+                .map_err(|error| StoreError::unavailable(prefix, error))?;
+            keys.retain(|key| key.starts_with(prefix));
+            keys.sort();
+            Ok(keys)
+        })
+        .await
+    }
+}
+
+fn read(root: &Path, key: &str) -> io::Result<Option<Object>> {
+    let path = root.join(key);
+    match fs::read(&path) {
+        Ok(body) => {
+            let modified = fs::metadata(&path).and_then(|metadata| metadata.modified()).ok();
+            let modified = modified.and_then(|time| Timestamp::try_from(time).ok());
+            Ok(Some(Object { etag: content_etag(&body), body, modified }))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Compares and replaces. `None` if the object is not what was expected.
+fn swap(
+    root: &Path,
+    key: &str,
+    body: &[u8],
+    expect: &Expect,
+    durable: &Mutex<HashSet<PathBuf>>,
+) -> io::Result<Option<Etag>> {
+    let path = root.join(key);
+    let folder = path.parent().unwrap_or(root);
+    fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
+    let _lock = lock(root, key)?;
+    let holds = match (expect, read(root, key)?) {
+        (Expect::Absent, there) => there.is_none(),
+        (Expect::Content(etag), there) => there.is_some_and(|object| object.etag == *etag),
+    };
+    if !holds {
+        return Ok(None);
+    }
+    // Under the key's lock the name is free; what a crash leaves there is overwritten by the next writer.
+    let beside = folder.join(format!(".{}.new", path.file_name().unwrap_or_default().to_string_lossy()));
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(FILE_MODE).open(&beside)?;
+    file.write_all(body)?;
+    file.sync_all()?;
+    fs::rename(&beside, &path)?;
+    sync_folders(root, folder, durable)?;
+    Ok(Some(content_etag(body)))
+}
+
+/// A rename is durable once its folder is, and a new folder once its parent is.
+fn sync_folders(root: &Path, folder: &Path, durable: &Mutex<HashSet<PathBuf>>) -> io::Result<()> {
+    File::open(folder)?.sync_all()?;
+    let known = || durable.lock().unwrap_or_else(PoisonError::into_inner);
+    if known().contains(folder) {
+        return Ok(());
+    }
+    for parent in folder.ancestors().skip(1).take_while(|parent| parent.starts_with(root)) {
+        File::open(parent)?.sync_all()?;
+    }
+    known().insert(folder.to_owned());
+    Ok(())
+}
+
+fn remove(root: &Path, key: &str) -> io::Result<()> {
+    let _lock = lock(root, key)?;
+    match fs::remove_file(root.join(key)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Held until the file is dropped, or the process ends.
+fn lock(root: &Path, key: &str) -> io::Result<File> {
+    let number = content_etag(key.as_bytes()).0.bytes().fold(0u8, |sum, byte| sum.wrapping_mul(31) ^ byte) % LOCKS;
+    let path = root.join(LOCK_FOLDER).join(number.to_string());
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE).open(path)?;
+    flock(&file, FlockOperation::LockExclusive)?;
+    Ok(file)
+}
+
+fn walk(root: &Path, folder: &str, keys: &mut Vec<String>) -> io::Result<()> {
+    let entries = match fs::read_dir(root.join(folder)) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) else { continue };
+        let key = format!("{folder}/{name}");
+        if entry.file_type()?.is_dir() {
+            walk(root, &key, keys)?;
+        } else {
+            keys.push(key);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_crash_between_write_and_rename_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::open(folder.path()).unwrap();
+        let etag = store.put("a/b", b"one".to_vec(), Expect::Absent).await.unwrap();
+        fs::write(folder.path().join("a/.b.new"), b"half").unwrap();
+        assert_eq!(store.get("a/b").await.unwrap().unwrap().body, b"one");
+        assert_eq!(store.list("a/").await.unwrap(), ["a/b"]);
+        store.put("a/b", b"two".to_vec(), Expect::Content(etag)).await.unwrap();
+        assert_eq!(store.get("a/b").await.unwrap().unwrap().body, b"two");
+        assert!(!folder.path().join("a/.b.new").exists());
+    }
+
+    #[tokio::test]
+    async fn others_cannot_read_the_keys_in_storage() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::open(folder.path().join("new")).unwrap();
+        store.put("cluster/secret/ca.key", b"k".to_vec(), Expect::Absent).await.unwrap();
+        let mode = |path: &str| fs::metadata(folder.path().join("new").join(path)).unwrap().permissions().mode();
+        assert_eq!(mode("cluster/secret") & 0o077, 0);
+        assert_eq!(mode("cluster/secret/ca.key") & 0o077, 0);
+    }
+}

@@ -1,0 +1,66 @@
+//! Where each object is. The cluster's objects are shared by the servers of every shard; a shard's are its own.
+
+/// The authority's certificate, in PEM.
+pub const CA_CERTIFICATE: &str = "cluster/ca.crt";
+
+/// The authority's key, sealed.
+pub const CA_KEY: &str = "cluster/secret/ca.key";
+
+/// The key that signs nonces, sealed.
+pub const NONCE_KEY: &str = "cluster/secret/registration-nonce.key";
+
+/// The lock of the cluster's leader.
+pub const CLUSTER_LOCK: &str = "cluster/leader.json";
+
+/// Holds the public key that used an operator's nonce.
+pub fn operator_nonce(digest: &str) -> String {
+    format!("cluster/operator-nonce/{digest}.pem")
+}
+
+/// The folder of one shard.
+#[derive(Clone, Debug)]
+pub struct ShardLayout {
+    folder: String,
+}
+
+impl ShardLayout {
+    pub fn new(shard: &str) -> Self {
+        Self { folder: format!("shard/{shard}/") }
+    }
+
+    pub fn config(&self) -> String {
+        format!("{}config.jsonc", self.folder)
+    }
+
+    /// Dynamic groups.
+    pub fn groups(&self) -> String {
+        format!("{}groups.jsonc", self.folder)
+    }
+
+    pub fn lock(&self) -> String {
+        format!("{}leader.json", self.folder)
+    }
+
+    pub fn instances(&self) -> String {
+        format!("{}instance/", self.folder)
+    }
+
+    /// `storage_key` is the UUID form of the id and its kind.
+    pub fn instance(&self, tenant: &str, storage_key: &str) -> String {
+        format!("{}instance/{tenant}.{storage_key}.json", self.folder)
+    }
+
+    /// Holds the public key that registered for an instance: it has one, whatever nonce it came with.
+    pub fn agent_key(&self, instance: &str) -> String {
+        format!("{}agent-nonce/{instance}.pem", self.folder)
+    }
+
+    pub fn certificates(&self) -> String {
+        format!("{}certlog/", self.folder)
+    }
+
+    /// One entry per certificate that was issued.
+    pub fn certificate(&self, tenant: &str, unix_seconds: i64, id: &str) -> String {
+        format!("{}certlog/{tenant}.{unix_seconds}.{id}.json", self.folder)
+    }
+}

@@ -1,0 +1,76 @@
+//! Two servers of one shard, and clients that find the one that leads.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use shard::{client::Watched, identity::Role, server::Ports, wire::Fence};
+use tokio::net::TcpListener;
+use tonic::Code;
+
+use super::zone::{Zone, eventually, free, upsert};
+
+const OPERATOR: (&str, &str, Role) = ("dev", "default", Role::Operator);
+
+fn ports(operator: SocketAddr) -> Ports {
+    let any = SocketAddr::new(operator.ip(), 0);
+    Ports { registration: any, operator, agent: any }
+}
+
+#[tokio::test]
+async fn a88_a_client_with_several_addresses_finds_the_next_leader() {
+    let zone = Zone::new().await;
+    let (here, there) = (free(Ipv4Addr::LOCALHOST).await, free(Ipv6Addr::LOCALHOST).await);
+    let mut first = zone.start_at("s1", ports(here));
+    first.leads().await;
+    let mut second = zone.start_at("s2", ports(there));
+    let client = zone.client(&format!("{there},{here}"), OPERATOR);
+    let fence = Fence::default();
+    client.upsert_group(upsert("web", 2), &fence).await.unwrap();
+    let full = || async {
+        let groups = client.list_groups().await.ok()?;
+        groups.into_iter().find(|group| group.key == "web" && group.actual_size == 2)
+    };
+    let before = eventually("two instances", full).await;
+    let mut groups = client.watch_groups(1);
+    assert!(matches!(groups.next().await, Watched::Connected));
+    assert!(tokio::net::TcpStream::connect(there).await.is_err(), "a standby refuses connections");
+    first.stop().await;
+    second.leads().await;
+    let after = eventually("the next leader's answer", full).await;
+    assert_eq!(after.provider_ids, before.provider_ids, "the same machines");
+    loop {
+        match groups.next().await {
+            Watched::Event(_) => {}
+            Watched::Lost(_) => break,
+            Watched::Connected => panic!("the stream never ended"),
+        }
+    }
+    assert!(matches!(groups.next().await, Watched::Connected), "the watch came back");
+    let mut third = zone.start_at("s3", ports(here));
+    second.kill();
+    third.leads().await;
+    let after = eventually("an answer after a kill", full).await;
+    assert_eq!(after.provider_ids, before.provider_ids);
+    third.stop().await;
+}
+
+#[tokio::test]
+async fn a88_a_peer_that_hangs_is_left_for_the_next_address() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let good = server.leads().await.operator;
+    // Accepts, and never says a word: not even TLS ends.
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let client = zone.client(&format!("{},{good}", silent.local_addr().unwrap()), OPERATOR);
+    let answer = eventually("an answer of the good one", || async {
+        match client.list_groups().await {
+            Ok(groups) => Some(groups),
+            Err(error) => {
+                assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+                None
+            }
+        }
+    })
+    .await;
+    assert_eq!(answer.len(), 1);
+    server.stop().await;
+}

@@ -1,0 +1,173 @@
+//! Calls over the network: registration, groups, instances, watches, identities.
+
+use shard::{
+    client::{Client, Registrant, Watched},
+    identity::{Authority, Claims, Role, client_tls, key_pair},
+    wire::{self, Fence, agent_service_client::AgentServiceClient, operator_service_client::OperatorServiceClient},
+};
+use tonic::Code;
+
+use super::zone::{Zone, eventually, upsert};
+
+#[tokio::test]
+async fn an_operator_registers_scales_drains_and_hears_of_it() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let bound = server.leads().await;
+    let tls = zone.register(bound.registration, "default").await;
+    let client = Client::new(bound.operator.to_string().parse().unwrap(), tls);
+    let mut instances = client.watch_instances(1);
+    assert!(matches!(instances.next().await, Watched::Connected));
+    let fence = Fence::default();
+    assert_eq!(client.upsert_group(upsert("web", 2), &fence).await.unwrap().size, 2);
+    let full = |size: i32| {
+        let client = &client;
+        move || async move {
+            let groups = client.list_groups().await.ok()?;
+            groups.into_iter().find(|group| group.key == "web" && group.actual_size == size)
+        }
+    };
+    let group = eventually("two instances", full(2)).await;
+    let victim = group.instances[1].clone();
+    assert_eq!(client.instance_status(&victim.instance_id).await.unwrap().status, "running");
+    let shrink = wire::UpsertGroupRequest { remove_first: vec![victim.instance_id.clone()], ..upsert("web", 1) };
+    client.upsert_group(shrink, &fence).await.unwrap();
+    let Watched::Event(notice) = instances.next().await else { panic!("a notice") };
+    assert_eq!((&notice.instance_id, &*notice.status), (&victim.instance_id, "pending_deletion"));
+    client.acknowledge_drained(&notice.instance_id, &fence).await.unwrap();
+    let Watched::Event(deleted) = instances.next().await else { panic!("a deletion") };
+    assert_eq!((&*deleted.status, &*deleted.reason), ("deleted", "scale-down"));
+    assert_eq!(client.instance_status(&victim.instance_id).await.unwrap_err().code(), Code::NotFound);
+    let renewed = client.renew_certificate(key_pair().public_key_pem().into_bytes()).await.unwrap();
+    assert!(renewed.expires_at.is_some());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn who_a_client_is_decides_the_code() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let operator = server.leads().await.operator.to_string();
+    let none = Client::new(operator.parse().unwrap(), zone.tls(None));
+    assert_eq!(none.list_groups().await.unwrap_err().code(), Code::Unauthenticated);
+    let agent = zone.client(&operator, ("web01", "default", Role::Agent));
+    assert_eq!(agent.list_groups().await.unwrap_err().code(), Code::PermissionDenied);
+    let other = zone.client(&operator, ("dev", "acme", Role::Operator));
+    assert_eq!(other.list_groups().await.unwrap(), [], "another tenant has its own groups");
+    let (foreign, _) = Authority::create("dev", zone.clock.now()).unwrap();
+    let key = key_pair();
+    let public = key.public_key_pem();
+    let (subject, now) = (("dev", "default", Role::Operator), zone.clock.now());
+    let day = std::time::Duration::from_hours(24);
+    let (certificate, _) = foreign.issue_client(subject, public.as_bytes(), now, day).unwrap();
+    let pair = Some((&*certificate, &*key.serialize_pem()));
+    let clock = std::sync::Arc::new(zone.clock.clone());
+    let tls = client_tls(zone.authority.certificate_pem(), pair, clock).unwrap();
+    let stranger = Client::new(operator.parse().unwrap(), tls);
+    assert_eq!(stranger.list_groups().await.unwrap_err().code(), Code::Unavailable, "no handshake");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn features_that_are_cut_are_unimplemented_or_silent() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let bound = server.leads().await;
+    let operator = zone.client(&bound.operator.to_string(), ("dev", "default", Role::Operator));
+    let mut raw = OperatorServiceClient::new(operator.channel());
+    let tenant = || "default".to_owned();
+    let sleep = wire::SleepTenantRequest { tenant: tenant(), ..wire::SleepTenantRequest::default() };
+    assert_eq!(raw.sleep_tenant(sleep).await.unwrap_err().code(), Code::Unimplemented);
+    let wake = wire::WakeTenantRequest { tenant: tenant(), listener: None };
+    assert_eq!(raw.wake_tenant(wake).await.unwrap_err().code(), Code::Unimplemented);
+    let status = wire::GetTenantStatusRequest { tenant: tenant() };
+    assert_eq!(raw.get_tenant_status(status).await.unwrap_err().code(), Code::Unimplemented);
+    let agent = zone.client(&bound.agent.to_string(), ("web01", "default", Role::Agent));
+    let mut agent = AgentServiceClient::new(agent.channel());
+    let mut keys = agent.receive_key_requests(()).await.unwrap().into_inner();
+    let mut files = agent.receive_files(()).await.unwrap().into_inner();
+    let silent = std::time::Duration::from_millis(100);
+    assert!(tokio::time::timeout(silent, keys.message()).await.is_err());
+    assert!(tokio::time::timeout(silent, files.message()).await.is_err());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_registers_and_reports_for_its_own_instance_only() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let bound = server.leads().await;
+    let id = eventually("the static group's instance", || async {
+        zone.cloud.machines().first().map(|machine| machine.instance_id.clone())
+    })
+    .await;
+    let key = key_pair();
+    let day = std::time::Duration::from_hours(24);
+    let claims = Claims { shard: "a".to_owned(), ..Claims::agent("dev", "default", &id, zone.clock.now(), day) };
+    let request = wire::RegisterClientRequest {
+        registration_nonce_jwt: zone.nonces.issue(&claims).unwrap(),
+        public_key_pem: key.public_key_pem().into_bytes(),
+        ..wire::RegisterClientRequest::default()
+    };
+    let registration = bound.registration.to_string().parse().unwrap();
+    let answer = shard::client::register(registration, zone.tls(None), Registrant::Agent, request).await.unwrap();
+    let certificate = String::from_utf8(answer.client_certificate_pem).unwrap();
+    let pair = Some((&*certificate, &*key.serialize_pem()));
+    let tls = client_tls(zone.authority.certificate_pem(), pair, std::sync::Arc::new(zone.clock.clone())).unwrap();
+    let channel = Client::new(bound.agent.to_string().parse().unwrap(), tls).channel();
+    let mut agent = AgentServiceClient::new(channel);
+    let report = |id: &str| wire::HealthReportRequest { instance_id: id.to_owned(), ..Default::default() };
+    agent.submit_health_report(tokio_stream::iter([report(&id), report(&id)])).await.unwrap();
+    let foreign = agent.submit_health_report(tokio_stream::iter([report("web02")])).await.unwrap_err();
+    assert_eq!(foreign.code(), Code::PermissionDenied);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a86_bad_requests_have_their_code_and_change_nothing() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let client = zone.client(&server.leads().await.operator.to_string(), ("dev", "default", Role::Operator));
+    let fence = Fence::default();
+    eventually("the static group's instance", || async {
+        client.list_groups().await.unwrap().first().filter(|group| group.actual_size == 1).cloned()
+    })
+    .await;
+    let before = client.list_groups().await.unwrap();
+    let config = |change: fn(&mut wire::GroupConfig)| {
+        let mut request = upsert("web", 1);
+        change(request.config.as_mut().unwrap());
+        request
+    };
+    let cases = [
+        (wire::UpsertGroupRequest::default(), Code::InvalidArgument, "key"),
+        (wire::UpsertGroupRequest { config: None, ..upsert("web", 1) }, Code::InvalidArgument, "config"),
+        (upsert("web", -1), Code::InvalidArgument, "config.size"),
+        (upsert("UPPER", 1), Code::InvalidArgument, "key"),
+        (config(|config| config.template = "none".into()), Code::NotFound, "config.template"),
+        (config(|config| config.subnet_pool = "none".into()), Code::InvalidArgument, "config.subnet_pool"),
+        (
+            wire::UpsertGroupRequest { key: "fixed".into(), ..config(|config| config.subnet_pool = "one".into()) },
+            Code::FailedPrecondition,
+            "config.subnet_pool",
+        ),
+    ];
+    for (request, code, field) in cases {
+        let error = client.upsert_group(request, &fence).await.unwrap_err();
+        assert_eq!(error.code(), code, "{error}");
+        assert!(error.to_string().contains(field), "{error}");
+    }
+    for id in ["", "x", "web00000000000000000000000000"] {
+        let missing = if id.len() > 1 { Code::NotFound } else { Code::InvalidArgument };
+        assert_eq!(client.instance_status(id).await.unwrap_err().code(), missing, "{id:?}");
+        assert_eq!(client.acknowledge_drained(id, &fence).await.unwrap_err().code(), missing, "{id:?}");
+    }
+    assert_eq!(client.delete_instance("web00000000000000000000000000", &fence).await.unwrap().status, "unknown");
+    assert_eq!(client.delete_instance("", &fence).await.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(client.delete_group("", &fence).await.unwrap_err().code(), Code::InvalidArgument);
+    client.delete_group("never-was", &fence).await.unwrap();
+    let empty = wire::CreateInstanceRequest::default();
+    assert_eq!(client.create_instance(empty, &fence).await.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(client.list_groups().await.unwrap(), before);
+    server.stop().await;
+}

@@ -1,0 +1,185 @@
+//! A zone on loopback: servers of one shard in this process, with storage and machines in memory.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use plan::shard::election::Timing;
+use shard::{
+    client::{self, Addresses, Client, Registrant},
+    clock::Clock,
+    identity::{Authority, Claims, Lifetimes, Nonces, Role, client_tls, key_pair},
+    provider::InProcess,
+    server::{Bound, Context, Identity, Options, Ports, run},
+    store::{Expect, MemoryStore, Store, layout::ShardLayout},
+    wire,
+};
+use tokio::{sync::watch, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+const CONFIG: &str = r#"{
+    "cluster": {"id": "dev"},
+    "shard": {"id": "a", "provider": {"kind": "process"}, "subnet_pools": {"one": ["s1"]}},
+    "templates": {"web": {"kind": "web", "arch": "amd64", "subnet_pool": "one"}},
+    "groups": {"default": {"fixed": {"template": "web", "size": 1}}},
+}"#;
+
+/// Short, so that a fail-over after a kill takes seconds; long enough for a busy machine to renew.
+const QUICK: Timing = Timing { renew: Duration::from_millis(300), timeout: Duration::from_secs(3) };
+
+const DAY: Duration = Duration::from_hours(24);
+
+pub struct Zone {
+    pub store: MemoryStore,
+    pub cloud: InProcess,
+    pub authority: Arc<Authority>,
+    pub nonces: Arc<Nonces>,
+    pub clock: Clock,
+    ids: Arc<AtomicU64>,
+}
+
+pub struct Server {
+    pub bound: watch::Receiver<Option<Bound>>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Zone {
+    pub async fn new() -> Self {
+        // Another test of this process may have been first.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let (clock, store) = (Clock::system(), MemoryStore::default());
+        let key = ShardLayout::new("a").config();
+        store.put(&key, CONFIG.as_bytes().to_vec(), Expect::Absent).await.expect("an empty store");
+        let (authority, _) = Authority::create("dev", clock.now()).expect("an authority");
+        let nonces = Nonces::load(&key_pair().serialize_pem()).expect("a key");
+        let cloud = InProcess::new(clock.clone());
+        let (authority, nonces) = (Arc::new(authority), Arc::new(nonces));
+        Self { store, cloud, authority, nonces, clock, ids: Arc::new(AtomicU64::new(1)) }
+    }
+
+    /// Starts a server that binds any ports and is not replaced.
+    pub fn start(&self, holder: &str) -> Server {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        self.start_with(holder, Ports { registration: any, operator: any, agent: any }, Timing::default())
+    }
+
+    /// Starts one of several servers.
+    pub fn start_at(&self, holder: &str, ports: Ports) -> Server {
+        self.start_with(holder, ports, QUICK)
+    }
+
+    fn start_with(&self, holder: &str, ports: Ports, timing: Timing) -> Server {
+        let ids = Arc::clone(&self.ids);
+        let context = Context {
+            cluster: "dev".to_owned(),
+            shard: "a".to_owned(),
+            layout: ShardLayout::new("a"),
+            store: Arc::new(self.store.clone()),
+            provider: Arc::new(self.cloud.clone()),
+            clock: self.clock.clone(),
+            ids: Box::new(move || u128::from(ids.fetch_add(1, Ordering::Relaxed))),
+        };
+        let identity = Identity {
+            authority: Arc::clone(&self.authority),
+            nonces: Arc::clone(&self.nonces),
+            lifetimes: Lifetimes::default(),
+        };
+        let hosts = ["127.0.0.1".to_owned(), "::1".to_owned()].to_vec();
+        let (context, holder) = (Arc::new(context), holder.to_owned());
+        let options = Options { context, identity, ports, hosts, holder, timing };
+        let (sender, bound) = watch::channel(None);
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(run(options, sender, stop.clone()));
+        Server { bound, stop, task }
+    }
+
+    /// A client with a certificate that the authority issued without asking.
+    pub fn client(&self, addresses: &str, subject: (&str, &str, Role)) -> Client {
+        Client::new(addresses.parse().expect("addresses"), self.tls(Some(subject)))
+    }
+
+    pub fn tls(&self, subject: Option<(&str, &str, Role)>) -> Arc<rustls::ClientConfig> {
+        let identity = subject.map(|subject| {
+            let key = key_pair();
+            let public = key.public_key_pem();
+            let now = self.clock.now();
+            let issued = self.authority.issue_client(subject, public.as_bytes(), now, DAY);
+            (issued.expect("a certificate").0, key.serialize_pem())
+        });
+        let identity = identity.as_ref().map(|(certificate, key)| (&**certificate, &**key));
+        client_tls(self.authority.certificate_pem(), identity, Arc::new(self.clock.clone())).expect("TLS")
+    }
+
+    /// Registers an operator by a nonce, as an operator would: until the cluster has its leader.
+    pub async fn register(&self, address: SocketAddr, tenant: &str) -> Arc<rustls::ClientConfig> {
+        let key = key_pair();
+        let nonce = self.nonces.issue(&Claims::operator("dev", tenant, self.clock.now(), DAY)).expect("a nonce");
+        let request = wire::RegisterClientRequest {
+            registration_nonce_jwt: nonce,
+            public_key_pem: key.public_key_pem().into_bytes(),
+            ..wire::RegisterClientRequest::default()
+        };
+        let addresses: Addresses = address.to_string().parse().expect("an address");
+        let certificate = loop {
+            let answer =
+                client::register(addresses.clone(), self.tls(None), Registrant::Operator, request.clone()).await;
+            match answer {
+                Ok(answer) => break answer.client_certificate_pem,
+                Err(error) if error.code() == tonic::Code::FailedPrecondition => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                Err(error) => panic!("registration: {error}"),
+            }
+        };
+        let certificate = String::from_utf8(certificate).expect("PEM");
+        let identity = Some((&*certificate, &*key.serialize_pem()));
+        client_tls(self.authority.certificate_pem(), identity, Arc::new(self.clock.clone())).expect("TLS")
+    }
+}
+
+impl Server {
+    /// Waits until it leads.
+    pub async fn leads(&mut self) -> Bound {
+        self.bound.wait_for(Option::is_some).await.expect("it runs").expect("just seen")
+    }
+
+    /// Ends it as SIGTERM would.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.expect("it stops");
+    }
+
+    /// Ends it as SIGKILL would.
+    pub fn kill(self) {
+        self.task.abort();
+    }
+}
+
+/// An address that was free a moment ago.
+pub async fn free(ip: impl Into<IpAddr>) -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind((ip.into(), 0)).await.expect("loopback");
+    listener.local_addr().expect("bound")
+}
+
+/// Asks until the answer is there: instances follow a request in their own time.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
+    let until = tokio::time::Instant::now() + Duration::from_secs(30);
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(tokio::time::Instant::now() < until, "{what} did not happen");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+pub fn upsert(key: &str, size: i32) -> wire::UpsertGroupRequest {
+    let config = wire::GroupConfig { template: "web".to_owned(), size, ..wire::GroupConfig::default() };
+    wire::UpsertGroupRequest { key: key.to_owned(), config: Some(config), remove_first: vec![] }
+}
