@@ -11,7 +11,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("runtime", &["api", "plan"]),
     ("performers", &["api", "plan", "runtime"]),
     ("workspaces", &["api", "plan", "runtime"]),
-    ("testbed", &["api"]),
+    ("talos", &["api"]),
+    ("testbed", &["api", "talos"]),
     ("strata", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
     ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
 ];
