@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -16,8 +16,11 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
 };
 use sha2::{Digest, Sha256};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
@@ -69,8 +72,8 @@ impl Credentials {
         Self::from_pem(&authority, &pair.certificate, &pair.key)
     }
 
-    /// A channel that connects when it is first used.
-    pub(super) fn channel(&self, address: SocketAddr) -> Channel {
+    /// A channel that connects when it is first used; also for etcd, whose certificates come from the same secrets.
+    pub fn channel(&self, address: SocketAddr) -> Channel {
         channel(address, self.0.clone())
     }
 }
@@ -179,12 +182,18 @@ fn channel(address: SocketAddr, config: Arc<ClientConfig>) -> Channel {
 async fn connect(
     address: SocketAddr,
     config: Arc<ClientConfig>,
-) -> io::Result<TokioIo<tokio_rustls::client::TlsStream<TcpStream>>> {
-    let name = ServerName::IpAddress(IpAddr::from(address.ip()).into());
+) -> io::Result<TokioIo<BufReader<TlsStream<TcpStream>>>> {
+    let name = ServerName::IpAddress(address.ip().into());
     let dial = async {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        TlsConnector::from(config).connect(name, stream).await
+        let mut stream = BufReader::new(TlsConnector::from(config).connect(name, stream).await?);
+        // With TLS 1.3 a server judges the client's certificate after the handshake, and HTTP/2 would lose its reason.
+        // A server speaks first: its settings, or the alert.
+        if stream.fill_buf().await?.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the node closed the connection"));
+        }
+        Ok(stream)
     };
     match tokio::time::timeout(CONNECT_LIMIT, dial).await {
         Ok(stream) => stream.map(TokioIo::new),

@@ -10,7 +10,7 @@ pub(super) fn may_call(roles: &[String], rpc: &str) -> bool {
     let allowed: &[&str] = match rpc {
         "EtcdAlarmList" | "EtcdMemberList" | "EtcdStatus" => &[ADMIN, OPERATOR, READER, BACKUP],
         "EtcdSnapshot" => &[ADMIN, OPERATOR, BACKUP],
-        "Events" | "Hostname" | "ServiceList" | "Version" => &[ADMIN, OPERATOR, READER],
+        "Hostname" | "ServiceList" | "Version" => &[ADMIN, OPERATOR, READER],
         "EtcdAlarmDisarm" | "EtcdDefragment" | "Reboot" | "Shutdown" => &[ADMIN, OPERATOR],
         _ => &[ADMIN],
     };

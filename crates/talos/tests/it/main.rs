@@ -1,0 +1,6 @@
+//! The client against simulated nodes, and the vendor's own programs against both.
+
+mod maintenance;
+mod one_control_plane;
+mod programs;
+mod shared;

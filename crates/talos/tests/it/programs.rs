@@ -1,0 +1,1 @@
+//! The vendor's own programs.
