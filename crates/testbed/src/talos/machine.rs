@@ -44,14 +44,9 @@ pub struct Machine {
 
 /// What ends when power does.
 struct Running {
+    /// Breaks connections, whose tasks are the API server's own.
     cut: CancellationToken,
-    _tasks: Vec<AbortOnDropHandle<()>>,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.cut.cancel();
-    }
+    tasks: Vec<AbortOnDropHandle<()>>,
 }
 
 impl Machine {
@@ -147,7 +142,7 @@ impl Machine {
         if let Some(node) = node {
             tasks.push(spawn(node.run()));
         }
-        *self.running() = Some(Running { cut, _tasks: tasks });
+        *self.running() = Some(Running { cut, tasks });
         world.changed();
         Ok(())
     }
@@ -155,7 +150,11 @@ impl Machine {
     /// Ends everything that runs on it at once, as a power cut does.
     pub async fn power_off(&self) {
         let _power = self.power.lock().await;
-        self.cut_power();
+        for task in self.cut_power() {
+            // Its sockets are free for the next boot when it has ended.
+            task.abort();
+            let _ = task.await;
+        }
     }
 
     /// Off and on again.
@@ -179,16 +178,20 @@ impl Machine {
         }
     }
 
-    pub(super) fn cut_power(&self) {
+    /// Returns the tasks that are left; they end when dropped.
+    pub(super) fn cut_power(&self) -> Vec<AbortOnDropHandle<()>> {
         let running = self.running().take();
         let node = self.node.write().unwrap_or_else(PoisonError::into_inner).take();
-        drop(running);
         if let Some(node) = node {
             node.kill();
         }
         if let Some(world) = self.world() {
             world.changed();
         }
+        running.map_or_else(Vec::new, |running| {
+            running.cut.cancel();
+            running.tasks
+        })
     }
 
     /// Destroys the disk.

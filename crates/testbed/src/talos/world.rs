@@ -172,7 +172,7 @@ impl Drop for World {
         // Servers and their tasks know each other; without this they would live on.
         let machines = std::mem::take(&mut *self.0.lock());
         for machine in machines.into_values() {
-            machine.cut_power();
+            drop(machine.cut_power());
         }
     }
 }
