@@ -20,7 +20,7 @@ import (
 )
 
 const usage = `usage:
-  talosprobe validate < CONFIGURATION
+  talosprobe validate CONFIGURATION
   talosprobe maintenance ADDRESS
   talosprobe node TALOSCONFIG ENDPOINT NODE
   talosprobe snapshot TALOSCONFIG ENDPOINT FILE`
@@ -43,8 +43,8 @@ func main() {
 
 func run(ctx context.Context, args []string) (any, error) {
 	switch {
-	case len(args) == 1 && args[0] == "validate":
-		return validate(os.Stdin)
+	case len(args) == 2 && args[0] == "validate":
+		return validate(args[1])
 	case len(args) == 2 && args[0] == "maintenance":
 		return maintenance(ctx, args[1])
 	case len(args) == 4 && args[0] == "node":
@@ -63,12 +63,8 @@ func (cloud) String() string        { return "cloud" }
 func (cloud) RequiresInstall() bool { return false }
 func (cloud) InContainer() bool     { return false }
 
-func validate(in io.Reader) (any, error) {
-	data, err := io.ReadAll(in)
-	if err != nil {
-		return nil, err
-	}
-	provider, err := configloader.NewFromBytes(data)
+func validate(file string) (any, error) {
+	provider, err := configloader.NewFromFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("the configuration cannot be read: %w", err)
 	}

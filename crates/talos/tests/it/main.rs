@@ -4,3 +4,4 @@ mod maintenance;
 mod one_control_plane;
 mod programs;
 mod shared;
+mod three_control_planes;
