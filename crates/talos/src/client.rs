@@ -34,6 +34,9 @@ const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// etcd answers when it has rewritten its whole database, of up to 8 GiB.
 const DEFRAGMENT_LIMIT: Duration = Duration::from_mins(2);
 
+/// etcd lets a member go only when all others were connected for five seconds; the node asks it until then.
+const LEAVE_LIMIT: Duration = Duration::from_secs(30);
+
 /// Speaks with one node. Cheap to clone; clones share a connection.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -179,7 +182,7 @@ impl Client {
 
     /// Removes the node's own member and ends its etcd.
     pub async fn etcd_leave(&self) -> Result<(), Error> {
-        call!(self, CALL_LIMIT, "EtcdLeaveCluster", etcd_leave_cluster, EtcdLeaveClusterRequest {});
+        call!(self, LEAVE_LIMIT, "EtcdLeaveCluster", etcd_leave_cluster, EtcdLeaveClusterRequest {});
         Ok(())
     }
 

@@ -41,7 +41,7 @@ async fn etcd_is_seen_through_the_machine_api() -> Result<()> {
     assert!(client.etcd_disarm_alarms().await?.is_empty());
     client.etcd_defragment().await?;
     match client.etcd_forfeit_leadership().await {
-        Err(Error::Refused { code: Code::FailedPrecondition, .. }) => {}
+        Err(Error::Refused { code: Code::Unknown, .. }) => {}
         other => bail!("the only member cannot give leadership away: {other:?}"),
     }
     match client.etcd_remove_member(4711).await {

@@ -17,7 +17,7 @@ async fn control_planes_join_die_and_are_replaced() -> Result<()> {
     let members = client.etcd_members().await?;
     ensure!(members.len() == 3 && members.iter().all(|member| !member.is_learner), "{members:?}");
     leadership_moves(&cluster, [&first, &second, &third]).await?;
-    let snapshot = cut_snapshot_is_refused_by_recovery(&cluster, &first).await?;
+    let snapshot = a_running_member_refuses_recovery(&cluster, &first).await?;
     a_dead_voter_blocks_additions_until_it_is_removed(&mut cluster, &first, &third).await?;
     a_graceful_reset_leaves_etcd(&cluster, &first, &second).await?;
     a_lost_cluster_is_recovered_from_the_snapshot(&cluster, &first, &snapshot).await
@@ -41,7 +41,7 @@ async fn leadership_moves(cluster: &Cluster, machines: [&Arc<Machine>; 3]) -> Re
     Ok(eventually("one leader", agreed).await?)
 }
 
-async fn cut_snapshot_is_refused_by_recovery(cluster: &Cluster, first: &Machine) -> Result<Vec<u8>> {
+async fn a_running_member_refuses_recovery(cluster: &Cluster, first: &Machine) -> Result<Vec<u8>> {
     let client = cluster.client(first)?;
     let mut snapshot = Vec::new();
     client.etcd_snapshot(&mut snapshot).await?;

@@ -22,6 +22,9 @@ const PEER_PORT: u16 = 2380;
 /// A member that is started serves within seconds; two busy cores were seen to need ten times that.
 const START_LIMIT: Duration = Duration::from_mins(2);
 
+/// Talos' own: how long it tries to leave.
+const LEAVE_LIMIT: Duration = Duration::from_mins(5);
+
 impl Node {
     fn peer_url(&self) -> String {
         format!("https://{}:{PEER_PORT}", self.private)
@@ -307,7 +310,7 @@ impl Node {
         }
         let members = etcd.members(true).await?;
         let heir = members.into_iter().find(|member| member.id != me && !member.is_learner);
-        let heir = heir.ok_or_else(|| Status::failed_precondition("cannot forfeit leadership, only one member"))?;
+        let heir = heir.ok_or_else(|| Status::unknown("failed to forfeit leadership: cannot forfeit leadership, only one member"))?;
         etcd.move_leader(heir.id).await?;
         Ok(heir.name)
     }
@@ -320,11 +323,23 @@ impl Node {
         let me = me.ok_or_else(|| Status::not_found("failed to find the node's own member"))?;
         // A leader that is removed leaves the others without one until they notice.
         let _ = self.etcd_forfeit().await;
-        let (others, _) = self.any_etcd().await?;
-        others.remove(me.id).await?;
+        let removal = self.remove_when_healthy(me.id);
+        let late = || Status::deadline_exceeded("failed to leave cluster: etcdserver: unhealthy cluster");
+        tokio::time::timeout(LEAVE_LIMIT, removal).await.unwrap_or_else(|_| Err(late()))?;
         self.stop_etcd().await;
         self.set_etcd(None);
         fs::remove_dir_all(self.etcd_data()).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    /// etcd refuses while not all members were connected for some seconds, and Talos asks again.
+    async fn remove_when_healthy(self: &Arc<Self>, id: u64) -> Result<(), Status> {
+        loop {
+            match self.etcd_remove(id).await {
+                Err(status) if status.code() == Code::NotFound => return Ok(()),
+                Err(status) if is_passing(&status) => tokio::time::sleep(POLL).await,
+                end => return end,
+            }
+        }
     }
 
     pub(super) async fn etcd_snapshot(
@@ -347,6 +362,10 @@ impl Node {
         self.bootstrap.send_replace(Some(how));
         Ok(())
     }
+}
+
+fn is_passing(status: &Status) -> bool {
+    ["unhealthy cluster", "server stopped", "leader changed"].iter().any(|why| status.message().contains(why))
 }
 
 enum Entry {
