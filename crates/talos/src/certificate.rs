@@ -127,8 +127,7 @@ impl Authority {
     ) -> Result<Pair, CertificateError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = name(subject);
-        params.subject_alt_names =
-            subject.hosts.iter().map(|host| alternative_name(host)).collect::<Result<_, _>>()?;
+        params.subject_alt_names = subject.hosts.iter().map(|host| alternative_name(host)).collect::<Result<_, _>>()?;
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -164,8 +163,7 @@ pub fn facts_of_der(der: &[u8]) -> Result<Facts, CertificateError> {
 }
 
 fn facts_of(certificate: &X509Certificate<'_>) -> Result<Facts, CertificateError> {
-    let second =
-        |at: i64| Timestamp::from_second(at).map_err(|error| CertificateError::Certificate(error.to_string()));
+    let second = |at: i64| Timestamp::from_second(at).map_err(|error| CertificateError::Certificate(error.to_string()));
     let subject = certificate.subject();
     Ok(Facts {
         common_name: subject.iter_common_name().find_map(|name| name.as_str().ok()).map(str::to_owned),

@@ -22,8 +22,8 @@ use crate::{
         ApplyConfiguration, ApplyConfigurationRequest, BootstrapRequest, EtcdForfeitLeadershipRequest,
         EtcdLeaveClusterRequest, EtcdMember, EtcdMemberAlarm, EtcdMemberListRequest, EtcdMemberStatus,
         EtcdRemoveMemberByIdRequest, GenerateClientConfiguration, GenerateClientConfigurationRequest, RebootRequest,
-        ResetRequest, ServiceInfo, ShutdownRequest, UpgradeRequest, Version,
-        apply_configuration_request::Mode, machine_service_client::MachineServiceClient,
+        ResetRequest, ServiceInfo, ShutdownRequest, UpgradeRequest, Version, apply_configuration_request::Mode,
+        machine_service_client::MachineServiceClient,
     },
     talosconfig::Role,
 };
@@ -241,9 +241,7 @@ impl Client {
 }
 
 fn service(channel: Channel) -> MachineServiceClient<Channel> {
-    MachineServiceClient::new(channel)
-        .max_decoding_message_size(MESSAGE_LIMIT)
-        .max_encoding_message_size(MESSAGE_LIMIT)
+    MachineServiceClient::new(channel).max_decoding_message_size(MESSAGE_LIMIT).max_encoding_message_size(MESSAGE_LIMIT)
 }
 
 /// The reply, or why there is none in time.

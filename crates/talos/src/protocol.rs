@@ -2,25 +2,25 @@
 
 pub mod google {
     pub mod rpc {
-        #![allow(clippy::pedantic, reason = "generated")]
+        #![allow(clippy::pedantic, clippy::allow_attributes_without_reason, reason = "generated")]
         tonic::include_proto!("google.rpc");
     }
 }
 
 pub mod common {
-    #![allow(clippy::pedantic, reason = "generated")]
+    #![allow(clippy::pedantic, clippy::allow_attributes_without_reason, reason = "generated")]
     tonic::include_proto!("common");
 }
 
 pub mod machine {
-    #![allow(clippy::pedantic, reason = "generated")]
+    #![allow(clippy::pedantic, clippy::allow_attributes_without_reason, reason = "generated")]
     tonic::include_proto!("machine");
 }
 
 #[cfg(test)]
 mod tests {
-    use prost::Message;
     use proptest::prelude::*;
+    use prost::Message;
 
     use super::{common::Data, machine};
 

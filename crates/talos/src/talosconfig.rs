@@ -93,7 +93,8 @@ impl Talosconfig {
         endpoints: Vec<String>,
         now: Timestamp,
     ) -> Result<Self, TalosconfigError> {
-        let context = Context { endpoints, nodes: Vec::new(), ca: STANDARD.encode(os.certificate()), ..Context::empty() };
+        let context =
+            Context { endpoints, nodes: Vec::new(), ca: STANDARD.encode(os.certificate()), ..Context::empty() };
         let context = context.signed(os, role.name(), now, LIFETIME)?;
         Ok(Self { context: cluster.to_owned(), contexts: BTreeMap::from([(cluster.to_owned(), context)]) })
     }
@@ -227,10 +228,7 @@ mod tests {
     fn what_is_missing_is_named() {
         let (_, mut config) = issued();
         config.context = "other".to_owned();
-        assert_eq!(
-            config.current().unwrap_err().to_string(),
-            "the talosconfig has no context \"other\"; it has prod"
-        );
+        assert_eq!(config.current().unwrap_err().to_string(), "the talosconfig has no context \"other\"; it has prod");
         config.context = "prod".to_owned();
         config.contexts.get_mut("prod").unwrap().crt.clear();
         let error = config.certificate().unwrap_err().to_string();

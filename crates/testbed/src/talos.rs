@@ -8,6 +8,7 @@ mod applied;
 mod cluster;
 mod etcd;
 mod etcd_api;
+mod fault;
 mod kubelet;
 mod listener;
 mod log;
@@ -19,6 +20,7 @@ mod world;
 
 pub use addresses::Block;
 pub use cluster::{Cluster, ClusterError, eventually, reaches_stage};
+pub use fault::CallFault;
 pub use log::Call;
 pub use machine::{Machine, MachineOptions};
 pub use service::Dialect;

@@ -165,7 +165,8 @@ fn http2(mut config: ClientConfig) -> ClientConfig {
 }
 
 fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().map_err(|e| e.to_string())?;
+    let found: Vec<_> =
+        CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().map_err(|e| e.to_string())?;
     if found.is_empty() { Err("it holds no PEM certificate".to_owned()) } else { Ok(found) }
 }
 

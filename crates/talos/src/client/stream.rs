@@ -103,7 +103,11 @@ fn unpack_kubeconfig(archive: &[u8]) -> Result<String, Error> {
     let mut file = file.map_err(broken)?;
     let mut text = String::new();
     file.read_to_string(&mut text).map_err(broken)?;
-    if text.len() as u64 == file.size() { Ok(text) } else { Err(Error::Kubeconfig { why: "it ended early".to_owned() }) }
+    if text.len() as u64 == file.size() {
+        Ok(text)
+    } else {
+        Err(Error::Kubeconfig { why: "it ended early".to_owned() })
+    }
 }
 
 #[cfg(test)]

@@ -192,7 +192,8 @@ async fn etcdctl_speaks_with_the_member() -> Result<()> {
         std::fs::write(file(name), text)?;
     }
     let endpoint = format!("--endpoints=https://{}:2379", machine.private());
-    let keys = [format!("--cacert={}", file("ca")), format!("--cert={}", file("crt")), format!("--key={}", file("key"))];
+    let keys =
+        [format!("--cacert={}", file("ca")), format!("--cert={}", file("crt")), format!("--key={}", file("key"))];
     let mut arguments: Vec<&str> = keys.iter().map(String::as_str).collect();
     arguments.extend([endpoint.as_str(), "member", "list"]);
     let members = run("etcdctl", &arguments).await?.succeeded()?;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
-use talos::{Error, Role, client::Stage};
-use testbed::talos::{Cluster, Machine, MachineOptions, World, WorldOptions, eventually, reaches_stage};
+use talos::{Error, Role, client::Stage, snapshot::SnapshotError};
+use testbed::talos::{CallFault, Cluster, Machine, MachineOptions, World, WorldOptions, eventually, reaches_stage};
 use tonic::Code;
 
 /// One story, since three control planes take their time to start.
@@ -17,10 +17,46 @@ async fn control_planes_join_die_and_are_replaced() -> Result<()> {
     let members = client.etcd_members().await?;
     ensure!(members.len() == 3 && members.iter().all(|member| !member.is_learner), "{members:?}");
     leadership_moves(&cluster, [&first, &second, &third]).await?;
+    a_stopped_member_returns(&cluster, &first, &third).await?;
+    a_snapshot_that_ends_early_is_a_typed_error(&cluster, &first).await?;
     let snapshot = a_running_member_refuses_recovery(&cluster, &first).await?;
     a_dead_voter_blocks_additions_until_it_is_removed(&mut cluster, &first, &third).await?;
     a_graceful_reset_leaves_etcd(&cluster, &first, &second).await?;
-    a_lost_cluster_is_recovered_from_the_snapshot(&cluster, &first, &snapshot).await
+    a_lost_cluster_is_recovered_from_the_snapshot(&cluster, &first, &snapshot).await?;
+    let disk = first.directory().to_owned();
+    drop((cluster, client));
+    nothing_is_left(&first, &disk).await
+}
+
+/// Programs, addresses and files end with the testbed.
+async fn nothing_is_left(machine: &Machine, disk: &std::path::Path) -> Result<()> {
+    let is_free = || async {
+        for port in [2379, 2380, 6443, talos::PORT] {
+            tokio::net::TcpListener::bind((machine.private(), port))
+                .await
+                .map_err(|error| format!("{port}: {error}"))?;
+        }
+        if disk.exists() { Err(format!("{} is there", disk.display())) } else { Ok(()) }
+    };
+    Ok(eventually("nothing is left", is_free).await?)
+}
+
+/// A member that was stopped alone comes back; the others go on without it.
+async fn a_stopped_member_returns(cluster: &Cluster, first: &Machine, third: &Machine) -> Result<()> {
+    third.stop_etcd().await;
+    let stopped = cluster.client(third)?;
+    ensure!(stopped.etcd_status().await.is_err_and(|error| error.is_transient()));
+    let services = stopped.services().await?;
+    let state = services.iter().find(|service| service.id == "etcd").map(|service| service.state.as_str());
+    ensure!(state == Some("Finished"), "{state:?}");
+    ensure!(cluster.client(first)?.etcd_members().await?.len() == 3, "two of three are a quorum");
+    ensure!(stopped.etcd_members().await?.len() == 3, "the node asks other members");
+    third.start_etcd().await?;
+    let healthy = || async {
+        let status = stopped.etcd_status().await.map_err(|error| error.to_string())?;
+        if status.leader != 0 { Ok(()) } else { Err("no leader".to_owned()) }
+    };
+    Ok(eventually("the member is back", healthy).await?)
 }
 
 async fn leadership_moves(cluster: &Cluster, machines: [&Arc<Machine>; 3]) -> Result<()> {
@@ -31,14 +67,21 @@ async fn leadership_moves(cluster: &Cluster, machines: [&Arc<Machine>; 3]) -> Re
     ensure!(!moved.is_empty(), "one of them led");
     let nodes = machines.map(|machine| machine.private().into());
     let agreed = || async {
-        let answers =
-            cluster.client(machines[0]).map_err(|error| error.to_string())?.etcd_status_of(&nodes).await;
+        let answers = cluster.client(machines[0]).map_err(|error| error.to_string())?.etcd_status_of(&nodes).await;
         let answers = answers.map_err(|error| error.to_string())?;
         let leaders: Vec<u64> = answers.iter().filter_map(|a| a.reply.as_ref().ok()).map(|s| s.leader).collect();
         let is_agreed = leaders.len() == 3 && leaders[0] != 0 && leaders.iter().all(|leader| *leader == leaders[0]);
         if is_agreed { Ok(()) } else { Err(format!("{leaders:?}")) }
     };
     Ok(eventually("one leader", agreed).await?)
+}
+
+async fn a_snapshot_that_ends_early_is_a_typed_error(cluster: &Cluster, first: &Machine) -> Result<()> {
+    first.fail("EtcdSnapshot", CallFault::EndsEarly { after: 10_000 }, 1);
+    match cluster.client(first)?.etcd_snapshot(&mut tokio::io::sink()).await {
+        Err(Error::Snapshot(SnapshotError::EndedEarly { size: 10_000 })) => Ok(()),
+        other => bail!("{other:?}"),
+    }
 }
 
 async fn a_running_member_refuses_recovery(cluster: &Cluster, first: &Machine) -> Result<Vec<u8>> {

@@ -58,8 +58,8 @@ struct Machine {
 #[serde(rename_all = "camelCase")]
 struct Cluster {
     id: String,
-    #[serde(default)]
-    cluster_name: String,
+    #[serde(default, rename = "clusterName")]
+    name: String,
     control_plane: Endpoint,
     #[serde(default)]
     network: Value,
@@ -92,8 +92,8 @@ impl Applied {
     /// Reads all documents; the message says what the vendor's validation would complain about.
     pub(super) fn read(data: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(data).map_err(|_| "it is not text".to_owned())?;
-        let documents: Vec<Value> =
-            serde_saphyr::from_multiple(text).map_err(|error| error.to_string().lines().next().unwrap_or("").to_owned())?;
+        let documents: Vec<Value> = serde_saphyr::from_multiple(text)
+            .map_err(|error| error.to_string().lines().next().unwrap_or("").to_owned())?;
         let main = documents.iter().find(|document| document.get("machine").is_some());
         let main = main.ok_or("the applied machine configuration doesn't contain v1alpha1 config")?;
         let machine: Machine = part(main, "machine")?;
@@ -112,7 +112,7 @@ impl Applied {
             kubernetes_version: tag(&machine.kubelet, "/image").unwrap_or_else(|| "v1.35.0".to_owned())[1..].to_owned(),
             talos_version: tag(&machine.install, "/image").unwrap_or_else(|| "v1.12.1".to_owned()),
             cluster_id: cluster.id,
-            cluster_name: cluster.cluster_name,
+            cluster_name: cluster.name,
             endpoint: cluster.control_plane.endpoint,
             certificate_hosts: machine.cert_sans,
             labels: machine.node_labels.into_iter().collect(),

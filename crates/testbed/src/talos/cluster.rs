@@ -13,11 +13,7 @@ use talos::{
     talosconfig::{self, TalosconfigError},
 };
 
-use super::{
-    Error, Machine, MachineOptions, World,
-    node::POLL,
-    world::now,
-};
+use super::{Error, Machine, MachineOptions, World, node::POLL, world::now};
 
 /// Three control planes on two busy cores were seen to need half of it.
 const PATIENCE: Duration = Duration::from_mins(5);

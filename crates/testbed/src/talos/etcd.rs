@@ -281,11 +281,11 @@ impl Node {
     }
 
     pub(super) async fn etcd_alarms(&self) -> Result<Vec<EtcdMemberAlarm>, Status> {
-        Ok(self.etcd()?.alarms().await?.into_iter().map(alarm).collect())
+        Ok(self.etcd()?.alarms().await?.iter().map(alarm).collect())
     }
 
     pub(super) async fn etcd_disarm(&self) -> Result<Vec<EtcdMemberAlarm>, Status> {
-        Ok(self.etcd()?.disarm().await?.into_iter().map(alarm).collect())
+        Ok(self.etcd()?.disarm().await?.iter().map(alarm).collect())
     }
 
     pub(super) async fn etcd_defragment(&self) -> Result<(), Status> {
@@ -310,7 +310,9 @@ impl Node {
         }
         let members = etcd.members(true).await?;
         let heir = members.into_iter().find(|member| member.id != me && !member.is_learner);
-        let heir = heir.ok_or_else(|| Status::unknown("failed to forfeit leadership: cannot forfeit leadership, only one member"))?;
+        let heir = heir.ok_or_else(|| {
+            Status::unknown("failed to forfeit leadership: cannot forfeit leadership, only one member")
+        })?;
         etcd.move_leader(heir.id).await?;
         Ok(heir.name)
     }
@@ -342,9 +344,7 @@ impl Node {
         }
     }
 
-    pub(super) async fn etcd_snapshot(
-        &self,
-    ) -> Result<impl Stream<Item = Result<Vec<u8>, Status>> + use<>, Status> {
+    pub(super) async fn etcd_snapshot(&self) -> Result<impl Stream<Item = Result<Vec<u8>, Status>> + use<>, Status> {
         self.etcd()?.snapshot().await
     }
 
@@ -373,7 +373,7 @@ enum Entry {
     Joined { id: u64, cluster: String },
 }
 
-fn alarm(alarm: Alarm) -> EtcdMemberAlarm {
+fn alarm(alarm: &Alarm) -> EtcdMemberAlarm {
     let kind = AlarmType::try_from(alarm.alarm).unwrap_or(AlarmType::None);
     EtcdMemberAlarm { member_id: alarm.member_id, alarm: kind.into() }
 }

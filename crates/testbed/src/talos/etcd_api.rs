@@ -12,7 +12,7 @@ use tonic_prost::ProstCodec;
 /// A member answers at once or is not able to; it is asked again anyway.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
 /// A database of a test is small, but two cores may be busy.
-const DEFRAGMENT_LIMIT: Duration = Duration::from_secs(60);
+const DEFRAGMENT_LIMIT: Duration = Duration::from_mins(1);
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Member {

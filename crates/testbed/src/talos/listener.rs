@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -22,16 +23,18 @@ use talos::{
     protocol::machine::machine_service_server::MachineServiceServer,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional},
     net::{TcpListener, TcpStream},
     sync::mpsc,
+    task::JoinSet,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::{Server, server::Connected};
 
 use super::{
+    machine::Machine,
     node::Node,
     service::Agent,
     world::{Inner, now},
@@ -52,13 +55,7 @@ pub(super) struct Caller {
 }
 
 /// Answers calls until the power is cut.
-pub(super) async fn serve(
-    agent: Agent,
-    node: Option<Arc<Node>>,
-    world: Arc<Inner>,
-    listeners: Vec<TcpListener>,
-    cut: CancellationToken,
-) {
+pub(super) async fn serve(agent: Agent, node: Option<Arc<Node>>, world: Arc<Inner>, listeners: Vec<TcpListener>) {
     let tls = match node {
         None => maintenance_tls(),
         Some(node) => configured_tls(&node, &world).await,
@@ -73,9 +70,9 @@ pub(super) async fn serve(
         }
     };
     let (sender, receiver) = mpsc::channel(BACKLOG);
-    let accept = futures::future::join_all(
-        listeners.into_iter().map(|listener| accept(listener, tls.clone(), cut.clone(), sender.clone())),
-    );
+    let machine = agent.machine().clone();
+    let accept = listeners.into_iter().map(|listener| accept(listener, tls.clone(), machine.clone(), sender.clone()));
+    let accept = futures::future::join_all(accept);
     let service = MachineServiceServer::new(agent)
         .max_decoding_message_size(MESSAGE_LIMIT)
         .max_encoding_message_size(MESSAGE_LIMIT);
@@ -87,10 +84,10 @@ pub(super) async fn serve(
     }
 }
 
-async fn accept(listener: TcpListener, tls: TlsAcceptor, cut: CancellationToken, sender: mpsc::Sender<Connection>) {
+async fn accept(listener: TcpListener, tls: TlsAcceptor, machine: Arc<Machine>, sender: mpsc::Sender<Connection>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };
-        let (tls, cut, sender) = (tls.clone(), cut.clone(), sender.clone());
+        let (tls, cut, sender) = (tls.clone(), machine.connections(), sender.clone());
         tokio::spawn(async move {
             let handshake = tokio::time::timeout(HANDSHAKE_LIMIT, tls.accept(stream));
             let Some(Ok(Ok(stream))) = cut.clone().run_until_cancelled_owned(handshake).await else { return };
@@ -98,6 +95,24 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, cut: CancellationToken,
             let connection = Connection { stream, caller, cut: Box::pin(cut.cancelled_owned()) };
             let _ = sender.send(connection).await;
         });
+    }
+}
+
+/// Passes connections on: a program that can listen on one address only is reached under another.
+pub(super) async fn forward(listener: TcpListener, to: SocketAddr) {
+    // Ends all of them when it ends.
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let Ok((mut near, _)) = accepted else { continue };
+                connections.spawn(async move {
+                    let mut far = TcpStream::connect(to).await?;
+                    copy_bidirectional(&mut near, &mut far).await
+                });
+            }
+            Some(_) = connections.join_next() => {}
+        }
     }
 }
 
@@ -140,8 +155,10 @@ async fn configured_tls(node: &Node, world: &Inner) -> Result<ServerConfig, Stri
     let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(default_provider()))
         .build()
         .map_err(|error| error.to_string())?;
-    let config =
-        builder()?.with_client_cert_verifier(clients).with_single_cert(chain, key).map_err(|error| error.to_string())?;
+    let config = builder()?
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain, key)
+        .map_err(|error| error.to_string())?;
     Ok(http2(config))
 }
 

@@ -12,10 +12,11 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
-    Dialect, Error,
+    Dialect, Error, apiserver,
     applied::Applied,
+    fault::{CallFault, CallFaults},
     listener,
-    node::Node,
+    node::{Node, lock},
     service::Agent,
     world::{Inner, Shared},
 };
@@ -39,13 +40,14 @@ pub struct Machine {
     /// Held while power changes, so that two changes never mix.
     power: tokio::sync::Mutex<()>,
     running: Mutex<Option<Running>>,
+    /// Broken together when a reply is to be lost.
+    connections: Mutex<CancellationToken>,
+    faults: CallFaults,
     node: RwLock<Option<Arc<Node>>>,
 }
 
 /// What ends when power does.
 struct Running {
-    /// Breaks connections, whose tasks are the API server's own.
-    cut: CancellationToken,
     tasks: Vec<AbortOnDropHandle<()>>,
 }
 
@@ -73,6 +75,8 @@ impl Machine {
             world,
             power: tokio::sync::Mutex::default(),
             running: Mutex::default(),
+            connections: Mutex::default(),
+            faults: CallFaults::default(),
             node: RwLock::default(),
         }))
     }
@@ -129,20 +133,22 @@ impl Machine {
             return Ok(());
         }
         let node = self.boot_configuration().map(|applied| Node::new(self, applied, &world));
-        *self.node.write().unwrap_or_else(PoisonError::into_inner) = node.clone();
-        let cut = CancellationToken::new();
+        self.node.write().unwrap_or_else(PoisonError::into_inner).clone_from(&node);
         let mut listeners = Vec::new();
         for address in [self.public, self.private] {
-            let listener = TcpListener::bind((address, PORT)).await;
-            listeners.push(listener.map_err(|source| self.failed(format!("cannot listen on {address}:{PORT}"), source))?);
+            listeners.push(self.listen(address, PORT).await?);
         }
         let mut tasks = Vec::new();
         let agent = Agent::new(self.clone());
-        tasks.push(spawn(listener::serve(agent, node.clone(), world.clone(), listeners, cut.clone())));
+        tasks.push(spawn(listener::serve(agent, node.clone(), world.clone(), listeners)));
         if let Some(node) = node {
+            if node.is_control_plane() {
+                let public = self.listen(self.public, apiserver::PORT).await?;
+                tasks.push(spawn(listener::forward(public, (self.private, apiserver::PORT).into())));
+            }
             tasks.push(spawn(node.run()));
         }
-        *self.running() = Some(Running { cut, tasks });
+        *self.running() = Some(Running { tasks });
         world.changed();
         Ok(())
     }
@@ -161,6 +167,29 @@ impl Machine {
     pub async fn reboot(self: &Arc<Self>) -> Result<(), Error> {
         self.power_off().await;
         self.power_on().await
+    }
+
+    /// The next `times` calls of `rpc` that this server answers meet a fault.
+    pub fn fail(&self, rpc: &str, fault: CallFault, times: u32) {
+        self.faults.add(rpc, fault, times);
+    }
+
+    /// Forgets faults that met no call yet.
+    pub fn clear_faults(&self) {
+        self.faults.clear();
+    }
+
+    pub(super) fn take_fault(&self, rpc: &str) -> Option<CallFault> {
+        self.faults.take(rpc)
+    }
+
+    /// Ends with every connection that is open now.
+    pub(super) fn connections(&self) -> CancellationToken {
+        lock(&self.connections).clone()
+    }
+
+    pub(super) fn break_connections(&self) {
+        std::mem::take(&mut *lock(&self.connections)).cancel();
     }
 
     /// SIGKILL to its etcd, which stays down until [`Self::start_etcd`] or a boot.
@@ -188,10 +217,9 @@ impl Machine {
         if let Some(world) = self.world() {
             world.changed();
         }
-        running.map_or_else(Vec::new, |running| {
-            running.cut.cancel();
-            running.tasks
-        })
+        // Their tasks are the API server's own and do not end with it.
+        self.break_connections();
+        running.map_or_else(Vec::new, |running| running.tasks)
     }
 
     /// Destroys the disk.
@@ -245,8 +273,12 @@ impl Machine {
         Applied::read(&data).ok()
     }
 
-    fn failed(&self, action: String, source: io::Error) -> Error {
-        Error::Machine { name: self.name.clone(), action, source }
+    async fn listen(&self, address: Ipv4Addr, port: u16) -> Result<TcpListener, Error> {
+        TcpListener::bind((address, port)).await.map_err(|source| Error::Machine {
+            name: self.name.clone(),
+            action: format!("cannot listen on {address}:{port}"),
+            source,
+        })
     }
 
     fn running(&self) -> std::sync::MutexGuard<'_, Option<Running>> {

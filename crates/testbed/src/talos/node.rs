@@ -169,8 +169,9 @@ impl Node {
     }
 
     pub(super) fn services(&self) -> Vec<ServiceInfo> {
-        // Children end without a report of their own.
-        if self.etcd_child().is_some_and(|child| !child.is_running()) {
+        // A child that ends by itself leaves no report.
+        let was_running = lock(&self.services).get("etcd").is_some_and(|record| record.state == State::Running);
+        if was_running && self.etcd_child().is_some_and(|child| !child.is_running()) {
             self.report("etcd", State::Failed, "Process exited");
         }
         lock(&self.services).iter().map(|(id, record)| record.info(id)).collect()

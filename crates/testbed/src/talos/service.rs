@@ -9,12 +9,7 @@ use talos::protocol::{
 };
 use tonic::{Code, Request, Status};
 
-use super::{
-    listener::Caller,
-    machine::Machine,
-    node::Node,
-    roles,
-};
+use super::{fault::CallFault, listener::Caller, machine::Machine, node::Node, roles};
 
 mod calls;
 mod replies;
@@ -48,9 +43,21 @@ enum Targets {
     Many(Vec<String>),
 }
 
+struct StreamTarget {
+    machine: Arc<Machine>,
+    /// How its pieces are marked.
+    metadata: Option<Metadata>,
+    /// After how many bytes it ends.
+    limit: usize,
+}
+
 impl Agent {
     pub(super) fn new(machine: Arc<Machine>) -> Self {
         Self { machine }
+    }
+
+    pub(super) fn machine(&self) -> &Arc<Machine> {
+        &self.machine
     }
 
     pub(super) fn name(&self) -> &str {
@@ -109,20 +116,24 @@ impl Agent {
         rpc: &'static str,
         run: &(impl Fn(Arc<Machine>) -> BoxFuture<'static, Result<M, Status>> + Sync),
     ) -> Result<M, Status> {
-        let answer = match allowed(&machine, caller, rpc) {
-            Ok(()) => run(machine.clone()).await,
-            Err(status) => Err(status),
+        let fault = machine.take_fault(rpc);
+        let answer = match (allowed(&machine, caller, rpc), fault) {
+            (Err(status), _) => Err(status),
+            (Ok(()), Some(CallFault::Refused(code))) => Err(Status::new(code, "a fault was asked for")),
+            (Ok(()), _) => run(machine.clone()).await,
         };
         record(&machine, rpc, answer.as_ref().map_or_else(Status::code, |_| Code::Ok));
+        match fault {
+            Some(CallFault::Slow(delay)) => tokio::time::sleep(delay).await,
+            // The caller's connection is one of this server, also for a call that was forwarded.
+            Some(CallFault::LostReply) => self.machine.break_connections(),
+            _ => {}
+        }
         answer
     }
 
-    /// The one node a stream is of, and how its pieces are marked.
-    fn stream_target<T>(
-        &self,
-        request: &Request<T>,
-        rpc: &'static str,
-    ) -> Result<(Arc<Machine>, Option<Metadata>), Status> {
+    /// The one node a stream is of, if the caller may have it.
+    fn stream_target<T>(&self, request: &Request<T>, rpc: &'static str) -> Result<StreamTarget, Status> {
         let (machine, metadata) = match targets(request) {
             Targets::Here => (self.machine.clone(), None),
             Targets::One(node) => (self.find(&node, rpc)?, None),
@@ -134,11 +145,23 @@ impl Agent {
                 _ => return Err(Status::unimplemented("a simulated node streams from one node at a time")),
             },
         };
-        if let Err(status) = allowed(&machine, &caller(request), rpc) {
-            record(&machine, rpc, status.code());
-            return Err(status);
+        let mut limit = usize::MAX;
+        let refused = match (allowed(&machine, &caller(request), rpc), machine.take_fault(rpc)) {
+            (Err(status), _) => Some(status),
+            (Ok(()), Some(CallFault::Refused(code))) => Some(Status::new(code, "a fault was asked for")),
+            (Ok(()), Some(CallFault::EndsEarly { after })) => {
+                limit = after;
+                None
+            }
+            (Ok(()), _) => None,
+        };
+        match refused {
+            Some(status) => {
+                record(&machine, rpc, status.code());
+                Err(status)
+            }
+            None => Ok(StreamTarget { machine, metadata, limit }),
         }
-        Ok((machine, metadata))
     }
 
     /// Another node of the same cluster, by its address.
@@ -204,12 +227,12 @@ fn node_of(machine: &Machine) -> Result<Arc<Node>, Status> {
 
 /// Pieces of a stream, recorded when it ends.
 fn recorded(
-    machine: Arc<Machine>,
+    StreamTarget { machine, metadata, limit }: StreamTarget,
     rpc: &'static str,
-    metadata: Option<Metadata>,
     pieces: impl futures::Stream<Item = Result<Vec<u8>, Status>> + Send + 'static,
 ) -> BoxStream<'static, Result<Data, Status>> {
     let mut code = Code::Ok;
+    let pieces = cut_off(pieces, limit);
     let end = futures::stream::once(async { None });
     let pieces = pieces.map(Some).chain(end);
     let recorded = pieces.filter_map(move |piece| {
@@ -227,4 +250,21 @@ fn recorded(
         std::future::ready(piece)
     });
     recorded.boxed()
+}
+
+/// The stream up to so many bytes.
+fn cut_off(
+    pieces: impl futures::Stream<Item = Result<Vec<u8>, Status>> + Send + 'static,
+    mut left: usize,
+) -> impl futures::Stream<Item = Result<Vec<u8>, Status>> + Send + 'static {
+    pieces.scan((), move |(), piece| {
+        let piece = (left > 0).then(|| {
+            piece.map(|mut bytes| {
+                bytes.truncate(left);
+                left -= bytes.len();
+                bytes
+            })
+        });
+        std::future::ready(piece)
+    })
 }

@@ -16,11 +16,7 @@ use jiff::Timestamp;
 use talos::{Authority, Pair, configuration::Role};
 use tokio::sync::watch;
 
-use super::{
-    Block, Call, Machine, MachineOptions,
-    log::CallLog,
-    node::Node,
-};
+use super::{Block, Call, Machine, MachineOptions, log::CallLog, node::Node};
 use crate::{
     control_plane::{self, Directory},
     process, tools,

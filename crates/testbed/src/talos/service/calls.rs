@@ -5,9 +5,7 @@ use std::{io, sync::Arc};
 use futures::{FutureExt, StreamExt, stream::BoxStream};
 use talos::protocol::{
     common::Data,
-    machine::{
-        self as api, apply_configuration_request::Mode, machine_service_server::MachineService as MachineApi,
-    },
+    machine::{self as api, apply_configuration_request::Mode, machine_service_server::MachineService as MachineApi},
 };
 use tokio::io::AsyncWriteExt;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -141,26 +139,30 @@ impl MachineApi for Agent {
     }
 
     async fn etcd_snapshot(&self, request: Request<api::EtcdSnapshotRequest>) -> Reply<Self::EtcdSnapshotStream> {
-        let (machine, metadata) = self.stream_target(&request, "EtcdSnapshot")?;
-        let snapshot = async { node_of(&machine)?.etcd_snapshot().await }.await;
-        let pieces = snapshot.inspect_err(|status| record(&machine, "EtcdSnapshot", status.code()))?;
-        Ok(Response::new(recorded(machine, "EtcdSnapshot", metadata, pieces)))
+        const RPC: &str = "EtcdSnapshot";
+        let target = self.stream_target(&request, RPC)?;
+        let snapshot = async { node_of(&target.machine)?.etcd_snapshot().await }.await;
+        let pieces = snapshot.inspect_err(|status| record(&target.machine, RPC, status.code()))?;
+        Ok(Response::new(recorded(target, RPC, pieces)))
     }
 
     async fn etcd_recover(&self, request: Request<Streaming<Data>>) -> Reply<api::EtcdRecoverResponse> {
-        let (machine, metadata) = self.stream_target(&request, "EtcdRecover")?;
-        let stored = store_snapshot(&machine, request.into_inner()).await;
-        record(&machine, "EtcdRecover", stored.as_ref().map_or_else(Status::code, |()| Code::Ok));
+        const RPC: &str = "EtcdRecover";
+        let target = self.stream_target(&request, RPC)?;
+        let stored = store_snapshot(&target.machine, request.into_inner()).await;
+        record(&target.machine, RPC, stored.as_ref().map_or_else(Status::code, |()| Code::Ok));
         stored?;
-        Ok(Response::new(api::EtcdRecoverResponse { messages: vec![api::EtcdRecover { metadata }] }))
+        let message = api::EtcdRecover { metadata: target.metadata };
+        Ok(Response::new(api::EtcdRecoverResponse { messages: vec![message] }))
     }
 
     async fn kubeconfig(&self, request: Request<()>) -> Reply<Self::KubeconfigStream> {
-        let (machine, metadata) = self.stream_target(&request, "Kubeconfig")?;
-        let archive = node_of(&machine).and_then(|node| replies::kubeconfig(&node));
-        let archive = archive.inspect_err(|status| record(&machine, "Kubeconfig", status.code()))?;
+        const RPC: &str = "Kubeconfig";
+        let target = self.stream_target(&request, RPC)?;
+        let archive = node_of(&target.machine).and_then(|node| replies::kubeconfig(&node));
+        let archive = archive.inspect_err(|status| record(&target.machine, RPC, status.code()))?;
         let pieces = futures::stream::once(async move { Ok(archive) });
-        Ok(Response::new(recorded(machine, "Kubeconfig", metadata, pieces)))
+        Ok(Response::new(recorded(target, RPC, pieces)))
     }
 
     async fn reboot(&self, request: Request<api::RebootRequest>) -> Reply<api::RebootResponse> {
@@ -189,13 +191,9 @@ impl MachineApi for Agent {
         &self,
         request: Request<api::GenerateClientConfigurationRequest>,
     ) -> Reply<api::GenerateClientConfigurationResponse> {
-        reply!(
-            self,
-            request,
-            "GenerateClientConfiguration",
-            GenerateClientConfigurationResponse,
-            |machine, message| replies::client_configuration(&machine, &message)
-        )
+        reply!(self, request, "GenerateClientConfiguration", GenerateClientConfigurationResponse, |machine, message| {
+            replies::client_configuration(&machine, &message)
+        })
     }
 }
 
@@ -204,10 +202,7 @@ fn io_failed(error: &io::Error) -> Status {
 }
 
 /// Stores a configuration and reboots into it, as far as the mode asks for that.
-fn apply(
-    machine: &Arc<Machine>,
-    request: &api::ApplyConfigurationRequest,
-) -> Result<api::ApplyConfiguration, Status> {
+fn apply(machine: &Arc<Machine>, request: &api::ApplyConfigurationRequest) -> Result<api::ApplyConfiguration, Status> {
     let mode = request.mode();
     let is_new = machine.node().is_none();
     if is_new && matches!(mode, Mode::NoReboot | Mode::Staged) {
@@ -242,7 +237,9 @@ fn reset(machine: &Arc<Machine>, request: &api::ResetRequest) -> Result<api::Res
         };
         match left {
             Ok(()) => machine.soon(after),
-            Err(status) => tracing::warn!(server = machine.name(), %status, "a node cannot leave etcd and is not reset"),
+            Err(status) => {
+                tracing::warn!(server = machine.name(), %status, "a node cannot leave etcd and is not reset");
+            }
         }
     });
     Ok(api::Reset::default())

@@ -88,7 +88,8 @@ fn name_kubeconfig(kubeconfig: &mut serde_json::Value, cluster: &str) {
     kubeconfig["clusters"][0]["name"] = cluster.into();
     kubeconfig["users"][0]["name"] = user.clone().into();
     kubeconfig["contexts"][0]["name"] = user.clone().into();
-    kubeconfig["contexts"][0]["context"] = serde_json::json!({ "cluster": cluster, "user": user, "namespace": "default" });
+    kubeconfig["contexts"][0]["context"] =
+        serde_json::json!({ "cluster": cluster, "user": user, "namespace": "default" });
     kubeconfig["current-context"] = user.into();
 }
 
