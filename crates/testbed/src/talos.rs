@@ -6,6 +6,7 @@ mod addresses;
 mod apiserver;
 mod applied;
 mod cluster;
+mod controllers;
 mod etcd;
 mod etcd_api;
 mod fault;
@@ -20,6 +21,7 @@ mod world;
 
 pub use addresses::Block;
 pub use cluster::{Cluster, ClusterError, eventually, reaches_stage};
+pub use controllers::{ControllerOptions, Controllers};
 pub use fault::CallFault;
 pub use log::Call;
 pub use machine::{Machine, MachineOptions};

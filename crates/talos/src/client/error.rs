@@ -13,6 +13,8 @@ pub enum Error {
     Unreachable { rpc: &'static str, why: String },
     #[error("{rpc}: the node asks for a client certificate: it has a configuration already; use the talosconfig")]
     CertificateRequired { rpc: &'static str },
+    #[error("{rpc}: a certificate has expired; renew the talosconfig and check the clocks")]
+    CertificateExpired { rpc: &'static str },
     #[error("{rpc}: the node's certificate is not of this cluster or the node does not accept ours: {why}")]
     OtherCluster { rpc: &'static str, why: String },
     #[error("{rpc}: the node shows another certificate than when it was first met; look at it again before going on")]
@@ -67,6 +69,12 @@ impl Error {
             Some(rustls::Error::InvalidCertificate(rustls::CertificateError::ApplicationVerificationFailure)) => {
                 Self::OtherNode { rpc }
             }
+            Some(
+                rustls::Error::AlertReceived(rustls::AlertDescription::CertificateExpired)
+                | rustls::Error::InvalidCertificate(
+                    rustls::CertificateError::Expired | rustls::CertificateError::ExpiredContext { .. },
+                ),
+            ) => Self::CertificateExpired { rpc },
             Some(error @ (rustls::Error::InvalidCertificate(_) | rustls::Error::AlertReceived(_))) => {
                 Self::OtherCluster { rpc, why: error.to_string() }
             }

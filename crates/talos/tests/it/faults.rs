@@ -7,11 +7,11 @@ use talos::{Error, Role, client::Stage};
 use testbed::talos::{CallFault, MachineOptions, eventually, reaches_stage};
 use tonic::Code;
 
-use crate::shared;
+use crate::one_cluster;
 
 #[tokio::test]
 async fn a_lost_reply_is_transient_and_the_call_was_done() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let machine = cluster.world.create("one-w-lost", MachineOptions::default()).await?;
     machine.fail("ApplyConfiguration", CallFault::LostReply, 1);
     let maintenance = talos::Maintenance::new(machine.endpoint());
@@ -29,7 +29,7 @@ async fn a_lost_reply_is_transient_and_the_call_was_done() -> Result<()> {
 
 #[tokio::test]
 async fn a_node_that_is_off_or_slow_or_refuses_is_told_apart() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let worker = cluster.add_worker("one-w-faults").await?;
     let client = cluster.client(&worker)?;
     worker.fail("ServiceList", CallFault::Refused(Code::Unavailable), 1);

@@ -3,7 +3,7 @@
 mod faults;
 mod kubelet;
 mod maintenance;
+mod one_cluster;
 mod one_control_plane;
 mod programs;
-mod shared;
 mod three_control_planes;

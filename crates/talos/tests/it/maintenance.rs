@@ -2,14 +2,14 @@
 
 use anyhow::{Result, bail};
 use talos::{Client, Credentials, Error, Maintenance, Role, Secrets, client::Stage, talosconfig};
-use testbed::talos::{Dialect, MachineOptions, reaches_stage};
+use testbed::talos::{CallFault, Dialect, MachineOptions, reaches_stage};
 use tonic::Code;
 
-use crate::shared;
+use crate::one_cluster;
 
 #[tokio::test]
 async fn k47_both_dialects_are_recognised_as_maintenance() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     for (name, dialect, version) in
         [("silent", Dialect::Silent, None), ("answers", Dialect::Answers, Some("v1.13.6".to_owned()))]
     {
@@ -17,6 +17,9 @@ async fn k47_both_dialects_are_recognised_as_maintenance() -> Result<()> {
         let maintenance = Maintenance::new(machine.endpoint());
         assert_eq!(maintenance.stage().await?, Stage::Maintenance { version });
         assert!(maintenance.fingerprint().is_some());
+        // A third answer that versions give.
+        machine.fail("Version", CallFault::Refused(Code::PermissionDenied), 1);
+        assert_eq!(maintenance.stage().await?, Stage::Maintenance { version: None });
         cluster.world.delete(name).await;
     }
     Ok(())
@@ -24,7 +27,7 @@ async fn k47_both_dialects_are_recognised_as_maintenance() -> Result<()> {
 
 #[tokio::test]
 async fn k47_a_configuration_is_applied_once_and_then_a_certificate_is_needed() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let machine = cluster.world.create("one-w-applied", MachineOptions::default()).await?;
     let maintenance = Maintenance::new(machine.endpoint());
     match maintenance.apply("machine: [not a configuration").await {
@@ -44,7 +47,7 @@ async fn k47_a_configuration_is_applied_once_and_then_a_certificate_is_needed() 
 
 #[tokio::test]
 async fn a_node_in_maintenance_serves_nothing_else() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let machine = cluster.world.create("one-w-bare", MachineOptions::default()).await?;
     // A client with the cluster's certificates does not trust what such a node shows.
     match cluster.client(&machine)?.version().await {
@@ -58,8 +61,21 @@ async fn a_node_in_maintenance_serves_nothing_else() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_expired_certificate_is_a_typed_error() -> Result<()> {
+    let cluster = one_cluster::running().await?;
+    let long_ago = "2020-01-01T00:00:00Z".parse()?;
+    let authority = cluster.secrets.os_authority()?;
+    let expired = talos::Talosconfig::issue("one", &authority, talosconfig::Role::Admin, Vec::new(), long_ago)?;
+    let client = Client::new(cluster.control_planes[0].endpoint(), &Credentials::from_talosconfig(&expired)?);
+    match client.version().await {
+        Err(Error::CertificateExpired { .. }) => Ok(()),
+        other => bail!("{other:?}"),
+    }
+}
+
+#[tokio::test]
 async fn a_certificate_of_another_cluster_is_refused_with_a_typed_error() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let now = cluster.talosconfig.certificate()?.not_before;
     let other = Secrets::generate(now)?;
     let authority = other.os_authority()?;

@@ -7,11 +7,11 @@ use talos::{Client, Credentials, Error, Talosconfig, talosconfig};
 use testbed::talos::eventually;
 use tonic::Code;
 
-use crate::shared;
+use crate::one_cluster;
 
 #[tokio::test]
 async fn a_node_says_what_runs_on_it() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let machine = &cluster.control_planes[0];
     let client = cluster.client(machine)?;
     let version = client.version().await?;
@@ -27,7 +27,7 @@ async fn a_node_says_what_runs_on_it() -> Result<()> {
 
 #[tokio::test]
 async fn etcd_is_seen_through_the_machine_api() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let machine = &cluster.control_planes[0];
     let client = cluster.client(machine)?;
     let members = client.etcd_members().await?;
@@ -52,7 +52,7 @@ async fn etcd_is_seen_through_the_machine_api() -> Result<()> {
 
 #[tokio::test]
 async fn k49_bootstrap_happens_once() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     match cluster.client(&cluster.control_planes[0])?.bootstrap(false).await {
         Err(Error::Refused { code: Code::AlreadyExists, .. }) => {}
         other => bail!("{other:?}"),
@@ -65,7 +65,7 @@ async fn k49_bootstrap_happens_once() -> Result<()> {
 
 #[tokio::test]
 async fn a_snapshot_is_streamed_and_whole() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let mut file = Vec::new();
     let snapshot = cluster.client(&cluster.control_planes[0])?.etcd_snapshot(&mut file).await?;
     assert_eq!(snapshot.size, file.len() as u64);
@@ -74,7 +74,7 @@ async fn a_snapshot_is_streamed_and_whole() -> Result<()> {
 
 #[tokio::test]
 async fn k50_the_kubeconfig_works() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let machine = &cluster.control_planes[0];
     let kubeconfig = cluster.client(machine)?.kubeconfig().await?;
     testbed::install_crypto();
@@ -90,10 +90,10 @@ async fn k50_the_kubeconfig_works() -> Result<()> {
 
 #[tokio::test]
 async fn a_reader_reads_and_is_denied_the_rest() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let machine = &cluster.control_planes[0];
     let admin = cluster.client(machine)?;
-    let hour = std::time::Duration::from_secs(3600);
+    let hour = std::time::Duration::from_hours(1);
     let issued = admin.client_configuration(talosconfig::Role::Reader, hour).await?;
     let config = Talosconfig::from_yaml(std::str::from_utf8(&issued.talosconfig)?)?;
     let reader = Client::new(machine.endpoint(), &Credentials::from_talosconfig(&config)?);
@@ -110,7 +110,7 @@ async fn a_reader_reads_and_is_denied_the_rest() -> Result<()> {
 
 #[tokio::test]
 async fn calls_are_forwarded_to_other_nodes() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let machine = &cluster.control_planes[0];
     let worker = cluster.add_worker("one-w-forward").await?;
     let client = cluster.client(machine)?;

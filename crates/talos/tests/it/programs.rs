@@ -10,10 +10,10 @@ use testbed::{
     talos::{Cluster, Machine, MachineOptions, eventually, reaches_stage},
 };
 
-use crate::shared;
+use crate::one_cluster;
 
 /// No command here waits for anything but an answer on loopback.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 struct Output {
     status: i32,
@@ -72,7 +72,7 @@ impl Person {
 
 #[tokio::test]
 async fn talosctl_reads_a_node() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let machine = &cluster.control_planes[0];
     let person = Person::at(&cluster, machine)?;
     let version = person.talosctl(&["version"]).await?.succeeded()?;
@@ -86,6 +86,10 @@ async fn talosctl_reads_a_node() -> Result<()> {
     ensure!(status.contains("3.6.7") && status.contains("false"), "{status}");
     let alarms = person.talosctl(&["etcd", "alarm", "list"]).await?.succeeded()?;
     ensure!(!alarms.contains("NOSPACE"), "{alarms}");
+    person.talosctl(&["etcd", "alarm", "disarm"]).await?.succeeded()?;
+    person.talosctl(&["etcd", "defrag"]).await?.succeeded()?;
+    let bootstrap = person.talosctl(&["bootstrap"]).await?;
+    ensure!(bootstrap.status != 0 && bootstrap.text.contains("AlreadyExists"), "{}", bootstrap.text);
     let snapshot = person.file("etcd.snapshot");
     person.talosctl(&["etcd", "snapshot", &snapshot]).await?.succeeded()?;
     let checked = run("etcdutl", &["snapshot", "status", &snapshot]).await?.succeeded()?;
@@ -95,7 +99,7 @@ async fn talosctl_reads_a_node() -> Result<()> {
 
 #[tokio::test]
 async fn talosctl_fetches_a_kubeconfig() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let person = Person::at(&cluster, &cluster.control_planes[0])?;
     let kubeconfig = person.file("kubeconfig");
     person.talosctl(&["kubeconfig", &kubeconfig]).await?.succeeded()?;
@@ -106,7 +110,7 @@ async fn talosctl_fetches_a_kubeconfig() -> Result<()> {
 
 #[tokio::test]
 async fn talosctl_reader_is_denied() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let person = Person::at(&cluster, &cluster.control_planes[0])?;
     person.talosctl(&["config", "new", "--roles", "os:reader", &person.file("reader")]).await?.succeeded()?;
     person.talosctl_as("reader", &["version"]).await?.succeeded()?;
@@ -117,7 +121,7 @@ async fn talosctl_reader_is_denied() -> Result<()> {
 
 #[tokio::test]
 async fn talosctl_configures_and_resets_a_worker() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let worker = cluster.world.create("one-w-script", MachineOptions::default()).await?;
     let person = Person::at(&cluster, &worker)?;
     let file = person.file("worker.yaml");
@@ -139,7 +143,7 @@ async fn talosctl_configures_and_resets_a_worker() -> Result<()> {
 
 #[tokio::test]
 async fn k48_the_vendor_accepts_our_configurations_and_secrets() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let directory = TempDir::new()?;
     let file = |name: &str| directory.path().join(name).display().to_string();
     for (name, role) in [("controlplane", Role::ControlPlane), ("worker", Role::Worker)] {
@@ -162,7 +166,7 @@ async fn k48_the_vendor_accepts_our_configurations_and_secrets() -> Result<()> {
 
 #[tokio::test]
 async fn the_vendors_library_speaks_with_both_stages() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let machine = &cluster.control_planes[0];
     let person = Person::at(&cluster, machine)?;
     let bare = cluster.world.create("one-w-probe", MachineOptions::default()).await?;
@@ -180,7 +184,7 @@ async fn the_vendors_library_speaks_with_both_stages() -> Result<()> {
 
 #[tokio::test]
 async fn etcdctl_speaks_with_the_member() -> Result<()> {
-    let cluster = shared::cluster().await?;
+    let cluster = one_cluster::running().await?;
     let machine = &cluster.control_planes[0];
     let directory = TempDir::new()?;
     let file = |name: &str| directory.path().join(name).display().to_string();

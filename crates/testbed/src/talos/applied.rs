@@ -151,3 +151,35 @@ impl EncodedPair {
         Ok(Pair { certificate: decode(&self.crt)?, key: decode(&self.key)? })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Applied::read(&bytes);
+        }
+
+        #[test]
+        fn no_half_configuration_makes_the_reader_panic(kind in ".{0,12}", crt in ".{0,20}", image in ".{0,20}") {
+            let text = |value: &str| serde_json::to_string(value).unwrap();
+            let machine = format!("type: {}\n  ca: {{crt: {}}}\n  install: {{image: {}}}", text(&kind), text(&crt), text(&image));
+            let cluster = "id: x\n  ca: {}\n  controlPlane: {endpoint: y}";
+            let _ = Applied::read(format!("machine:\n  {machine}\ncluster:\n  {cluster}\n").as_bytes());
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        assert_eq!(
+            Applied::read(b"a: 1").unwrap_err(),
+            "the applied machine configuration doesn't contain v1alpha1 config"
+        );
+        let error = Applied::read(b"machine: {type: worker}\ncluster: {}").unwrap_err();
+        assert!(error.starts_with("machine: missing field"), "{error}");
+    }
+}

@@ -29,6 +29,8 @@ pub enum ClusterError {
     Talosconfig(#[from] TalosconfigError),
     #[error(transparent)]
     Talos(#[from] talos::Error),
+    #[error("controller-manager and scheduler cannot start: {0}")]
+    Controllers(String),
     #[error("not reached within {} s: {what}; last: {last}", PATIENCE.as_secs())]
     Late { what: String, last: String },
 }

@@ -147,6 +147,11 @@ impl World {
         self.0.lock().get(name).cloned()
     }
 
+    /// Holds the disks of servers and all logs.
+    pub fn directory(&self) -> &Path {
+        &self.0.directory.path
+    }
+
     /// Where private addresses are, as a machine configuration wants to know.
     pub fn node_cidr(&self) -> String {
         self.0.block.private()
