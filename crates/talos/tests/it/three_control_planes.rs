@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use talos::{Error, Role, client::Stage, snapshot::SnapshotError};
+use testbed::process::{Child, Program};
 use testbed::talos::{CallFault, Cluster, Machine, MachineOptions, World, WorldOptions, eventually, reaches_stage};
 use tonic::Code;
 
@@ -56,7 +57,16 @@ async fn a_stopped_member_returns(cluster: &Cluster, first: &Machine, third: &Ma
         let status = stopped.etcd_status().await.map_err(|error| error.to_string())?;
         if status.leader != 0 { Ok(()) } else { Err("no leader".to_owned()) }
     };
-    Ok(eventually("the member is back", healthy).await?)
+    eventually("the member is back", healthy).await?;
+    // One that is killed from outside comes back by itself.
+    let etcd = || third.programs().into_iter().find(|program| program.name == "etcd").map(|program| program.pid);
+    let before = etcd().expect("etcd runs");
+    let log = third.directory().join("kill.log");
+    let kill = Program::new("kill", "/bin/kill", log).args(["-KILL", &before.to_string()]);
+    ensure!(Child::start(kill)?.exited().await == 0);
+    let restarted = || async { if etcd() == Some(before) { Err("the same process") } else { Ok(()) } };
+    eventually("another process", restarted).await?;
+    Ok(eventually("the member is back again", healthy).await?)
 }
 
 async fn leadership_moves(cluster: &Cluster, machines: [&Arc<Machine>; 3]) -> Result<()> {

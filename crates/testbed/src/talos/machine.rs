@@ -20,6 +20,7 @@ use super::{
     service::Agent,
     world::{Inner, Shared},
 };
+use crate::control_plane::ProgramInfo;
 
 /// What a server is made with.
 #[derive(Clone, Copy, Debug, Default)]
@@ -167,6 +168,11 @@ impl Machine {
     pub async fn reboot(self: &Arc<Self>) -> Result<(), Error> {
         self.power_off().await;
         self.power_on().await
+    }
+
+    /// Programs that run on it.
+    pub fn programs(&self) -> Vec<ProgramInfo> {
+        self.node().map(|node| node.programs()).unwrap_or_default()
     }
 
     /// The next `times` calls of `rpc` that this server answers meet a fault.

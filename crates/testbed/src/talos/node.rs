@@ -10,6 +10,7 @@ use std::{
 };
 
 use jiff::Timestamp;
+use rustix::process::Signal;
 use talos::{
     Authority, Credentials, Pair,
     certificate::{CertificateError, Subject},
@@ -28,12 +29,16 @@ use super::{
     world::{Inner, Shared, now},
 };
 use crate::{
+    control_plane::ProgramInfo,
     pki::write_private,
     process::{self, Child},
 };
 
 /// How often a service that is not ready yet is asked again: invisible beside its own start.
 pub(super) const POLL: Duration = Duration::from_millis(100);
+
+/// Before a program that ended is started again; Talos waits five seconds.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// States of a service, as Talos names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +143,28 @@ impl Node {
                 world.changed();
             }
         }
-        kubelet::run(&self).await;
+        let keep_etcd = self.keep_running("etcd", || self.etcd_child());
+        let keep_apiserver = self.keep_running("kube-apiserver", || lock(&self.apiserver).clone());
+        tokio::join!(kubelet::run(&self), keep_etcd, keep_apiserver);
+    }
+
+    /// Starts a program again that ended by itself, as Talos and the kubelet do; one that was stopped stays so.
+    async fn keep_running(&self, service: &'static str, child: impl Fn() -> Option<Arc<Child>>) {
+        while let Some(child) = child() {
+            child.exited().await;
+            let is_stopped = || self.state(service) == Some(State::Finished);
+            if !is_stopped() {
+                self.report(service, State::Failed, "Process exited");
+            }
+            tokio::time::sleep(RESTART_PAUSE).await;
+            if !is_stopped() && !child.is_running() && child.restart().await.is_ok() {
+                self.report(service, State::Running, "Started");
+            }
+        }
+    }
+
+    fn state(&self, service: &str) -> Option<State> {
+        lock(&self.services).get(service).map(|record| record.state)
     }
 
     async fn start_control_plane(self: &Arc<Self>) -> Result<(), String> {
@@ -169,12 +195,9 @@ impl Node {
     }
 
     pub(super) fn services(&self) -> Vec<ServiceInfo> {
-        // A child that ends by itself leaves no report.
-        let was_running = lock(&self.services).get("etcd").is_some_and(|record| record.state == State::Running);
-        if was_running && self.etcd_child().is_some_and(|child| !child.is_running()) {
-            self.report("etcd", State::Failed, "Process exited");
-        }
-        lock(&self.services).iter().map(|(id, record)| record.info(id)).collect()
+        // The API server is a pod, not a service.
+        let services = lock(&self.services);
+        services.iter().filter(|(id, _)| **id != "kube-apiserver").map(|(id, record)| record.info(id)).collect()
     }
 
     pub(super) fn etcd_credentials(&self) -> Result<&Credentials, Status> {
@@ -192,8 +215,8 @@ impl Node {
 
     pub(super) async fn stop_etcd(&self) {
         if let Some(child) = self.etcd_child() {
-            let _ = child.kill().await;
             self.report("etcd", State::Finished, "Service finished successfully");
+            let _ = child.kill().await;
         }
     }
 
@@ -206,9 +229,22 @@ impl Node {
 
     /// Ends its programs at once.
     pub(super) fn kill(&self) {
-        // Ends by being dropped; others hold them for the length of a call at most.
-        lock(&self.apiserver).take();
-        lock(&self.etcd).take();
+        let children = [lock(&self.apiserver).take(), lock(&self.etcd).take()];
+        for child in children.into_iter().flatten() {
+            // One that has ended already is fine; what it still holds ends when it is dropped.
+            let _ = child.signal(Signal::KILL);
+        }
+    }
+
+    /// Its programs that were started, whether they still run or not.
+    pub(super) fn programs(&self) -> Vec<ProgramInfo> {
+        let children = [self.etcd_child(), lock(&self.apiserver).clone()];
+        let info = |child: Arc<Child>| ProgramInfo {
+            name: child.program().name.clone(),
+            pid: child.pid(),
+            log: child.program().log.clone(),
+        };
+        children.into_iter().flatten().map(info).collect()
     }
 
     /// Signs with an authority of the configuration and writes both parts for a program to read.
