@@ -286,14 +286,14 @@ impl ControlPlane {
 }
 
 /// Where a control plane keeps its files, locked against a second one.
-struct Directory {
-    path: PathBuf,
+pub(crate) struct Directory {
+    pub(crate) path: PathBuf,
     _lock: File,
     _removed_at_end: Option<RemovedAtEnd>,
 }
 
 impl Directory {
-    fn open(fixed: Option<&Path>) -> Result<Self, Error> {
+    pub(crate) fn open(fixed: Option<&Path>) -> Result<Self, Error> {
         let fail = |path: &Path| {
             let path = path.to_owned();
             move |source| Error::Directory { path, source }

@@ -13,6 +13,7 @@ pub mod pki;
 pub mod process;
 mod skip;
 mod storage;
+pub mod talos;
 pub mod tools;
 mod users;
 

@@ -13,7 +13,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("workspaces", &["api", "plan", "runtime"]),
     ("hetzner", &["api"]),
     ("shard", &["api", "plan"]),
-    ("testbed", &["api"]),
+    ("talos", &["api"]),
+    ("testbed", &["api", "talos"]),
     ("strata", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
     ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed", "strata"]),
 ];

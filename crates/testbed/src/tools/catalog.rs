@@ -27,6 +27,12 @@ macro_rules! module {
 }
 
 static ETCD: Module = module!("etcd", "go.etcd.io/etcd/server/v3");
+/// What Talos 1.12 ships. Members of 3.7 follow other rules of membership and would hide faults; a snapshot must be
+/// restored by the version that will serve it.
+static ETCD36: Module = module!("etcd36", "go.etcd.io/etcd/server/v3");
+static ETCDCTL: Module = module!("etcd36", "go.etcd.io/etcd/etcdctl/v3");
+static ETCDUTL: Module = module!("etcd36", "go.etcd.io/etcd/etcdutl/v3");
+static TALOSCTL: Module = module!("talosctl", "github.com/siderolabs/talos");
 static KUBERNETES: Module = module!("kubernetes", "k8s.io/kubernetes");
 static KWOK: Module = module!("kwok", "sigs.k8s.io/kwok");
 static HELM: Module = module!("helm", "helm.sh/helm/v4");
@@ -42,6 +48,12 @@ static HEALTHSERVER: Module = Module {
 static HCLOUDCHECK: Module = Module {
     main_go: Some(include_str!("../../../../tools/hcloudcheck/main.go")),
     ..module!("hcloudcheck", "github.com/hetznercloud/hcloud-go/v2")
+};
+
+/// Asks nodes and validates configurations with the vendor's library.
+static TALOSPROBE: Module = Module {
+    main_go: Some(include_str!("../../../../tools/talosprobe/main.go")),
+    ..module!("talosprobe", "github.com/siderolabs/talos/pkg/machinery")
 };
 
 /// One program of the catalog.
@@ -74,7 +86,7 @@ impl Tool {
 }
 
 /// In the order in which building them repeats the least work and the quickest come first.
-pub static CATALOG: [Tool; 16] = [
+pub static CATALOG: [Tool; 21] = [
     tool("etcd", &ETCD, "").kubebuilder_asset(),
     tool("kube-apiserver", &KUBERNETES, "/cmd/kube-apiserver").kubebuilder_asset(),
     tool("kubectl", &KUBERNETES, "/cmd/kubectl").kubebuilder_asset(),
@@ -91,6 +103,11 @@ pub static CATALOG: [Tool; 16] = [
     tool("ctr", &CONTAINERD, "/cmd/ctr").without_btrfs_and_zfs(),
     tool("healthserver", &HEALTHSERVER, ""),
     tool("hcloudcheck", &HCLOUDCHECK, ""),
+    tool("etcd36", &ETCD36, ""),
+    tool("etcdctl", &ETCDCTL, ""),
+    tool("etcdutl", &ETCDUTL, ""),
+    tool("talosprobe", &TALOSPROBE, ""),
+    tool("talosctl", &TALOSCTL, "/cmd/talosctl"),
 ];
 
 impl Tool {

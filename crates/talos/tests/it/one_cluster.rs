@@ -1,0 +1,34 @@
+//! One cluster of one control plane for all tests that change nothing in it.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Result, anyhow};
+use testbed::talos::{Cluster, World, WorldOptions};
+use tokio::sync::{OnceCell, oneshot};
+
+static SHARED: OnceCell<Arc<Cluster>> = OnceCell::const_new();
+
+/// Lives on a thread and runtime of its own, because those of a test end with the test.
+pub async fn running() -> Result<Arc<Cluster>> {
+    SHARED.get_or_try_init(start).await.cloned()
+}
+
+async fn start() -> Result<Arc<Cluster>> {
+    let (sender, receiver) = oneshot::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.expect("a runtime starts").block_on(async {
+            let started = async {
+                // Often enough for controllers that are shortened to seconds.
+                let lease_interval = Duration::from_millis(500);
+                let world = World::start(WorldOptions { lease_interval, ..WorldOptions::default() }).await?;
+                anyhow::Ok(Arc::new(Cluster::start(world, "one", 1).await?))
+            };
+            let is_wanted = sender.send(started.await).is_ok();
+            if is_wanted {
+                std::future::pending::<()>().await;
+            }
+        });
+    });
+    receiver.await.map_err(|_| anyhow!("the thread of the cluster panicked"))?
+}

@@ -1,0 +1,270 @@
+//! The machine API of a server: roles, forwarding to other nodes, and what each call does.
+
+use std::{net::Ipv4Addr, sync::Arc};
+
+use futures::{StreamExt, future::BoxFuture, stream::BoxStream};
+use talos::protocol::{
+    common::{Data, Metadata},
+    google::rpc,
+};
+use tonic::{Code, Request, Status};
+
+use super::{fault::CallFault, listener::Caller, machine::Machine, node::Node, roles};
+
+mod calls;
+mod replies;
+
+/// How Talos answers while it has no configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dialect {
+    /// Up to 1.12: `Version` is not implemented.
+    #[default]
+    Silent,
+    /// From 1.13 on: `Version` answers.
+    Answers,
+}
+
+/// The API of one server.
+#[derive(Clone)]
+pub(super) struct Agent {
+    machine: Arc<Machine>,
+}
+
+/// A message of a reply: it can say which node it is of, and that the node failed.
+trait Message: Default + Send + 'static {
+    fn set_metadata(&mut self, metadata: Metadata);
+}
+
+/// Whom a call is for.
+enum Targets {
+    /// The server that was called.
+    Here,
+    One(String),
+    Many(Vec<String>),
+}
+
+struct StreamTarget {
+    machine: Arc<Machine>,
+    /// How its pieces are marked.
+    metadata: Option<Metadata>,
+    /// After how many bytes it ends.
+    limit: usize,
+}
+
+impl Agent {
+    pub(super) fn new(machine: Arc<Machine>) -> Self {
+        Self { machine }
+    }
+
+    pub(super) fn machine(&self) -> &Arc<Machine> {
+        &self.machine
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.machine.name()
+    }
+
+    /// Runs a call on every node it is for. With `nodes` a failure is part of the reply, else it is the reply.
+    async fn each<T: Sync, M: Message>(
+        &self,
+        request: &Request<T>,
+        rpc: &'static str,
+        run: impl Fn(Arc<Machine>) -> BoxFuture<'static, Result<M, Status>> + Send + Sync,
+    ) -> Result<Vec<M>, Status> {
+        let caller = caller(request);
+        match targets(request) {
+            Targets::Here => Ok(vec![self.on(self.machine.clone(), &caller, rpc, &run).await?]),
+            Targets::One(node) => {
+                let machine = self.find(&node, rpc)?;
+                Ok(vec![self.on(machine, &caller, rpc, &run).await?])
+            }
+            Targets::Many(nodes) => {
+                let asked = nodes.into_iter().map(|node| self.one_of_many(node, &caller, rpc, &run));
+                Ok(futures::future::join_all(asked).await)
+            }
+        }
+    }
+
+    async fn one_of_many<M: Message>(
+        &self,
+        node: String,
+        caller: &Caller,
+        rpc: &'static str,
+        run: &(impl Fn(Arc<Machine>) -> BoxFuture<'static, Result<M, Status>> + Sync),
+    ) -> M {
+        let answer = match self.find(&node, rpc) {
+            Ok(machine) => self.on(machine, caller, rpc, run).await,
+            Err(status) => Err(status),
+        };
+        let mut message = M::default();
+        let metadata = match answer {
+            Ok(answer) => {
+                message = answer;
+                Metadata { hostname: node, ..Metadata::default() }
+            }
+            Err(status) => failed(node, &status),
+        };
+        message.set_metadata(metadata);
+        message
+    }
+
+    /// Runs a call on one node, if the caller may, and records it.
+    async fn on<M>(
+        &self,
+        machine: Arc<Machine>,
+        caller: &Caller,
+        rpc: &'static str,
+        run: &(impl Fn(Arc<Machine>) -> BoxFuture<'static, Result<M, Status>> + Sync),
+    ) -> Result<M, Status> {
+        let fault = machine.take_fault(rpc);
+        let answer = match (allowed(&machine, caller, rpc), fault) {
+            (Err(status), _) => Err(status),
+            (Ok(()), Some(CallFault::Refused(code))) => Err(Status::new(code, "a fault was asked for")),
+            (Ok(()), _) => run(machine.clone()).await,
+        };
+        record(&machine, rpc, answer.as_ref().map_or_else(Status::code, |_| Code::Ok));
+        match fault {
+            Some(CallFault::Slow(delay)) => tokio::time::sleep(delay).await,
+            // The caller's connection is one of this server, also for a call that was forwarded.
+            Some(CallFault::LostReply) => self.machine.break_connections(),
+            _ => {}
+        }
+        answer
+    }
+
+    /// The one node a stream is of, if the caller may have it.
+    fn stream_target<T>(&self, request: &Request<T>, rpc: &'static str) -> Result<StreamTarget, Status> {
+        let (machine, metadata) = match targets(request) {
+            Targets::Here => (self.machine.clone(), None),
+            Targets::One(node) => (self.find(&node, rpc)?, None),
+            Targets::Many(nodes) => match nodes.as_slice() {
+                [node] => {
+                    let metadata = Metadata { hostname: node.clone(), ..Metadata::default() };
+                    (self.find(node, rpc)?, Some(metadata))
+                }
+                _ => return Err(Status::unimplemented("a simulated node streams from one node at a time")),
+            },
+        };
+        let mut limit = usize::MAX;
+        let refused = match (allowed(&machine, &caller(request), rpc), machine.take_fault(rpc)) {
+            (Err(status), _) => Some(status),
+            (Ok(()), Some(CallFault::Refused(code))) => Some(Status::new(code, "a fault was asked for")),
+            (Ok(()), Some(CallFault::EndsEarly { after })) => {
+                limit = after;
+                None
+            }
+            (Ok(()), _) => None,
+        };
+        match refused {
+            Some(status) => {
+                record(&machine, rpc, status.code());
+                Err(status)
+            }
+            None => Ok(StreamTarget { machine, metadata, limit }),
+        }
+    }
+
+    /// Another node of the same cluster, by its address.
+    fn find(&self, node: &str, rpc: &'static str) -> Result<Arc<Machine>, Status> {
+        let found = || {
+            let address: Ipv4Addr = node.parse().ok()?;
+            let machine = self.machine.world()?.at(address)?;
+            let (theirs, ours) = (machine.node()?, self.machine.node()?);
+            (theirs.applied.os.certificate == ours.applied.os.certificate).then_some(machine)
+        };
+        found().ok_or_else(|| {
+            let status = Status::unavailable(format!("connection error: desc = \"transport: dialing {node}:50000\""));
+            record(&self.machine, rpc, status.code());
+            status
+        })
+    }
+}
+
+fn caller<T>(request: &Request<T>) -> Caller {
+    request.extensions().get::<Caller>().cloned().unwrap_or_default()
+}
+
+fn targets<T>(request: &Request<T>) -> Targets {
+    let metadata = request.metadata();
+    // Several values arrive as several entries or as one with commas.
+    let values = |name: &str| -> Vec<String> {
+        let entries = metadata.get_all(name).iter().filter_map(|value| value.to_str().ok());
+        entries.flat_map(|value| value.split(',')).map(|value| value.trim().to_owned()).collect()
+    };
+    let nodes = values("nodes");
+    if !nodes.is_empty() {
+        return Targets::Many(nodes);
+    }
+    values("node").into_iter().next().map_or(Targets::Here, Targets::One)
+}
+
+/// What a server in maintenance implements, or what the caller's roles allow.
+fn allowed(machine: &Machine, caller: &Caller, rpc: &str) -> Result<(), Status> {
+    if machine.node().is_none() {
+        let is_open = rpc == "ApplyConfiguration" || (rpc == "Version" && machine.dialect() == Dialect::Answers);
+        let closed = || Status::unimplemented("API is not implemented in maintenance mode");
+        return if is_open { Ok(()) } else { Err(closed()) };
+    }
+    if roles::may_call(&caller.roles, rpc) { Ok(()) } else { Err(Status::permission_denied("not authorized")) }
+}
+
+fn failed(node: String, status: &Status) -> Metadata {
+    let code = i32::from(status.code());
+    let error = format!("rpc error: code = {:?} desc = {}", status.code(), status.message());
+    let status = rpc::Status { code, message: status.message().to_owned() };
+    Metadata { hostname: node, error, status: Some(status) }
+}
+
+fn record(machine: &Machine, rpc: &str, code: Code) {
+    if let Some(world) = machine.world() {
+        world.log.record(machine.name(), rpc, code);
+    }
+}
+
+fn node_of(machine: &Machine) -> Result<Arc<Node>, Status> {
+    machine.node().ok_or_else(|| Status::unavailable("the node is going down"))
+}
+
+/// Pieces of a stream, recorded when it ends.
+fn recorded(
+    StreamTarget { machine, metadata, limit }: StreamTarget,
+    rpc: &'static str,
+    pieces: impl futures::Stream<Item = Result<Vec<u8>, Status>> + Send + 'static,
+) -> BoxStream<'static, Result<Data, Status>> {
+    let mut code = Code::Ok;
+    let pieces = cut_off(pieces, limit);
+    let end = futures::stream::once(async { None });
+    let pieces = pieces.map(Some).chain(end);
+    let recorded = pieces.filter_map(move |piece| {
+        let piece = match piece {
+            None => {
+                record(&machine, rpc, code);
+                None
+            }
+            Some(Ok(bytes)) => Some(Ok(Data { metadata: metadata.clone(), bytes })),
+            Some(Err(status)) => {
+                code = status.code();
+                Some(Err(status))
+            }
+        };
+        std::future::ready(piece)
+    });
+    recorded.boxed()
+}
+
+/// The stream up to so many bytes.
+fn cut_off(
+    pieces: impl futures::Stream<Item = Result<Vec<u8>, Status>> + Send + 'static,
+    mut left: usize,
+) -> impl futures::Stream<Item = Result<Vec<u8>, Status>> + Send + 'static {
+    pieces.scan((), move |(), piece| {
+        let piece = (left > 0).then(|| {
+            piece.map(|mut bytes| {
+                bytes.truncate(left);
+                left -= bytes.len();
+                bytes
+            })
+        });
+        std::future::ready(piece)
+    })
+}
