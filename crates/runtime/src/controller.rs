@@ -146,6 +146,9 @@ pub struct Turn<'a, C: Controller> {
     pub fence: &'a Fence,
 }
 
+/// In which line a fetch waits: of a peer, or of a namespace there.
+type Line = (Peer, Option<Arc<str>>);
+
 /// A controller with all that its rounds share.
 pub(crate) struct Shared<C: Controller> {
     controller: C,
@@ -155,7 +158,7 @@ pub(crate) struct Shared<C: Controller> {
     recorder: Recorder,
     metrics: Arc<Metrics>,
     facts: FactCache<C::Ask, C::Answer>,
-    fetches: Mutex<HashMap<(Peer, Option<Arc<str>>), Arc<Semaphore>>>,
+    fetches: Mutex<HashMap<Line, Arc<Semaphore>>>,
     memory: Mutex<HashMap<Key, Memory<C>>>,
     /// When a definition last refused a status that has a fallback.
     refused_at: Mutex<Option<Instant>>,
