@@ -42,7 +42,7 @@ async fn p16_type_selector_and_port_are_exact() -> Result<()> {
     Ok(())
 }
 
-/// With the default intervals a resync is minutes away: only the watch event can be what repairs.
+/// The next resync is far away: only the watch event can be what repairs.
 async fn check_repair(what: &str, spec: Value) -> Result<()> {
     let space = ready("repair").await?;
     let before = space.service("a").await?;

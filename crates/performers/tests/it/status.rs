@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use api::performer::{Performer, Phase};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use kube::{
     Api,
@@ -146,6 +147,13 @@ async fn p20_not_ready_when_the_pod_is_not() -> Result<()> {
     .await
 }
 
+/// Since when the pod is as ready as it is.
+fn ready_since(pod: &Pod) -> Option<Timestamp> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let ready = conditions.iter().find(|condition| condition.type_ == "Ready")?;
+    ready.last_transition_time.as_ref().map(|time| time.0)
+}
+
 #[tokio::test]
 async fn p21_ready_time_is_of_the_present_pod() -> Result<()> {
     let space = World::calm().await.space("ready-time").await;
@@ -155,7 +163,9 @@ async fn p21_ready_time_is_of_the_present_pod() -> Result<()> {
     assert_eq!(time(&starting), None);
     Behaviour::Ready.set(&space.pods, "performer-a").await?;
     let first = space.until_ready("a").await?;
-    assert!(time(&first).is_some());
+    let ready_at = ready_since(&space.pod("a").await?);
+    assert!(ready_at.is_some());
+    assert_eq!(time(&first), ready_at, "the moment at which the pod became ready");
     // A short loss.
     Behaviour::NotReady.set(&space.pods, "performer-a").await?;
     let lost = space.until("a", "not ready", |p| !is_ready(p)).await?;
@@ -170,6 +180,7 @@ async fn p21_ready_time_is_of_the_present_pod() -> Result<()> {
     space.until("a", "without a time", |p| time(p).is_none()).await?;
     Behaviour::Ready.set(&space.pods, "performer-a").await?;
     let second = space.until_ready("a").await?;
+    assert_eq!(time(&second), ready_since(&space.pod("a").await?));
     assert!(time(&second) >= pod.metadata.creation_timestamp.map(|created| created.0));
     Ok(())
 }

@@ -183,9 +183,10 @@ static CALM: OnceCell<World> = OnceCell::const_new();
 static HASTY: OnceCell<World> = OnceCell::const_new();
 
 impl World {
-    /// The default intervals: what happens within seconds here was not caused by a resync.
+    /// The default intervals, but for a resync that no test lives to see: what happens here, an event has caused.
     pub async fn calm() -> &'static Self {
-        CALM.get_or_init(|| Self::on_own_thread(Config::default())).await
+        let config = Config { resync: PATIENCE * 20, ..Config::default() };
+        CALM.get_or_init(|| Self::on_own_thread(config)).await
     }
 
     /// Short intervals.
