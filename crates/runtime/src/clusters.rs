@@ -95,8 +95,9 @@ impl Clusters {
         let troubles = clusters.iter().filter_map(|(name, entry)| {
             let freshness = entry.cluster.freshness();
             let trouble = freshness.trouble?;
-            let heard =
-                freshness.age.map_or("never heard".to_owned(), |age| format!("last heard {} s ago", age.as_secs()));
+            let heard = freshness
+                .age
+                .map_or("never connected".to_owned(), |age| format!("last contact {} s ago", age.as_secs()));
             Some(format!("{name}: {trouble} ({heard})"))
         });
         let troubles: Vec<_> = troubles.collect();
@@ -142,7 +143,7 @@ impl Collector for Clusters {
         let label = |cluster: &Cluster| Label { cluster: cluster.name().to_owned() };
         let age = |cluster: &Cluster| Some(ConstGauge::new(cluster.freshness().age?.as_secs_f64()));
         if clusters.iter().any(|cluster| age(cluster).is_some()) {
-            let (name, help) = ("strata_cluster_silence_seconds", "Time since another cluster last spoke");
+            let (name, help) = ("strata_cluster_silence_seconds", "Time since the last contact with another cluster");
             let kind = ConstGauge::new(0.0).metric_type();
             let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
             for cluster in &clusters {

@@ -93,7 +93,7 @@ impl DynamicWatches {
         if let Some(trouble) = followed.trouble.get() {
             return Err(trouble);
         }
-        followed.cache.get().map_or_else(|| Err("not filled yet".to_owned()), |cache| cache.readiness())
+        followed.cache.get().map_or_else(|| Err("not synced yet".to_owned()), |cache| cache.readiness())
     }
 
     fn followed(&self) -> MutexGuard<'_, HashMap<GroupVersionKind, Arc<Followed>>> {
@@ -132,7 +132,7 @@ async fn follow(kind: GroupVersionKind, followed: Arc<Followed>, writer: Writer,
     loop {
         tokio::time::sleep(SETTLE).await;
         if AssertUnwindSafe(cache.settle_all()).catch_unwind().await.is_err() {
-            tracing::error!("panic on a read; it is tried again");
+            tracing::error!("panic on a read; retrying");
         }
     }
 }

@@ -241,7 +241,7 @@ impl Followers {
                 tracing::warn!(
                     resource = self.resource,
                     place,
-                    "an object cannot be decoded; it is read before it is planned for"
+                    "an object cannot be decoded; reading it again before planning"
                 );
             }
             Err(panic) => self.panicked(member, &panic::message(&*panic)),
@@ -267,7 +267,7 @@ impl Followers {
             resource = self.resource,
             panic = message,
             ?delay,
-            "panic on a watch event; the cache is filled again"
+            "panic on a watch event; the cache lists again"
         );
         member.subscriber.interrupted(Some(format!("panic: {message}")));
     }
@@ -276,7 +276,7 @@ impl Followers {
     pub(crate) fn all_panicked(&self, message: &str) {
         self.metrics.panics.fetch_add(1, Ordering::Relaxed);
         self.interrupted(&format!("panic: {message}"));
-        tracing::error!(resource = self.resource, panic = message, "panic in a watch; it begins anew");
+        tracing::error!(resource = self.resource, panic = message, "panic in a watch; restarting it");
     }
 
     /// What another's request brought.
@@ -381,7 +381,7 @@ impl Followers {
 impl Collector for WatchMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let panics = ConstCounter::new(self.panics.load(Ordering::Relaxed));
-        let help = "Panics on watch events; each fills one cache anew";
+        let help = "Panics on watch events; each makes one cache list again";
         panics.encode(encoder.encode_descriptor("strata_watch_panics", help, None, panics.metric_type())?)
     }
 }

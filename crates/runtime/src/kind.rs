@@ -412,7 +412,7 @@ impl<W: View, T: Send + Sync + 'static> Cache for Kind<W, T> {
         if self.store.is_synced() {
             return Ok(());
         }
-        Err(self.trouble.get().unwrap_or_else(|| "not filled yet".to_owned()))
+        Err(self.trouble.get().unwrap_or_else(|| "not synced yet".to_owned()))
     }
 
     fn mention(&self) -> Option<String> {

@@ -303,7 +303,7 @@ impl<V: Send + Sync + 'static> Feed<V> {
     pub fn connected(&self) {
         self.sink.change(self.session, &mut |entry, _| {
             entry.is_connected = true;
-            entry.trouble = Some("connected, nothing heard yet".to_owned());
+            entry.trouble = Some("connected, nothing received yet".to_owned());
             entry.signals.answered.notify_one();
             false
         });

@@ -31,14 +31,14 @@ fn of_action(action: &Action) -> Option<Event> {
             normal("ServiceCreated", "CreateService", format!("Created Service {name}"))
         }
         Action::RepairService { .. } => {
-            let note = "Restored type, selector and port of the Service, which differed".to_owned();
+            let note = "Restored the type, selector and port of the Service".to_owned();
             normal("ServiceRepaired", "RepairService", note)
         }
         Action::DeleteService { .. } => {
             normal("ServiceDeleted", "DeleteService", "Deleted the Service: the Performer is being deleted".to_owned())
         }
         Action::ReleaseFinalizer { .. } => {
-            normal("Deleted", "ReleaseFinalizer", "Pod and Service are gone; the Performer may go".to_owned())
+            normal("Deleted", "ReleaseFinalizer", "Pod and Service are gone; removed the finalizer".to_owned())
         }
     }
 }
@@ -48,13 +48,13 @@ fn of_deletion(cause: Cause) -> Event {
         Cause::Upgrade => (
             EventKind::Normal,
             Reason::UpgradeInProgress.as_str(),
-            "Deleted the pod: another image or version is asked for",
+            "Deleted the pod: the spec asks for another image or version",
         ),
         Cause::SpecChanged => {
             (EventKind::Normal, Reason::PodReplaced.as_str(), "Deleted the pod to replace it: the spec changed")
         }
         Cause::Ended => {
-            (EventKind::Warning, Reason::PodReplaced.as_str(), "Deleted the pod to replace it: it had ended")
+            (EventKind::Warning, Reason::PodReplaced.as_str(), "Deleted the pod to replace it: it had exited")
         }
         Cause::PendingTooLong => (
             EventKind::Warning,

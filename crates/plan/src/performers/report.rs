@@ -229,7 +229,7 @@ impl<'a> View<'a> {
     /// predecessor's deletion, to just before it is ready, so that a normal start or replacement is
     /// reported twice and no more.
     fn course(&self, ready_time: Option<Timestamp>) -> Why {
-        const ORDER: &str = "the new one is made once the old one is gone";
+        const ORDER: &str = "the operator creates the new one once the old one is gone";
         let name = self.identity.owned_name();
         let (reason, message) = if self.round.is_deletion() {
             (Reason::Terminating, format!("Pod and Service {name} are being removed"))
@@ -239,7 +239,7 @@ impl<'a> View<'a> {
         } else if self.is_ready {
             (Reason::PodReady, "Performer pod is ready and running".to_owned())
         } else if ready_time.is_some() {
-            (Reason::PodNotReady, format!("Pod {name} was ready and is not now"))
+            (Reason::PodNotReady, format!("Pod {name} was ready and is no longer ready"))
         } else if self.is_replacing {
             (Reason::PodReplaced, format!("Pod {name} is being replaced: {ORDER}"))
         } else {

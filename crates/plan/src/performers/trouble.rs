@@ -46,8 +46,8 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
     let found = |reason, message| Some(Why { reason, message });
     if !pod.is_selected {
         let message = format!(
-            "the pod lost its label {LABEL_PERFORMER}, by which its Service finds it, and is replaced after a while; \
-             if this comes back, an admission webhook takes the label away: exempt these pods from it"
+            "the pod lost its label {LABEL_PERFORMER}, by which its Service finds it, and the operator replaces it after a delay; \
+             if this comes back, an admission webhook removes the label: exempt these pods from it"
         );
         return found(Reason::LabelMissing, message);
     }
@@ -61,12 +61,12 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
         | "ImageInspectError"
         | "RegistryUnavailable"
         | "SignatureValidationFailed" => {
-            let message =
-                said_before(round, waiting).unwrap_or_else(|| says(&format!("image {} cannot be had", desired.image)));
+            let message = said_before(round, waiting)
+                .unwrap_or_else(|| says(&format!("image {} cannot be pulled", desired.image)));
             return found(Reason::ImagePullFailed, message);
         }
         "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
-            return found(Reason::ContainerConfigError, says("the container cannot be made"));
+            return found(Reason::ContainerConfigError, says("the container cannot be created"));
         }
         _ => {}
     }
@@ -75,11 +75,14 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
     }
     match pod.phase {
         PodPhase::Failed => {
-            let why = pod.ended.as_deref().unwrap_or("its container ended with an error");
-            return found(Reason::PodFailed, format!("the pod failed and is replaced after a while: {why}"));
+            let why = pod.ended.as_deref().unwrap_or("its container exited with an error");
+            return found(
+                Reason::PodFailed,
+                format!("the pod failed and the operator replaces it after a delay: {why}"),
+            );
         }
         PodPhase::Succeeded => {
-            let message = "the pod ended by itself and is replaced after a while; a performer should run for ever";
+            let message = "the pod completed and the operator replaces it after a delay; a performer must not exit";
             return found(Reason::PodSucceeded, message.to_owned());
         }
         PodPhase::Pending | PodPhase::Running | PodPhase::Unknown => {}
@@ -88,9 +91,9 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
         return None;
     };
     if desired.needs_hardware {
-        return found(Reason::HardwareUnavailable, format!("no node has the GPU or TEE asked for: {why}"));
+        return found(Reason::HardwareUnavailable, format!("no node has the requested GPU or TEE: {why}"));
     }
-    found(Reason::SchedulingFailed, format!("no node takes the pod: {why}"))
+    found(Reason::SchedulingFailed, format!("no node can run the pod: {why}"))
 }
 
 /// What was said of the image before, while kubelet only waits for its next try: that tells nothing new about the cause,
@@ -111,12 +114,12 @@ fn is_crash_loop(pod: &PodFacts, round: &Round<'_>) -> bool {
 }
 
 fn crash_message(pod: &PodFacts, identity: &Identity) -> String {
-    let end = pod.exit.as_ref().map_or("it ended".to_owned(), |exit| match &*exit.reason {
-        "" => format!("it ended with code {}", exit.code),
-        reason => format!("it ended with code {} ({reason})", exit.code),
+    let end = pod.exit.as_ref().map_or("it exited".to_owned(), |exit| match &*exit.reason {
+        "" => format!("it exited with code {}", exit.code),
+        reason => format!("it exited with code {} ({reason})", exit.code),
     });
     format!(
-        "the container starts and ends again and again; last, {end}: see kubectl logs -n {} {} --previous",
+        "the container restarts again and again; last, {end}: see kubectl logs -n {} {} --previous",
         identity.namespace,
         identity.owned_name()
     )

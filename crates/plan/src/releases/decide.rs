@@ -73,7 +73,7 @@ impl Deciding<'_> {
         };
         if let Some(rival) = &self.observed.rival {
             let message = format!(
-                "the Helm release {} of namespace {} is kept by HelmRelease {rival}; choose another spec.releaseName",
+                "the Helm release {} of namespace {} belongs to HelmRelease {rival}; choose another spec.releaseName",
                 desired.release, desired.namespace
             );
             return plan.block(Reason::ObjectTaken, message);
@@ -85,7 +85,7 @@ impl Deciding<'_> {
             return;
         }
         if desired.suspend {
-            return plan.block(Reason::Suspended, "spec.suspend is true: nothing is touched");
+            return plan.block(Reason::Suspended, "spec.suspend is true: the operator changes nothing");
         }
         if !self.is_held() {
             let finalizers = self.finalizers().iter().cloned().chain([FINALIZER.to_owned()]).collect();
@@ -284,7 +284,7 @@ impl Deciding<'_> {
             let absent: Vec<_> = absent.collect();
             let names = missing.into_iter().collect::<Vec<_>>().join(", ");
             let hint = if absent.is_empty() { String::new() } else { format!("; not there: {}", absent.join(", ")) };
-            plan.block(Reason::DependencyNotReady, format!("waits for {names}{hint}"));
+            plan.block(Reason::DependencyNotReady, format!("waiting for {names}{hint}"));
         }
         !plan.blocked.is_empty()
     }
@@ -352,7 +352,7 @@ impl Deciding<'_> {
             )),
             Identity::AccountMissing(name) => Some((
                 Reason::ServiceAccountMissing,
-                format!("ServiceAccount {name} is not there; create it in the HelmRelease's namespace"),
+                format!("ServiceAccount {name} does not exist; create it in the HelmRelease's namespace"),
             )),
             Identity::Forbidden(what) => Some((Reason::Forbidden, what.clone())),
             Identity::Unknown(why) => Some((Reason::StateUnknown, why.clone())),
@@ -371,7 +371,7 @@ impl Deciding<'_> {
         match self.left(stored.modified_at, patience) {
             Some(left) => {
                 let message = format!(
-                    "revision {} is {} by a helm process that is not ours; taken over if it does not move",
+                    "revision {} is {} by a helm process of another client; the operator takes the release over if the revision stops changing",
                     stored.revision,
                     stored.status.as_str()
                 );
@@ -397,7 +397,10 @@ impl Deciding<'_> {
             }
             None => {
                 let kept: Vec<_> = stored.iter().map(|s| s.revision.to_string()).collect();
-                let message = format!("A rollback to {request} was asked for; Helm keeps {}", kept.join(", "));
+                let message = format!(
+                    "The annotation requests a rollback to {request}, which Helm does not have; choose one of {}",
+                    kept.join(", ")
+                );
                 plan.push(Action::RefuseRollback { message });
             }
         }
@@ -492,7 +495,7 @@ impl Deciding<'_> {
             return plan.push_after_all(Step::new(release));
         }
         let Some(desired) = removable(self.object, self.policy) else {
-            let message = "spec cannot be read, so nobody knows what to uninstall; put it right, or uninstall by hand and remove the finalizer";
+            let message = "spec cannot be read, so the operator does not know what to uninstall; correct it, or run helm uninstall and remove the finalizer";
             return plan.block(Reason::InvalidSpec, message);
         };
         let stored = match &self.observed.storage {
@@ -504,7 +507,7 @@ impl Deciding<'_> {
         };
         if self.is_protected() {
             let message = format!(
-                "the release holds PersistentVolumeClaims; nothing is removed until the service has deleteData: true, or this object the annotation {DELETE_DATA_ANNOTATION}: \"true\""
+                "the release holds PersistentVolumeClaims; the operator removes nothing until the service sets deleteData: true, or this object has the annotation {DELETE_DATA_ANNOTATION}: \"true\""
             );
             return plan.block(Reason::DataProtected, message);
         }
@@ -520,7 +523,7 @@ impl Deciding<'_> {
         let patience = if newest.status.is_pending() && !is_ours { self.policy.lock_patience } else { Duration::ZERO };
         if let Some(left) = self.left(newest.modified_at, patience) {
             plan.look_within(left);
-            return plan.block(Reason::Locked, "a helm process that is not ours is at work on the release");
+            return plan.block(Reason::Locked, "a helm process of another client is working on the release");
         }
         let status = &self.memory.status;
         if let Some(reason) = status.last_failure.filter(|_| self.memory.is_removing()) {

@@ -282,7 +282,7 @@ impl Surroundings {
         Some(match (&ended.result, left) {
             (Ok(()), Some(left)) if ended.operation.kind == OperationKind::Uninstall => {
                 let message = format!(
-                    "helm took the release for uninstalled, and its revision {} is still there; whoever helm acts as needs the rights to get, list, update and delete Secrets",
+                    "helm reported the release as uninstalled, but its revision {} still exists; grant the account that helm acts as the rights to get, list, update and delete Secrets",
                     left.revision
                 );
                 Ended { result: Err(Failure { class: FailureClass::Other, message }), ..ended.clone() }

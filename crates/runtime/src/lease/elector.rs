@@ -146,7 +146,7 @@ impl Elector {
             Verdict::WentBack => {
                 tracing::warn!(
                     lease = self.config.name,
-                    "the lease is older than it was: the API server's store was restored"
+                    "the lease is older than it was: the etcd of the API server was restored"
                 );
             }
         }
@@ -205,7 +205,7 @@ impl Elector {
                 false
             }
             Err(_) => {
-                tracing::warn!("no answer while taking or renewing the lease");
+                tracing::warn!("no answer while acquiring or renewing the lease");
                 false
             }
         };
@@ -227,12 +227,12 @@ impl Elector {
         match error {
             kube::Error::Api(status) if status.code != 409 && status.code < 500 => {
                 let (namespace, name) = (&self.config.namespace, &self.config.name);
-                let trouble = format!("lease {namespace}/{name} cannot be taken: {}", status.message);
+                let trouble = format!("lease {namespace}/{name} cannot be acquired: {}", status.message);
                 if self.trouble.set(Some(trouble.clone())) {
-                    tracing::warn!("{trouble}; nothing is reconciled until that is mended");
+                    tracing::warn!("{trouble}; nothing is reconciled until this is fixed");
                 }
             }
-            other => tracing::debug!(error = %Brief(other), "could not take or renew the lease"),
+            other => tracing::debug!(error = %Brief(other), "could not acquire or renew the lease"),
         }
     }
 

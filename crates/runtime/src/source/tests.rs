@@ -277,7 +277,7 @@ async fn trouble_is_counted_and_named() {
     world.sources.set("dead".to_owned(), |_| async { Err(Lost::new("connection refused")) });
     sleep(SECOND / 2).await;
     let tally = world.sources.tally();
-    assert_eq!(tally.to_string(), "1 of 2 unknown: dead: connection refused (never heard)");
+    assert_eq!(tally.to_string(), "1 of 2 unknown: dead: connection refused (never connected)");
     let (all, metrics) = (AllSources::default(), Metrics::default());
     metrics.collect(Box::new(all.clone()));
     assert!(!metrics.encode().unwrap().contains("strata_source"));

@@ -132,7 +132,7 @@ async fn a_cluster_that_never_answers_holds_up_nothing() -> Result<()> {
     let (health, running) = run(operator).await?;
     until("its silence is noticed", || maps.freshness().trouble.is_some()).await?;
     assert_eq!(maps.freshness().age, None);
-    assert!(health.notes()["clusters"].contains("never heard"));
+    assert!(health.notes()["clusters"].contains("never connected"));
     assert!(health.readiness().values().all(Result::is_ok) && !running.is_finished());
     Ok(())
 }

@@ -50,7 +50,7 @@ async fn a_lease_that_cannot_be_taken_is_told_in_readiness_until_it_can() -> Res
     until("the trouble is told", || verdict().is_some_and(|verdict| verdict.is_err())).await?;
     let trouble = verdict().unwrap().unwrap_err();
     assert!(
-        trouble.contains(&format!("lease {absent}/lease cannot be taken")) && trouble.contains("not found"),
+        trouble.contains(&format!("lease {absent}/lease cannot be acquired")) && trouble.contains("not found"),
         "{trouble}"
     );
     assert!(!leadership.is_leading());

@@ -42,6 +42,6 @@ impl PodFacts {
             return Some(Why { reason, message: format!("The code-server does not start: {word}: {message}") });
         }
         let message = self.unschedulable.as_ref()?;
-        Some(Why { reason: Reason::SchedulingFailed, message: format!("No node takes the code-server: {message}") })
+        Some(Why { reason: Reason::SchedulingFailed, message: format!("No node can run the code-server: {message}") })
     }
 }

@@ -69,7 +69,9 @@ fn compute(round: &RoundOf<'_>, attempts: &Attempts<'_>, spec: &UserSpec) -> (Us
     let set = round.observed.objects.get(&id).filter(|_| !attempts.changed().contains(&id));
     let is_through = set.is_some_and(is_through);
     match (is_through, spec.stopped == Some(true)) {
-        (true, true) => say(UserPhase::Stopped, Reason::Stopped, "The code-server is at zero, as spec.stopped says"),
+        (true, true) => {
+            say(UserPhase::Stopped, Reason::Stopped, "The code-server is scaled to zero because spec.stopped is true")
+        }
         (true, false) => say(UserPhase::Ready, Reason::Succeeded, "The code-server is ready"),
         (false, true) => say(UserPhase::Progressing, Reason::Starting, "The code-server is being stopped"),
         (false, false) => match set.and(round.observed.pod.as_ref()).and_then(super::PodFacts::trouble) {

@@ -273,10 +273,14 @@ impl View<'_> {
         } else if let Some((_, (_, why))) = unready() {
             (ConditionStatus::False, why.clone())
         } else if self.is_stopped() {
-            let message = "Everything is at zero, as spec.stopped says; releases and data are kept".to_owned();
+            let message =
+                "Everything is scaled to zero because spec.stopped is true; releases and data are kept".to_owned();
             (ConditionStatus::True, Why { reason: Reason::Stopped, message })
         } else {
-            (ConditionStatus::True, Why { reason: Reason::Succeeded, message: "All is as declared".to_owned() })
+            (
+                ConditionStatus::True,
+                Why { reason: Reason::Succeeded, message: "Everything matches the spec".to_owned() },
+            )
         }
     }
 
@@ -316,7 +320,8 @@ impl View<'_> {
             return (ConditionStatus::False, trouble.why.clone());
         }
         if self.round.object.spec.as_ref().is_some_and(|spec| !is_isolated(spec)) {
-            let message = "The workspace is open to others, as spec.network.isolation says".to_owned();
+            let message =
+                "The workspace is open to other namespaces because spec.network.isolation is false".to_owned();
             return (ConditionStatus::True, Why { reason: Reason::NotIsolated, message });
         }
         let message = "All network policies and Ingresses are in place".to_owned();
