@@ -92,16 +92,16 @@ impl Clusters {
     /// What is wrong, by cluster; for readiness, which it does not decide.
     pub(crate) fn mention(&self) -> Option<String> {
         let clusters = self.lock();
-        let troubles = clusters.iter().filter_map(|(name, entry)| {
+        let interruptions = clusters.iter().filter_map(|(name, entry)| {
             let freshness = entry.cluster.freshness();
-            let trouble = freshness.trouble?;
+            let interruption = freshness.interruption?;
             let heard = freshness
                 .age
                 .map_or("never connected".to_owned(), |age| format!("last contact {} s ago", age.as_secs()));
-            Some(format!("{name}: {trouble} ({heard})"))
+            Some(format!("{name}: {interruption} ({heard})"))
         });
-        let troubles: Vec<_> = troubles.collect();
-        (!troubles.is_empty()).then(|| troubles.join("; "))
+        let interruptions: Vec<_> = interruptions.collect();
+        (!interruptions.is_empty()).then(|| interruptions.join("; "))
     }
 
     /// Runs the watches of all of them, for ever.

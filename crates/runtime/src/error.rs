@@ -121,8 +121,8 @@ impl Error {
         }
     }
 
-    /// Whether the same peer is not worth another request in this round: it does not answer, asks for patience or is in
-    /// trouble itself, or we may not speak to it any more.
+    /// Whether the same peer is not worth another request in this round: it does not answer, asks for patience or
+    /// fails itself, or we may not write to it any more.
     pub(crate) fn stops_peer(&self) -> bool {
         match self {
             Self::Api { status, .. } => status.code == 429 || status.code >= 500,

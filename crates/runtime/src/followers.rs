@@ -20,7 +20,9 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{clock::Clock, key::Key, panic, raw::Raw, selection::Requirements, trouble::Trouble, watch::Target};
+use crate::{
+    clock::Clock, interruption::Interruption, key::Key, panic, raw::Raw, selection::Requirements, watch::Target,
+};
 
 /// Who follows a watch: a projection of its objects with its own store. Calls for one subscriber come one after the
 /// other. A panic in one costs this subscriber its place until it is filled anew, and no other anything.
@@ -121,7 +123,7 @@ pub(crate) struct Followers {
     pub target: Target,
     members: Mutex<Vec<Arc<Member>>>,
     joined: Notify,
-    trouble: Trouble,
+    interruption: Interruption,
     /// When the server last spoke.
     contact: Mutex<Option<Instant>>,
     clock: Clock,
@@ -142,7 +144,7 @@ impl Followers {
             target: first.wish.target.clone(),
             members: Mutex::new(vec![first]),
             joined: Notify::new(),
-            trouble: Trouble::default(),
+            interruption: Interruption::default(),
             contact: Mutex::default(),
             clock,
             metrics,
@@ -167,8 +169,8 @@ impl Followers {
     }
 
     /// Why the watch does not run.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        self.trouble.get()
+    pub(crate) fn interruption(&self) -> Option<String> {
+        self.interruption.get()
     }
 
     pub(crate) fn clock(&self) -> &Clock {
@@ -357,7 +359,7 @@ impl Followers {
 
     /// The watch runs.
     pub(crate) fn connected(&self, at: Instant) {
-        self.trouble.set(None);
+        self.interruption.set(None);
         self.in_touch(at);
         for member in self.members() {
             if matches!(member.standing().state, State::Live) {
@@ -374,7 +376,7 @@ impl Followers {
                 member.subscriber.interrupted(Some(why.to_owned()));
             }
         }
-        self.trouble.set(Some(why.to_owned()))
+        self.interruption.set(Some(why.to_owned()))
     }
 }
 

@@ -70,11 +70,11 @@ fn of_deletion(cause: Cause) -> Event {
     Event { kind, reason, action: "DeletePod", note: note.to_owned() }
 }
 
-/// What the change of status tells: trouble that is new, readiness gained, readiness lost.
+/// What the change of status shows: a new problem, readiness gained, readiness lost.
 pub(super) fn of_change(before: Option<&PerformerStatus>, after: &PerformerStatus) -> Option<Event> {
-    let degraded = |status: &PerformerStatus| trouble(status).map(|c| c.reason);
+    let degraded = |status: &PerformerStatus| problem(status).map(|c| c.reason);
     let former = before.and_then(degraded);
-    if let Some(condition) = trouble(after).filter(|c| Some(c.reason) != former) {
+    if let Some(condition) = problem(after).filter(|c| Some(c.reason) != former) {
         return Some(warning(condition));
     }
     let was_ready = before.is_some_and(|s| s.ready);
@@ -87,7 +87,7 @@ pub(super) fn of_change(before: Option<&PerformerStatus>, after: &PerformerStatu
     (was_ready && available.reason == Reason::PodNotReady).then(|| warning(available))
 }
 
-fn trouble(status: &PerformerStatus) -> Option<&Condition> {
+fn problem(status: &PerformerStatus) -> Option<&Condition> {
     status.condition(ConditionType::Degraded).filter(|c| c.status == ConditionStatus::True)
 }
 

@@ -82,7 +82,7 @@ fn of_end(ended: &super::Ended) -> Option<Event> {
     }
 }
 
-/// Trouble that is new and is not the end of an operation, which was told already.
+/// A new problem that is not the end of an operation, which was recorded already.
 fn of_change(kind: ConditionType, before: Option<&HelmReleaseStatus>, after: &HelmReleaseStatus) -> Option<Event> {
     let condition = after.condition(kind)?;
     let bad = if kind == ConditionType::Drifted { ConditionStatus::True } else { ConditionStatus::False };

@@ -263,8 +263,8 @@ impl<'a> Facts<'a> {
         if self.round.object.metadata.deletion_timestamp.is_some() {
             return self.leaving();
         }
-        if let Some(trouble) = self.chart_trouble() {
-            return trouble;
+        if let Some(problem) = self.chart_problem() {
+            return problem;
         }
         if let Some(kind) = self.busy {
             return (ConditionStatus::Unknown, doing(kind), self.progress(kind));
@@ -298,12 +298,12 @@ impl<'a> Facts<'a> {
     }
 
     /// A chart that could not be had is looked for again and again; what was said holds until there is an answer.
-    fn chart_trouble(&self) -> Option<Fact> {
+    fn chart_problem(&self) -> Option<Fact> {
         let object = self.round.object;
         let former = object.status.as_ref()?.condition(ConditionType::Ready)?;
-        let is_trouble = matches!(former.reason, Reason::ChartNotFound | Reason::ChartUnavailable);
+        let is_problem = matches!(former.reason, Reason::ChartNotFound | Reason::ChartUnavailable);
         let is_current = former.observed_generation == object.metadata.generation;
-        (self.busy == Some(OperationKind::Fetch) && is_trouble && is_current)
+        (self.busy == Some(OperationKind::Fetch) && is_problem && is_current)
             .then(|| (former.status, former.reason, former.message.clone()))
     }
 

@@ -86,8 +86,8 @@ impl<P: Peer, V: Send + Sync + 'static> Slot<P, V> {
         let end = |entry: &mut Entry<V>| {
             entry.session += 1;
             entry.is_connected = false;
-            let is_news = entry.trouble.as_deref() != Some(why);
-            entry.trouble = Some(why.to_owned());
+            let is_news = entry.interruption.as_deref() != Some(why);
+            entry.interruption = Some(why.to_owned());
             if is_news {
                 self.signals.changed.notify_one();
             }

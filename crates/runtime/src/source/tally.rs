@@ -22,8 +22,8 @@ pub(crate) struct Tally {
     pub losses: u64,
     pub panics: u64,
     pub oldest: Option<Duration>,
-    /// The first troubles.
-    pub troubles: Vec<String>,
+    /// The first interruptions.
+    pub interruptions: Vec<String>,
 }
 
 /// Troubles beyond these are only counted.
@@ -51,23 +51,23 @@ impl<P: Peer, V: Send + Sync + 'static> Tallied for Sources<P, V> {
         for (peer, entry) in &*self.pool.lock() {
             let age = entry.heard_at.map(|at| now.saturating_duration_since(at));
             tally.oldest = tally.oldest.max(age);
-            let Some(trouble) = &entry.trouble else {
+            let Some(interruption) = &entry.interruption else {
                 tally.known += 1;
                 continue;
             };
             tally.unknown += 1;
             let heard = age.map_or("never connected".to_owned(), |age| format!("last contact {} s ago", age.as_secs()));
-            tally.troubles.push(format!("{peer}: {trouble} ({heard})"));
+            tally.interruptions.push(format!("{peer}: {interruption} ({heard})"));
         }
-        tally.troubles.sort();
-        tally.troubles.truncate(MENTIONED);
+        tally.interruptions.sort();
+        tally.interruptions.truncate(MENTIONED);
         tally
     }
 }
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} unknown: {}", self.unknown, self.known + self.unknown, self.troubles.join("; "))
+        write!(f, "{} of {} unknown: {}", self.unknown, self.known + self.unknown, self.interruptions.join("; "))
     }
 }
 

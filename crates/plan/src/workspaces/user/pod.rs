@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::Why;
 
-/// The little of a pod that explains trouble.
+/// The part of a pod that explains why it does not start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodFacts {
     /// Why the container waits: reason and message.
@@ -29,7 +29,7 @@ impl PodFacts {
     }
 
     /// What waiting alone does not repair.
-    pub(super) fn trouble(&self) -> Option<Why> {
+    pub(super) fn problem(&self) -> Option<Why> {
         if let Some((word, message)) = &self.waiting {
             let reason = match &**word {
                 "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {

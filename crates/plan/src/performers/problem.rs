@@ -1,4 +1,4 @@
-//! What is wrong, as the one reason the user is told first.
+//! What is wrong, as the one reason the user sees first.
 
 use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::performer::LABEL_PERFORMER;
@@ -11,7 +11,7 @@ use crate::round::{Progress, Refusal};
 
 /// The first thing that is wrong, in the order of the specification. `pod` is the present pod if it
 /// is the one that is wanted and stays.
-pub fn trouble(
+pub fn problem(
     round: &Round<'_>,
     desired: Option<&Desired>,
     identity: &Identity,
@@ -23,7 +23,7 @@ pub fn trouble(
 
 /// A pod or Service the API server would not take in this round, or could not for a while.
 fn refused(round: &Round<'_>) -> Option<Why> {
-    let is_lasting = round.observed.ages.age(State::Unable) >= round.policy.trouble_delay;
+    let is_lasting = round.observed.ages.age(State::Unable) >= round.policy.problem_delay;
     round.plan.actions().zip(round.progress).find_map(|(action, progress)| {
         let (verb, message) = match progress {
             Progress::Refused(Refusal::Rejected(message)) => ("refuses", message),
@@ -100,7 +100,7 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
 /// and the two take turns.
 fn said_before(round: &Round<'_>, waiting: Option<&Waiting>) -> Option<String> {
     waiting.filter(|waiting| &*waiting.reason == "ImagePullBackOff")?;
-    former_trouble(round).filter(|former| former.reason == Reason::ImagePullFailed).map(|former| former.message.clone())
+    former_problem(round).filter(|former| former.reason == Reason::ImagePullFailed).map(|former| former.message.clone())
 }
 
 /// Kubelet says so, or the container ended twice, lately, and is not ready: between two ends of a
@@ -125,10 +125,10 @@ fn crash_message(pod: &PodFacts, identity: &Identity) -> String {
     )
 }
 
-/// A trouble reported before that nothing in this round speaks for or against: the next try is not
+/// A problem reported before that nothing in this round speaks for or against: the next try is not
 /// far enough to tell. Keeping it makes a failing retry cost no status write.
 fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Why> {
-    let former = former_trouble(round)?;
+    let former = former_problem(round)?;
     let is_open = match former.reason {
         Reason::PodRejected => round.observed.pod == Slot::Absent,
         Reason::ServiceRejected => round.left(|a| matches!(a, Action::CreateService(_) | Action::RepairService { .. })),
@@ -143,8 +143,8 @@ fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Why> {
     is_open.then(|| Why { reason: former.reason, message: former.message.clone() })
 }
 
-/// The trouble that the stored status tells of the present spec.
-fn former_trouble<'a>(round: &Round<'a>) -> Option<&'a Condition> {
+/// The problem that the stored status reports for the present spec.
+fn former_problem<'a>(round: &Round<'a>) -> Option<&'a Condition> {
     let former = round.performer.status.as_ref()?.condition(ConditionType::Degraded)?;
     let is_same_spec = former.observed_generation == round.performer.metadata.generation;
     Some(former).filter(|former| former.status == ConditionStatus::True && is_same_spec)
