@@ -6,12 +6,12 @@ use jiff::Timestamp;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// What a condition speaks about.
+/// The type of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ConditionType {
     /// Something is being created, replaced or removed.
     Progressing,
-    /// Something is wrong that does not mend by waiting alone.
+    /// Something is wrong that waiting alone does not repair.
     Degraded,
     /// The object does its work.
     Available,
@@ -61,7 +61,7 @@ impl fmt::Display for ConditionType {
 macro_rules! reasons {
     ($($(#[$meta:meta])* $word:ident,)*) => {
         /// Why a condition has its status. Users and alerts match on these words, so none is ever renamed.
-        /// When several hold, the first of this order is told.
+        /// When several hold, the first of this order is reported.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub enum Reason {
             $($(#[$meta])* $word,)*
@@ -101,7 +101,7 @@ reasons! {
     ServiceRejected,
     /// The pod lacks the label its Service finds it by.
     LabelMissing,
-    /// The image cannot be had: not found, no access, an impossible name.
+    /// The image cannot be pulled: not found, no access, an invalid name.
     ImagePullFailed,
     /// The container cannot be made, usually because a Secret or ConfigMap key is missing.
     ContainerConfigError,
@@ -142,13 +142,13 @@ reasons! {
     ValuesMissing,
     /// The values cannot be given to Helm as they are written.
     ValuesInvalid,
-    /// The chart cannot be had; the message says why.
+    /// The chart cannot be fetched; the message says why.
     ChartUnavailable,
     /// The repository has no such chart or version.
     ChartNotFound,
     /// The spec asks for more memory than all helm processes may use together.
     MemoryExceedsBudget,
-    /// The release is in somebody's hands: a helm process is at work on it.
+    /// A helm process of another client is working on the release.
     Locked,
     /// What there is could not be found out.
     StateUnknown,
@@ -184,7 +184,7 @@ reasons! {
     DriftDetected,
     DriftCorrected,
     NoDrift,
-    /// Nobody looks for drift.
+    /// Drift detection is disabled.
     DriftNotWatched,
     /// The PersistentVolumeClaims of a release stand in the way of its removal.
     DataProtected,
@@ -210,7 +210,7 @@ reasons! {
 }
 
 impl Reason {
-    /// Whether it tells of something on its way: it passes without anybody's doing.
+    /// Whether it reports progress: it passes without any action by the user.
     pub const fn is_progress(self) -> bool {
         matches!(
             self,
@@ -282,7 +282,7 @@ impl JsonSchema for Condition {
             "properties": {
                 "type": {
                     "type": "string",
-                    "description": "What the condition speaks about: Progressing, Degraded or Available.",
+                    "description": "The type of the condition, for example Ready.",
                     "maxLength": 316,
                     "pattern": r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
                 },

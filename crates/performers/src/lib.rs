@@ -8,7 +8,7 @@ mod view;
 use std::time::Duration;
 
 use plan::performers::Policy;
-use runtime::{Kind, LayerSpec, Operator, heard_by};
+use runtime::{Kind, LayerSpec, Operator, enqueue_on_watch};
 
 pub const LAYER: LayerSpec = LayerSpec {
     name: "performers",
@@ -41,13 +41,13 @@ impl Default for Config {
 /// Adds the layer to an operator.
 pub fn install(operator: &mut Operator, config: Config) {
     let writer = operator.writer(MANAGER);
-    let performers = Kind::new("performers", writer.clone(), view::PerformerView::keep);
-    let pods = Kind::new("pods", writer.clone(), view::PodView::keep);
-    let services = Kind::new("services", writer, view::ServiceView::keep);
+    let performers = Kind::new("performers", writer.clone(), view::PerformerView::project);
+    let pods = Kind::new("pods", writer.clone(), view::PodView::project);
+    let services = Kind::new("services", writer, view::ServiceView::project);
     let queue = operator.queue(config.resync);
-    operator.watch(&performers, heard_by(&queue, |key| Some(key.clone())));
-    operator.watch(&pods, heard_by(&queue, view::performer_of));
-    operator.watch(&services, heard_by(&queue, view::performer_of));
+    operator.watch(&performers, enqueue_on_watch(&queue, |key| Some(key.clone())));
+    operator.watch(&pods, enqueue_on_watch(&queue, view::performer_of));
+    operator.watch(&services, enqueue_on_watch(&queue, view::performer_of));
     operator.metrics.collect(Box::new(metrics::PerformerMetrics::new(performers.clone())));
     let controller = controller::PerformerController {
         performers,

@@ -8,7 +8,7 @@ pub const CLUSTER: &[Right] = &[
         group: "hourglass.eigenlayer.io",
         resource: "performers",
         verbs: &["get", "list", "watch", "patch"],
-        why: "see what is wanted; add and remove our finalizer",
+        why: "read the desired state; add and remove our finalizer",
     },
     Right {
         group: "hourglass.eigenlayer.io",

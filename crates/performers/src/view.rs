@@ -38,7 +38,7 @@ view_of!(PerformerView, Performer);
 impl PerformerView {
     /// Labels, annotations and owners are never looked at, and may be large.
     #[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
-    pub fn keep(self) -> Option<Performer> {
+    pub fn project(self) -> Option<Performer> {
         let ObjectMeta { name, namespace, uid, resource_version, generation, deletion_timestamp, finalizers, .. } =
             self.metadata;
         let metadata = ObjectMeta {
@@ -245,7 +245,7 @@ fn text(text: Option<String>) -> Option<Box<str>> {
 
 impl PodView {
     /// Only pods whose name a Performer could claim; strangers among them are kept, so that they are seen.
-    pub fn keep(self) -> Option<PodFacts> {
+    pub fn project(self) -> Option<PodFacts> {
         let meta = self.metadata;
         let performer = performer_name(meta.name.as_deref()?)?;
         let is_selected = label(&meta, LABEL_PERFORMER) == Some(performer);
@@ -347,7 +347,7 @@ struct PortView {
 
 impl ServiceView {
     /// As for pods.
-    pub fn keep(self) -> Option<ServiceFacts> {
+    pub fn project(self) -> Option<ServiceFacts> {
         let meta = self.metadata;
         performer_name(meta.name.as_deref()?)?;
         Some(ServiceFacts {
@@ -414,7 +414,7 @@ mod tests {
     fn only_names_that_a_performer_could_claim_are_kept() {
         let pod = |name: &str| {
             let view: PodView = serde_json::from_value(json!({"metadata": {"name": name, "namespace": "n"}})).unwrap();
-            view.keep().is_some()
+            view.project().is_some()
         };
         assert!(pod("performer-a"));
         assert!(!pod("performer-"));
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn an_unreadable_spec_costs_that_object_only() {
         let view: PerformerView = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": 7})).unwrap();
-        assert_eq!(view.keep().unwrap().spec, None);
+        assert_eq!(view.project().unwrap().spec, None);
     }
 
     #[test]
@@ -440,7 +440,7 @@ mod tests {
             }]}
         }))
         .unwrap();
-        let facts = view.keep().unwrap();
+        let facts = view.project().unwrap();
         assert_eq!(&*facts.waiting.unwrap().reason, "CrashLoopBackOff");
         assert_eq!(facts.exit.unwrap().code, 137);
         assert_eq!((facts.restarts, &*facts.image, facts.is_selected), (3, "x:1", true));
@@ -462,7 +462,7 @@ mod tests {
             "status": {"phase": "Running", "containerStatuses": statuses}
         }))
         .unwrap();
-        let facts = view.keep().unwrap();
+        let facts = view.project().unwrap();
         (facts.image.into(), facts.waiting.map(|waiting| waiting.reason.into()), facts.restarts)
     }
 
@@ -473,7 +473,7 @@ mod tests {
                 "metadata": {"name": "performer-a", "managedFields": managed_fields},
             }))
             .unwrap();
-            view.keep().unwrap().image_writer == ImageWriter::SomeoneElse
+            view.project().unwrap().image_writer == ImageWriter::SomeoneElse
         };
         let image = json!({"f:spec": {"f:containers": {r#"k:{"name":"performer"}"#: {".": {}, "f:image": {}}}}});
         let other = json!({"f:spec": {"f:containers": {

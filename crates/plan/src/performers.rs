@@ -18,8 +18,8 @@ mod event;
 mod facts;
 mod observed;
 mod policy;
+mod problem;
 mod report;
-mod trouble;
 
 pub use action::{Action, Cause, Created, Note};
 pub use age::{Ages, Clocks};

@@ -31,14 +31,14 @@ pub struct Freshness {
     /// Time since the server last spoke; `None` before the cache was filled.
     pub age: Option<Duration>,
     /// Why nothing is heard now.
-    pub trouble: Option<String>,
+    pub interruption: Option<String>,
 }
 
 impl Freshness {
     /// Whether what the cache holds is what the server has, but for what is on its way. Otherwise it is unknown, and
     /// the cache holds what was known last.
     pub fn is_known(&self) -> bool {
-        self.age.is_some() && self.trouble.is_none()
+        self.age.is_some() && self.interruption.is_none()
     }
 }
 
@@ -170,7 +170,7 @@ impl Cluster {
 
     pub(crate) fn count_interruption(&self, metrics: &Metrics, resource: &'static str) {
         self.0.interruptions.fetch_add(1, Ordering::Relaxed);
-        // Another cluster's trouble is not that of the operator's own API server.
+        // Another cluster's interruption is not that of the operator's own API server.
         if self.is_own() {
             metrics.watch_failed(resource);
         }

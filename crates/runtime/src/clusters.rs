@@ -92,15 +92,16 @@ impl Clusters {
     /// What is wrong, by cluster; for readiness, which it does not decide.
     pub(crate) fn mention(&self) -> Option<String> {
         let clusters = self.lock();
-        let troubles = clusters.iter().filter_map(|(name, entry)| {
+        let interruptions = clusters.iter().filter_map(|(name, entry)| {
             let freshness = entry.cluster.freshness();
-            let trouble = freshness.trouble?;
-            let heard =
-                freshness.age.map_or("never heard".to_owned(), |age| format!("last heard {} s ago", age.as_secs()));
-            Some(format!("{name}: {trouble} ({heard})"))
+            let interruption = freshness.interruption?;
+            let heard = freshness
+                .age
+                .map_or("never connected".to_owned(), |age| format!("last contact {} s ago", age.as_secs()));
+            Some(format!("{name}: {interruption} ({heard})"))
         });
-        let troubles: Vec<_> = troubles.collect();
-        (!troubles.is_empty()).then(|| troubles.join("; "))
+        let interruptions: Vec<_> = interruptions.collect();
+        (!interruptions.is_empty()).then(|| interruptions.join("; "))
     }
 
     /// Runs the watches of all of them, for ever.
@@ -142,7 +143,7 @@ impl Collector for Clusters {
         let label = |cluster: &Cluster| Label { cluster: cluster.name().to_owned() };
         let age = |cluster: &Cluster| Some(ConstGauge::new(cluster.freshness().age?.as_secs_f64()));
         if clusters.iter().any(|cluster| age(cluster).is_some()) {
-            let (name, help) = ("strata_cluster_silence_seconds", "Time since another cluster last spoke");
+            let (name, help) = ("strata_cluster_silence_seconds", "Time since the last contact with another cluster");
             let kind = ConstGauge::new(0.0).metric_type();
             let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
             for cluster in &clusters {

@@ -19,9 +19,9 @@ use crate::{
     error::Brief,
     followers::DYNAMIC,
     health::Pulse,
+    interruption::Interruption,
     kind::{Cache, Change, Kind},
     selection::Selection,
-    trouble::Trouble,
     view::Metadata,
     watch::Reconnect,
     writer::Writer,
@@ -42,14 +42,14 @@ pub struct Trace {
 }
 
 impl Trace {
-    fn keep(object: Metadata<DynamicObject>) -> Option<Self> {
+    fn project(object: Metadata<DynamicObject>) -> Option<Self> {
         let metadata = object.metadata;
         Some(Self { uid: metadata.uid?.into(), generation: metadata.generation })
     }
 }
 
 type Traced = Kind<Metadata<DynamicObject>, Trace>;
-pub(crate) type TellTrace = Arc<dyn Fn(&GroupVersionKind, &Change<'_, Trace>) + Send + Sync>;
+pub(crate) type NotifyTrace = Arc<dyn Fn(&GroupVersionKind, &Change<'_, Trace>) + Send + Sync>;
 
 /// Which kinds are watched; clones share it. Only metadata is followed, in all namespaces. A kind that cannot be watched
 /// is tried again, and costs neither the process nor its readiness.
@@ -69,7 +69,7 @@ struct Shared {
 struct Followed {
     is_started: OnceLock<()>,
     stop: CancellationToken,
-    trouble: Trouble,
+    interruption: Interruption,
     cache: OnceLock<Arc<Traced>>,
 }
 
@@ -90,10 +90,10 @@ impl DynamicWatches {
     /// Whether all is known about the objects of `kind`, or why not.
     pub fn readiness(&self, kind: &GroupVersionKind) -> Result<(), String> {
         let followed = self.followed().get(kind).cloned().ok_or("not watched")?;
-        if let Some(trouble) = followed.trouble.get() {
-            return Err(trouble);
+        if let Some(interruption) = followed.interruption.get() {
+            return Err(interruption);
         }
-        followed.cache.get().map_or_else(|| Err("not filled yet".to_owned()), |cache| cache.readiness())
+        followed.cache.get().map_or_else(|| Err("not synced yet".to_owned()), |cache| cache.readiness())
     }
 
     fn followed(&self) -> MutexGuard<'_, HashMap<GroupVersionKind, Arc<Followed>>> {
@@ -101,12 +101,12 @@ impl DynamicWatches {
     }
 
     /// Keeps them all, for ever.
-    pub(crate) async fn run(self, writer: Writer, tell: TellTrace, pulse: Pulse) {
+    pub(crate) async fn run(self, writer: Writer, notify: NotifyTrace, pulse: Pulse) {
         let mut running = FuturesUnordered::<BoxFuture<'static, ()>>::new();
         loop {
             for (kind, followed) in &*self.followed() {
                 if followed.is_started.set(()).is_ok() {
-                    let follow = follow(kind.clone(), followed.clone(), writer.clone(), tell.clone());
+                    let follow = follow(kind.clone(), followed.clone(), writer.clone(), notify.clone());
                     let stop = followed.stop.clone();
                     running.push(Box::pin(async move {
                         stop.run_until_cancelled(follow).await;
@@ -123,29 +123,29 @@ impl DynamicWatches {
 }
 
 /// Follows one kind for as long as it is wanted.
-async fn follow(kind: GroupVersionKind, followed: Arc<Followed>, writer: Writer, tell: TellTrace) {
-    let resource = discover(&kind, &followed.trouble, &writer).await;
-    let cache = Traced::of(resource, DYNAMIC, writer, Trace::keep, followed.trouble.clone());
-    cache.listen(Box::new(move |change| tell(&kind, change)));
+async fn follow(kind: GroupVersionKind, followed: Arc<Followed>, writer: Writer, notify: NotifyTrace) {
+    let resource = discover(&kind, &followed.interruption, &writer).await;
+    let cache = Traced::of(resource, DYNAMIC, writer, Trace::project, followed.interruption.clone());
+    cache.listen(Box::new(move |change| notify(&kind, change)));
     let _subscription = cache.subscribe(Selection::default(), SLOWEST_ATTEMPT);
     let _ = followed.cache.set(cache.clone());
     loop {
         tokio::time::sleep(SETTLE).await;
         if AssertUnwindSafe(cache.settle_all()).catch_unwind().await.is_err() {
-            tracing::error!("panic on a read; it is tried again");
+            tracing::error!("panic on a read; retrying");
         }
     }
 }
 
 /// Asks the server for the kind until there is one.
-async fn discover(kind: &GroupVersionKind, trouble: &Trouble, writer: &Writer) -> ApiResource {
+async fn discover(kind: &GroupVersionKind, interruption: &Interruption, writer: &Writer) -> ApiResource {
     let delays = Reconnect::at_least_every(SLOWEST_ATTEMPT);
     for delay in delays {
         let client = writer.client();
         let asked = tokio::time::timeout(writer.timeout, discovery::pinned_kind(&client, kind));
         let why = match asked.await {
             Ok(Ok((resource, _))) => {
-                trouble.set(None);
+                interruption.set(None);
                 return resource;
             }
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => "the kind does not exist".to_owned(),
@@ -153,7 +153,7 @@ async fn discover(kind: &GroupVersionKind, trouble: &Trouble, writer: &Writer) -
             Ok(Err(error)) => Brief(&error).to_string(),
             Err(_) => "no answer".to_owned(),
         };
-        if trouble.set(Some(why.clone())) {
+        if interruption.set(Some(why.clone())) {
             tracing::warn!(kind = kind.kind, group = kind.group, version = kind.version, why, "cannot be watched yet");
         }
         tokio::time::sleep(delay).await;

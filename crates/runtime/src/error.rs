@@ -25,13 +25,13 @@ pub enum Error {
     #[error("{verb} {resource}: not the leader")]
     NotLeader { verb: &'static str, resource: &'static str },
     /// What was planned on is not so any more: the next round sees what there is now.
-    #[error("what was planned on has changed")]
+    #[error("the object changed after it was planned")]
     Outdated,
     /// As [`Self::NotLeader`], before anything was sent.
-    #[error("the lead is lost")]
+    #[error("leadership lost")]
     LeadLost,
     /// The round or job took longer than it may.
-    #[error("out of time")]
+    #[error("deadline exceeded")]
     OutOfTime,
     /// It would help nobody to try at once; the words are for the status.
     #[error("{}", .0.message)]
@@ -130,8 +130,8 @@ impl Error {
         }
     }
 
-    /// Whether the same peer is not worth another request in this round: it does not answer, asks for patience or is in
-    /// trouble itself, or we may not speak to it any more.
+    /// Whether the same peer is not worth another request in this round: it does not answer, asks for patience or
+    /// fails itself, or we may not write to it any more.
     pub(crate) fn stops_peer(&self) -> bool {
         match self {
             Self::Api { status, .. } => status.code == 429 || status.code >= 500,
@@ -156,7 +156,7 @@ impl Error {
         let message = match self {
             Self::Api { status, .. } => status.message.clone(),
             Self::TimedOut { limit, .. } => {
-                format!("no answer within {limit:?}; see whether an admission webhook hangs")
+                format!("no answer within {limit:?}; check whether an admission webhook hangs")
             }
             _ => Chain(self).to_string(),
         };

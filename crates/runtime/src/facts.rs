@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::key::Key;
 
 /// A fetch that failed is repeated after this long at the soonest, doubled with every failure in a row: short enough for
-/// a user who waits, long enough for a peer in trouble.
+/// a user who waits, long enough for a peer that is failing.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// The doubling ends here: a peer that comes back is noticed within half a minute.
 const SLOWEST_RETRY: Duration = Duration::from_secs(30);

@@ -20,7 +20,9 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{clock::Clock, key::Key, panic, raw::Raw, selection::Requirements, trouble::Trouble, watch::Target};
+use crate::{
+    clock::Clock, interruption::Interruption, key::Key, panic, raw::Raw, selection::Requirements, watch::Target,
+};
 
 /// Who follows a watch: a projection of its objects with its own store. Calls for one subscriber come one after the
 /// other. A panic in one costs this subscriber its place until it is filled anew, and no other anything.
@@ -121,7 +123,7 @@ pub(crate) struct Followers {
     pub target: Target,
     members: Mutex<Vec<Arc<Member>>>,
     joined: Notify,
-    trouble: Trouble,
+    interruption: Interruption,
     /// When the server last spoke.
     contact: Mutex<Option<Instant>>,
     clock: Clock,
@@ -142,7 +144,7 @@ impl Followers {
             target: first.wish.target.clone(),
             members: Mutex::new(vec![first]),
             joined: Notify::new(),
-            trouble: Trouble::default(),
+            interruption: Interruption::default(),
             contact: Mutex::default(),
             clock,
             metrics,
@@ -167,8 +169,8 @@ impl Followers {
     }
 
     /// Why the watch does not run.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        self.trouble.get()
+    pub(crate) fn interruption(&self) -> Option<String> {
+        self.interruption.get()
     }
 
     pub(crate) fn clock(&self) -> &Clock {
@@ -241,7 +243,7 @@ impl Followers {
                 tracing::warn!(
                     resource = self.resource,
                     place,
-                    "an object cannot be decoded; it is read before it is planned for"
+                    "an object cannot be decoded; reading it again before planning"
                 );
             }
             Err(panic) => self.panicked(member, &panic::message(&*panic)),
@@ -267,7 +269,7 @@ impl Followers {
             resource = self.resource,
             panic = message,
             ?delay,
-            "panic on a watch event; the cache is filled again"
+            "panic on a watch event; the cache lists again"
         );
         member.subscriber.interrupted(Some(format!("panic: {message}")));
     }
@@ -276,7 +278,7 @@ impl Followers {
     pub(crate) fn all_panicked(&self, message: &str) {
         self.metrics.panics.fetch_add(1, Ordering::Relaxed);
         self.interrupted(&format!("panic: {message}"));
-        tracing::error!(resource = self.resource, panic = message, "panic in a watch; it begins anew");
+        tracing::error!(resource = self.resource, panic = message, "panic in a watch; restarting it");
     }
 
     /// What another's request brought.
@@ -357,7 +359,7 @@ impl Followers {
 
     /// The watch runs.
     pub(crate) fn connected(&self, at: Instant) {
-        self.trouble.set(None);
+        self.interruption.set(None);
         self.in_touch(at);
         for member in self.members() {
             if matches!(member.standing().state, State::Live) {
@@ -374,14 +376,14 @@ impl Followers {
                 member.subscriber.interrupted(Some(why.to_owned()));
             }
         }
-        self.trouble.set(Some(why.to_owned()))
+        self.interruption.set(Some(why.to_owned()))
     }
 }
 
 impl Collector for WatchMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let panics = ConstCounter::new(self.panics.load(Ordering::Relaxed));
-        let help = "Panics on watch events; each fills one cache anew";
+        let help = "Panics on watch events; each makes one cache list again";
         panics.encode(encoder.encode_descriptor("strata_watch_panics", help, None, panics.metric_type())?)
     }
 }

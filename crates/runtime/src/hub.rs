@@ -91,7 +91,7 @@ impl Hub {
         });
     }
 
-    /// The oldest age and the first trouble of all watches.
+    /// The oldest age and the first interruption of all watches.
     pub(crate) fn freshness(&self) -> Freshness {
         let now = self.clock.instant();
         let watches = self.lock();
@@ -99,7 +99,7 @@ impl Hub {
         // Without contact on one watch, nothing is known of it, however young the others are.
         let oldest = contacts.collect::<Option<Vec<_>>>().and_then(|contacts| contacts.into_iter().min());
         let age = oldest.map(|at| now.saturating_duration_since(at));
-        Freshness { age, trouble: watches.iter().find_map(|entry| entry.followers.trouble()) }
+        Freshness { age, interruption: watches.iter().find_map(|entry| entry.followers.interruption()) }
     }
 
     /// All who see objects of `path`, but for the one who knows already.

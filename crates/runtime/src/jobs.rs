@@ -81,9 +81,9 @@ pub struct Job<T> {
 /// Why a job is not even put in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    #[error("it asks for {asked} of {budget}, and one job may draw {most}")]
+    #[error("the job asks for {asked} of {budget}, the limit for one job is {most}")]
     TooLarge { budget: &'static str, asked: u64, most: u64 },
-    #[error("the operator stops")]
+    #[error("the operator is stopping")]
     Draining,
 }
 
@@ -320,7 +320,7 @@ impl<E: Executor> Jobs<E> {
             tokio::select! {
                 () = stop.cancelled() => return self.drain(grace).await,
                 () = lost => {
-                    tracing::warn!("the lead is lost: running jobs are ended");
+                    tracing::warn!("leadership lost: ending running jobs");
                     self.cancel_all(margin).await;
                     // A late renewal lets new ones begin, which have to end with it in turn.
                     leadership.decided(margin).await;

@@ -19,11 +19,11 @@ use crate::{
     error::{Chain, Error},
     followers::Wish,
     hub::Subscription,
+    interruption::Interruption,
     key::Key,
     queue::Queue,
     selection::{Requirements, Selection},
     store::{Changed, Store, Versioned},
-    trouble::Trouble,
     view::View,
     watch::Target,
     writer::{Writer, decode, unmade},
@@ -45,31 +45,31 @@ pub struct Change<'a, T> {
     pub after: Option<&'a T>,
     /// Not from the answer to a request that was sent through this kind: the round that sent one knows, rounds of other
     /// objects may have to look. What other kinds' requests brought is news here, like what the watch brings.
-    pub is_heard: bool,
+    pub from_watch: bool,
 }
 
-/// Tells `queue` what the watch says: `concerns` gives the key to look at when the object of a key changes.
-pub fn heard_by<T>(
+/// Enqueues what the watch brings into `queue`: `concerns` gives the key to look at when the object of a key changes.
+pub fn enqueue_on_watch<T>(
     queue: &Arc<Queue>,
     concerns: impl Fn(&Key) -> Option<Key> + Send + Sync + 'static,
 ) -> impl Fn(&Change<'_, T>) + Send + Sync + 'static {
     let queue = queue.clone();
     move |change| {
-        if let (true, Some(key)) = (change.is_heard, concerns(change.key)) {
+        if let (true, Some(key)) = (change.from_watch, concerns(change.key)) {
             queue.changed(&key);
         }
     }
 }
 
-/// Held from a change until it is told, so that changes of one object are told in their order: indexes may be built on
-/// it.
-struct Telling<'a, T>(MutexGuard<'a, Vec<Listener<T>>>);
+/// Held from a change until listeners are notified, so that changes of one object arrive in their order: indexes may
+/// be built on it.
+struct Notifier<'a, T>(MutexGuard<'a, Vec<Listener<T>>>);
 
-impl<T> Telling<'_, T> {
-    fn tell(&self, key: &Key, is_heard: bool, changed: &Changed<T>) {
+impl<T> Notifier<'_, T> {
+    fn notify(&self, key: &Key, from_watch: bool, changed: &Changed<T>) {
         let before = changed.before.as_deref().map(|version| &version.value);
         let after = changed.after.as_deref().map(|version| &version.value);
-        let change = Change { key, before, after, is_heard };
+        let change = Change { key, before, after, from_watch };
         self.0.iter().for_each(|listener| listener(&change));
     }
 }
@@ -82,7 +82,7 @@ const VERSION_OF_NOTHING: &str = "1";
 /// A projection of a kind's objects: several may follow one watch, each with its own.
 pub struct Kind<W: View, T> {
     store: Store<T>,
-    keep: fn(W) -> Option<T>,
+    project: fn(W) -> Option<T>,
     /// Notified of changes, in this order.
     listeners: Mutex<Vec<Listener<T>>>,
     types: W::DynamicType,
@@ -94,7 +94,7 @@ pub struct Kind<W: View, T> {
     /// watch of the selection would not speak of them, so a wider one does not either.
     strangers: Mutex<HashSet<Key>>,
     /// Why the watch does not run, if it does not.
-    trouble: Trouble,
+    interruption: Interruption,
     /// When the server last spoke.
     contact: Mutex<Option<Instant>>,
     /// Keys to be read before they are planned for: a write had no answer, or a list spoke against the store.
@@ -102,12 +102,12 @@ pub struct Kind<W: View, T> {
 }
 
 impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
-    /// `keep` reduces a decoded object to what stays in memory; `None` for objects that are none of our business.
-    pub fn new(resource: &'static str, writer: Writer, keep: fn(W) -> Option<T>) -> Arc<Self>
+    /// `project` reduces a decoded object to what stays in memory; `None` for objects that do not concern us.
+    pub fn new(resource: &'static str, writer: Writer, project: fn(W) -> Option<T>) -> Arc<Self>
     where
         W::DynamicType: Default,
     {
-        Self::of(W::DynamicType::default(), resource, writer, keep, Trouble::default())
+        Self::of(W::DynamicType::default(), resource, writer, project, Interruption::default())
     }
 
     /// A kind that is known only when the process runs.
@@ -115,19 +115,19 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         types: W::DynamicType,
         resource: &'static str,
         writer: Writer,
-        keep: fn(W) -> Option<T>,
-        trouble: Trouble,
+        project: fn(W) -> Option<T>,
+        interruption: Interruption,
     ) -> Arc<Self> {
         Arc::new(Self {
             store: Store::default(),
-            keep,
+            project,
             listeners: Mutex::default(),
             types,
             writer,
             resource,
             selection: OnceLock::new(),
             strangers: Mutex::default(),
-            trouble,
+            interruption,
             contact: Mutex::default(),
             doubtful: Mutex::default(),
         })
@@ -201,22 +201,22 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         let contact = *self.contact.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.cluster().clock().instant();
         let age = contact.filter(|_| self.store.is_synced()).map(|at| now.saturating_duration_since(at));
-        Freshness { age, trouble: self.trouble.get() }
+        Freshness { age, interruption: self.interruption.get() }
     }
 
-    /// To be held from a change of the store until it is told.
-    fn telling(&self) -> Telling<'_, T> {
-        Telling(self.listeners.lock().unwrap_or_else(PoisonError::into_inner))
+    /// To be held from a change of the store until listeners are notified.
+    fn notifier(&self) -> Notifier<'_, T> {
+        Notifier(self.listeners.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Changes the store and tells of it.
-    fn change(&self, key: &Key, is_heard: bool, change: impl FnOnce(&Store<T>) -> Option<Changed<T>>) {
-        let telling = self.telling();
+    /// Changes the store and notifies the listeners.
+    fn change(&self, key: &Key, from_watch: bool, change: impl FnOnce(&Store<T>) -> Option<Changed<T>>) {
+        let notifier = self.notifier();
         if let Some(changed) = change(&self.store) {
             if changed.after.is_none() {
                 self.strangers().remove(key);
             }
-            telling.tell(key, is_heard, &changed);
+            notifier.notify(key, from_watch, &changed);
         }
     }
 
@@ -294,7 +294,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         let found = self.read(key).await?.and_then(|object| {
             self.note_stranger(key, object.meta());
             let version = identity(object.meta()).map_or(0, |(_, version)| version);
-            (self.keep)(object).map(|value| (version, value))
+            (self.project)(object).map(|value| (version, value))
         });
         self.change(key, false, |store| store.correct(key, held, found));
         Ok(())
@@ -332,7 +332,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     fn take_in(&self, object: W) {
         let Some((key, version)) = identity(object.meta()) else { return };
         self.note_stranger(&key, object.meta());
-        self.put(&key, version, (self.keep)(object), false);
+        self.put(&key, version, (self.project)(object), false);
     }
 
     /// Notes whether an object that was not selected by the server would be.
@@ -350,8 +350,8 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put(&self, key: &Key, version: u64, value: Option<T>, is_heard: bool) {
-        self.change(key, is_heard, |store| match value {
+    fn put(&self, key: &Key, version: u64, value: Option<T>, from_watch: bool) {
+        self.change(key, from_watch, |store| match value {
             Some(value) => store.observe(key.clone(), version, value),
             None => store.forget(key, version),
         });
@@ -417,16 +417,16 @@ impl<W: View, T: Send + Sync + 'static> Cache for Kind<W, T> {
         if self.store.is_synced() {
             return Ok(());
         }
-        Err(self.trouble.get().unwrap_or_else(|| "not filled yet".to_owned()))
+        Err(self.interruption.get().unwrap_or_else(|| "not synced yet".to_owned()))
     }
 
     fn mention(&self) -> Option<String> {
-        self.trouble.get().filter(|_| self.store.is_synced())
+        self.interruption.get().filter(|_| self.store.is_synced())
     }
 
     fn is_undefined(&self) -> bool {
         // A list has no other reason for this answer.
-        !self.store.is_synced() && self.trouble.get().is_some_and(|why| why.ends_with("(404)"))
+        !self.store.is_synced() && self.interruption.get().is_some_and(|why| why.ends_with("(404)"))
     }
 }
 

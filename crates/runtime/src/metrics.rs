@@ -146,7 +146,7 @@ impl Metrics {
         r.register("controller_runtime_reconcile_errors", "Rounds that failed", self.errors.clone());
         r.register(
             "controller_runtime_terminal_reconcile_errors",
-            "Rounds that failed for good",
+            "Rounds that failed with a terminal error",
             self.terminal.clone(),
         );
         r.register("controller_runtime_reconcile_panics", "Rounds that panicked", self.panics.clone());
@@ -171,9 +171,13 @@ impl Metrics {
             "Plans that asked for facts and never acted on them",
             self.fetch_loops.clone(),
         );
-        r.register("strata_events_dropped", "Events given up because too many waited", self.events_dropped.clone());
+        r.register("strata_events_dropped", "Events dropped because too many waited", self.events_dropped.clone());
         r.register("strata_leader", "1 while this replica leads", self.leading.clone());
-        r.register("strata_build", "What is running", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        r.register(
+            "strata_build",
+            "Version of the running operator",
+            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
+        );
         r.register_collector(Box::new(self.queues.clone()));
     }
 

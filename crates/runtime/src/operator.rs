@@ -192,14 +192,14 @@ impl Operator {
         Arc::new(Queue::new(self.clock.clone(), resync))
     }
 
-    /// Keeps `kind` filled and tells of its changes: `tell` puts what has to look into queues. Called again for the same
+    /// Keeps `kind` filled and notifies of its changes: `notify` enqueues the keys to look at. Called again for the same
     /// kind, it adds a listener behind the others.
     pub fn watch<W: View, T: Send + Sync + 'static>(
         &mut self,
         kind: &Arc<Kind<W, T>>,
-        tell: impl Fn(&Change<'_, T>) + Send + Sync + 'static,
+        notify: impl Fn(&Change<'_, T>) + Send + Sync + 'static,
     ) {
-        self.watch_selected(kind, Selection::default(), tell);
+        self.watch_selected(kind, Selection::default(), notify);
     }
 
     /// As `watch`, for a part of the kind's objects.
@@ -207,9 +207,9 @@ impl Operator {
         &mut self,
         kind: &Arc<Kind<W, T>>,
         selection: Selection,
-        tell: impl Fn(&Change<'_, T>) + Send + Sync + 'static,
+        notify: impl Fn(&Change<'_, T>) + Send + Sync + 'static,
     ) {
-        self.cluster.watch(kind, selection, tell);
+        self.cluster.watch(kind, selection, notify);
         let lock = |caches: &Caches| caches.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let caches = self.caches.entry(kind.resource).or_default().clone();
         caches.lock().unwrap_or_else(PoisonError::into_inner).push(kind.clone());
@@ -225,15 +225,15 @@ impl Operator {
         self.current_layer().add(kind.resource, kind.clone());
     }
 
-    /// Watches of kinds that turn out to be needed while the operator runs; `tell` hears of all of them.
+    /// Watches of kinds that turn out to be needed while the operator runs; `notify` is called for all of them.
     pub fn dynamic_watches(
         &mut self,
-        tell: impl Fn(&GroupVersionKind, &Change<'_, Trace>) + Send + Sync + 'static,
+        notify: impl Fn(&GroupVersionKind, &Change<'_, Trace>) + Send + Sync + 'static,
     ) -> DynamicWatches {
         let watches = DynamicWatches::default();
         // Nothing is written by it.
         let (run, writer) = (watches.clone(), self.writer("strata"));
-        let job = move |pulse| run.run(writer, Arc::new(tell), pulse).boxed();
+        let job = move |pulse| run.run(writer, Arc::new(notify), pulse).boxed();
         self.jobs.push((format!("dynamic watches {}", self.jobs.len()), Box::new(job)));
         watches
     }
@@ -331,8 +331,8 @@ impl Operator {
 
         let mut publishing = tokio::spawn(publisher.run(health.pulse("events")));
         if let Some(elector) = &elector {
-            let trouble = elector.trouble();
-            health.require("lease", move || trouble.get().map_or(Ok(()), Err));
+            let interruption = elector.interruption();
+            health.require("lease", move || interruption.get().map_or(Ok(()), Err));
         }
         let elector_done =
             elector.map(|elector| tokio::spawn(elector.run(filled, drained.clone(), health.pulse("leader election"))));
@@ -474,7 +474,7 @@ mod tests {
         let mut operator = Operator::new(crate::connect(config).unwrap(), settings, Clock::default(), stop.clone());
         let kind = Kind::new("configmaps", operator.writer("test"), |_: ConfigMap| Some(()));
         let queue = operator.queue(Duration::from_mins(2));
-        operator.watch(&kind, crate::heard_by(&queue, |key| Some(key.clone())));
+        operator.watch(&kind, crate::enqueue_on_watch(&queue, |key| Some(key.clone())));
         // As a layer does.
         let (health, _events) = (operator.health.clone(), operator.events.clone());
         let running = tokio::spawn(operator.run(|_| {}));

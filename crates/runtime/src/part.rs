@@ -58,7 +58,7 @@ impl Parts {
 impl Running {
     async fn drain(mut self) {
         if tokio::time::timeout(self.limit, &mut self.task).await.is_err() {
-            tracing::warn!(part = self.name, limit = ?self.limit, "did not end in its time; it is abandoned");
+            tracing::warn!(part = self.name, limit = ?self.limit, "did not end in time; abandoned");
             self.task.abort();
         }
         self.pulse.retire();

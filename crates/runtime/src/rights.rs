@@ -37,7 +37,7 @@ pub const CLUSTER: &[Right] = &[Right {
     group: "events.k8s.io",
     resource: "events",
     verbs: &["create"],
-    why: "tell what happened to an object; one event per transition, never changed afterwards",
+    why: "record what happened to an object; one event per transition, never changed afterwards",
 }];
 
 /// Needed in the operator's own namespace only, see [`own_rule`].
@@ -46,13 +46,13 @@ pub const OWN_NAMESPACE: &[Right] = &[
         group: "coordination.k8s.io",
         resource: "leases",
         verbs: &["create"],
-        why: "make the lease by which the one replica that acts is elected; a right to create cannot be bound to a name",
+        why: "create the Lease that elects the one acting replica; a right to create cannot be bound to a name",
     },
     Right {
         group: "coordination.k8s.io",
         resource: "leases",
         verbs: &["get", "list", "watch", "update"],
-        why: "renew and release that lease, and see another's release at once; of this name only (`--lease-name`)",
+        why: "renew and release that Lease, and watch for its release by another replica; this name only (`--lease-name`)",
     },
 ];
 

@@ -44,7 +44,7 @@ impl SlowRounds {
                         name = %key.name,
                         running = ?running,
                         limit = ?self.limit,
-                        "a round does not end; its object and its slot wait for it"
+                        "a round does not end; it holds its object and its slot"
                     );
                 }
             }

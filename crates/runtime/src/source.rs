@@ -79,7 +79,7 @@ pub struct Snapshot<V> {
     /// Time since the peer last said that the value is so.
     pub age: Option<Duration>,
     /// Why the peer cannot be asked now. With this, its value is unknown, whatever it was.
-    pub trouble: Option<String>,
+    pub interruption: Option<String>,
 }
 
 struct Entry<V> {
@@ -90,7 +90,7 @@ struct Entry<V> {
     value: Option<Arc<V>>,
     sequence: u64,
     heard_at: Option<Instant>,
-    trouble: Option<String>,
+    interruption: Option<String>,
     stop: CancellationToken,
     is_started: bool,
     signals: Arc<Signals>,
@@ -187,7 +187,7 @@ impl<P: Peer, V: Send + Sync + 'static> Sources<P, V> {
             value,
             sequence,
             heard_at,
-            trouble: Some(NOT_YET.to_owned()),
+            interruption: Some(NOT_YET.to_owned()),
             stop: CancellationToken::new(),
             is_started: false,
             signals: Arc::default(),
@@ -212,7 +212,7 @@ impl<P: Peer, V: Send + Sync + 'static> Sources<P, V> {
             value: entry.value.clone(),
             sequence: entry.sequence,
             age: entry.heard_at.map(|at| now.saturating_duration_since(at)),
-            trouble: entry.trouble.clone(),
+            interruption: entry.interruption.clone(),
         })
     }
 
@@ -244,7 +244,7 @@ impl<P: Peer, V: Send + Sync + 'static> Sources<P, V> {
     }
 }
 
-/// The trouble of a peer that was not reached since it was asked for.
+/// The interruption of a peer that was not reached since it was asked for.
 const NOT_YET: &str = "not connected yet";
 
 impl<P: Peer, V> Pool<P, V> {
@@ -303,7 +303,7 @@ impl<V: Send + Sync + 'static> Feed<V> {
     pub fn connected(&self) {
         self.sink.change(self.session, &mut |entry, _| {
             entry.is_connected = true;
-            entry.trouble = Some("connected, nothing heard yet".to_owned());
+            entry.interruption = Some("connected, nothing received yet".to_owned());
             entry.signals.answered.notify_one();
             false
         });
@@ -341,7 +341,7 @@ impl<V> Entry<V> {
             self.is_connected = true;
             self.signals.answered.notify_one();
         }
-        self.trouble.take().is_some()
+        self.interruption.take().is_some()
     }
 }
 

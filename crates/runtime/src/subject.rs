@@ -83,7 +83,7 @@ impl<K: Resource + Metadata<Ty = ObjectMeta>> Subject<K> {
         self.patch(kind, key, Some("status"), patch).await
     }
 
-    /// Tells how the round ended, to whom there still is.
+    /// Reports how the round ended, if the object still exists.
     pub async fn report<W: View, T: Send + Sync + 'static, S: Serialize>(
         &self,
         kind: &Kind<W, T>,
@@ -98,8 +98,8 @@ impl<K: Resource + Metadata<Ty = ObjectMeta>> Subject<K> {
         }
     }
 
-    /// Tells events, once however often they are told: by the object's version, and by whatever else tells them apart.
-    pub fn tell(&self, recorder: &Recorder, key: &Key, apart: &str, events: Vec<Event>) {
+    /// Records events, each once however often it is recorded: by the object's version and by `apart`.
+    pub fn record(&self, recorder: &Recorder, key: &Key, apart: &str, events: Vec<Event>) {
         for event in events {
             recorder.record(Occurrence {
                 regarding: ObjectReference {

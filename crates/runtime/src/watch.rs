@@ -251,7 +251,7 @@ impl Watcher {
                     resource = self.followers.resource,
                     reached,
                     wanted,
-                    "the server's versions went back; listing anew"
+                    "the server's resource versions went back; listing again"
                 );
                 self.position = None;
             }
@@ -267,7 +267,7 @@ impl Watcher {
                 Ok(lines) => return Ok(Some(lines)),
                 Err(error) if error.is_about_streaming() => {
                     let resource = self.followers.resource;
-                    tracing::info!(resource, error = %error, "no streaming list; asking for pages");
+                    tracing::info!(resource, error = %error, "no streaming list; listing in pages");
                     self.stream_refused_at = Some(self.clock.instant());
                 }
                 Err(error) => return Err(error),

@@ -80,7 +80,7 @@ struct UpFlags {
     /// Return once the examples run, and leave everything running in the background
     #[arg(long, short)]
     detach: bool,
-    /// Forget the data of earlier runs; what runs now is ended first
+    /// Delete the data of earlier runs; a running environment is ended first
     #[arg(long)]
     fresh: bool,
     /// Add a real node: kubelet and containerd, with an example whose container really runs. Needs root

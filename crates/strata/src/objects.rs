@@ -105,9 +105,8 @@ impl Objects {
             (404, Some(_)) => Failure::new(format!("there is no {kind} {name} {place}"))
                 .hint(format!("`strata {} list -A` shows which there are; -n names another namespace", self.noun)),
             // The path itself is unknown to the server: only then no object is named.
-            (404, None) => Failure::new(format!("this cluster does not know the kind {kind} of {API_VERSION}")).hint(
-                "install strata's definitions with `strata crd | kubectl apply -f -`, or the chart charts/strata",
-            ),
+            (404, None) => Failure::new(format!("the cluster has no kind {kind} of {API_VERSION}"))
+                .hint("install the CRDs with `strata crd | kubectl apply -f -`, or the chart charts/strata"),
             (409, Some(_)) if verb == "create" => Failure::new(format!("there is a {kind} {name} {place} already"))
                 .hint(format!("look at it with {}, or choose another name", self.status_command(name))),
             _ => self.refusal(status, verb, &what),
@@ -119,12 +118,12 @@ impl Objects {
         match status.code {
             401 => failure.hint("the kubeconfig's credentials are not accepted; renew them, or use --context"),
             403 => failure.hint(format!(
-                "ask for the right to {verb} {}.{} {}",
+                "request the right to {verb} {}.{} {}",
                 self.resource.plural,
                 self.resource.group,
                 self.place()
             )),
-            400 | 422 => failure.hint("correct what the message names"),
+            400 | 422 => failure.hint("correct the field that the message names"),
             _ => failure,
         }
     }
@@ -145,7 +144,7 @@ pub fn name_of(object: &DynamicObject) -> &str {
 pub fn decode<T: DeserializeOwned>(object: &DynamicObject) -> Result<T, Failure> {
     let value = serde_json::to_value(object).and_then(serde_json::from_value);
     value.map_err(|error| {
-        Failure::new(format!("{} is not as this version knows it: {error}", full_name(object)))
-            .hint("the cluster's definitions may be of another version of strata; -o yaml prints it all the same")
+        Failure::new(format!("{} does not match this version of strata: {error}", full_name(object)))
+            .hint("the cluster may have the CRDs of another version of strata; -o yaml prints the object anyway")
     })
 }

@@ -59,19 +59,19 @@ enum Command {
         #[command(flatten)]
         output: OutputFlags,
     },
-    /// Go back to an earlier revision
+    /// Roll back to an earlier revision
     ///
     /// The operator does it, and keeps the release there until its spec or its values change.
     Rollback {
         /// Name of the HelmRelease
         name: String,
-        /// Revision to go back to [default: the newest earlier one that was deployed]
+        /// Revision to roll back to [default: the newest earlier one that was deployed]
         #[arg(value_parser = clap::value_parser!(u32).range(1..))]
         revision: Option<u32>,
         #[command(flatten)]
         change: ChangeFlags,
     },
-    /// Look at releases now: new chart versions, changed values, drift
+    /// Reconcile releases now: new chart versions, changed values, drift
     Reconcile {
         /// Names of the HelmReleases
         #[arg(required = true, value_name = "NAME")]
@@ -82,9 +82,9 @@ enum Command {
         #[command(flatten)]
         change: ChangeFlags,
     },
-    /// Leave releases as they are, whatever their spec says, until `resume`
+    /// Suspend releases: the operator changes nothing until `resume`
     Suspend(change::Selection),
-    /// Take suspended releases up again
+    /// Resume suspended releases
     Resume(change::Selection),
 }
 

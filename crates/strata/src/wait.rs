@@ -166,11 +166,11 @@ impl Waiting<'_> {
     fn too_late(&self, name: &str, last: &str, is_seen: bool) -> Failure {
         let hint = if is_seen {
             format!(
-                "the operator goes on; look again with {}, or wait longer with --timeout",
+                "the operator continues; check again with {}, or wait longer with --timeout",
                 self.objects.status_command(name)
             )
         } else {
-            "does the operator run? `kubectl get deployments -A -l app.kubernetes.io/name=strata` shows it".to_owned()
+            "is the operator running? `kubectl get deployments -A -l app.kubernetes.io/name=strata` shows it".to_owned()
         };
         let last = if last.is_empty() { "the API server did not answer" } else { last };
         let waited = api::workspace::Span(self.timeout);

@@ -43,7 +43,7 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Create a workspace in a namespace that is there
+    /// Create a workspace in an existing namespace
     Create(create::Flags),
     /// List workspaces with phase and readiness
     #[command(visible_alias = "ls")]
@@ -94,7 +94,7 @@ async fn stop(workspaces: &Objects, names: &[String], stop: bool, flags: &Change
     // `null` takes the field away again.
     let patch = json!({ "spec": { "stopped": stop.then_some(true) } });
     let (told, goal) =
-        if stop { ("is to stop", WorkspacePhase::Stopped) } else { ("is to start", WorkspacePhase::Ready) };
+        if stop { ("is stopping", WorkspacePhase::Stopped) } else { ("is starting", WorkspacePhase::Ready) };
     let patch = |_: &DynamicObject| -> Result<Value, Failure> { Ok(patch.clone()) };
     let judge = |object: &DynamicObject| judge(workspaces, object, goal);
     Verb { objects: workspaces, view: &VIEW, told, patch: &patch, judge: &judge }.run(names, flags).await
@@ -138,7 +138,7 @@ fn failure(workspaces: &Objects, name: &str, status: &WorkspaceStatus) -> Failur
     let users = users.map(|user| format!("user {}: {}", user.slug, user.reason.as_deref().unwrap_or_default()));
     let what = format!("workspace {name} {} has failed: {}", workspaces.place(), told(ready(status)));
     let text = std::iter::once(what).chain(services).chain(users).collect::<Vec<_>>().join("\n  ");
-    Failure::new(text).hint(format!("{} shows the whole", workspaces.status_command(name)))
+    Failure::new(text).hint(format!("{} shows the details", workspaces.status_command(name)))
 }
 
 fn ready(status: &WorkspaceStatus) -> Option<&Condition> {

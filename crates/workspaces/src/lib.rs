@@ -92,10 +92,10 @@ pub fn install(operator: &mut Operator, mut config: Config) -> io::Result<()> {
     let runner = start_runner(operator, &config, &queue, &indexes)?;
 
     let settings = workspace::Config { concurrency: config.concurrency, resync: config.resync };
-    let tell = workspace::install(operator, &shared, &settings);
-    let (at, told, teams, results) = (indexes.clone(), queue.clone(), tell.release, runner.clone());
+    let notify = workspace::install(operator, &shared, &settings);
+    let (at, target, teams, results) = (indexes.clone(), queue.clone(), notify.release, runner.clone());
     operator.watch(&shared.releases, move |change| {
-        release_changed(&at, &told, change);
+        release_changed(&at, &target, change);
         teams(change);
         // What waits for it is not to begin any more, and no round will ask how its last operation ended.
         if let Some(former) = change.before.filter(|_| change.after.is_none()).map(release::release_key)
@@ -104,21 +104,21 @@ pub fn install(operator: &mut Operator, mut config: Config) -> io::Result<()> {
             results.forget(&former);
         }
     });
-    let (at, told, teams) = (indexes.clone(), queue.clone(), tell.secret);
+    let (at, target, teams) = (indexes.clone(), queue.clone(), notify.secret);
     operator.watch(&shared.secrets, move |change| {
-        secret_changed(&at, &told, change);
+        secret_changed(&at, &target, change);
         teams(change);
     });
-    let (at, told, teams) = (indexes.clone(), queue.clone(), tell.config_map);
+    let (at, target, teams) = (indexes.clone(), queue.clone(), notify.config_map);
     operator.watch(&shared.config_maps, move |change| {
-        look(&told, at.config_maps.keys(change.key));
+        look(&target, at.config_maps.keys(change.key));
         teams(change);
     });
-    let (at, told, counted) = (indexes.clone(), queue.clone(), changes.clone());
+    let (at, target, counted) = (indexes.clone(), queue.clone(), changes.clone());
     let watches = operator.dynamic_watches(move |kind, change| {
         for key in at.objects.keys(&(kind.clone(), change.key.clone())) {
             counted.add(&key);
-            told.changed(&key);
+            target.changed(&key);
         }
     });
     operator.metrics.collect(Box::new(ReleaseMetrics(shared.releases.clone())));
@@ -160,7 +160,7 @@ fn start_runner(
     queue: &Arc<Queue>,
     indexes: &Arc<Indexes>,
 ) -> io::Result<Runner> {
-    let (at, told) = (indexes.clone(), queue.clone());
+    let (at, target) = (indexes.clone(), queue.clone());
     let mut settings =
         helm::Config::new(config.helm.clone(), config.guard.clone(), config.private.clone(), config.cache.clone());
     settings.total_memory = config.policy.total_memory;
@@ -171,7 +171,7 @@ fn start_runner(
     settings.on_change = Box::new(move |release| {
         let keys = at.releases.keys(release);
         let is_kept = !keys.is_empty();
-        look(&told, keys);
+        look(&target, keys);
         is_kept
     });
     let runner = Runner::start(settings)?;
@@ -207,7 +207,7 @@ fn release_changed(indexes: &Indexes, queue: &Queue, change: &Change<'_, HelmRel
     indexes.dependents.set(key, needs.iter().map(sibling).collect::<Vec<_>>());
     // Workspaces write releases too: what is new or asks for something else concerns this queue, whoever learnt of it.
     let generation = |object: Option<&HelmRelease>| object.map(|object| object.metadata.generation);
-    if change.is_heard || generation(change.before) != generation(change.after) {
+    if change.from_watch || generation(change.before) != generation(change.after) {
         queue.changed(key);
     }
     look(queue, indexes.dependents.keys(key));

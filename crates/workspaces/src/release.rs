@@ -34,7 +34,7 @@ pub(crate) use identity::Identities;
 pub(crate) use live::Discovered;
 pub(crate) use metrics::ReleaseMetrics;
 pub(crate) use prepare::Preparation;
-pub(crate) use view::{SecretFacts, keep_secret, release_key};
+pub(crate) use view::{SecretFacts, project_secret, release_key};
 
 use crate::{
     helm::{Charts, Runner},

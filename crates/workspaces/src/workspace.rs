@@ -59,7 +59,7 @@ impl Shared {
     pub fn new(writer: &Writer) -> Self {
         Self {
             releases: Kind::new("helmreleases", writer.clone(), projection::release),
-            secrets: Kind::new("secrets", writer.clone(), release::keep_secret),
+            secrets: Kind::new("secrets", writer.clone(), release::project_secret),
             config_maps: Kind::new("configmaps", writer.clone(), projection::metadata),
         }
     }
@@ -166,14 +166,14 @@ pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config)
         }),
         secret: Box::new(move |change| {
             index(&owned_secrets, change);
-            if change.is_heard {
+            if change.from_watch {
                 of_secrets.owners(change);
                 of_secrets.sources.keys(change.key).iter().for_each(|key| of_secrets.workspaces.changed(key));
             }
         }),
         config_map: Box::new(move |change| {
             index(&owned_maps, change);
-            if change.is_heard {
+            if change.from_watch {
                 of_maps.owners(change);
             }
         }),
@@ -250,7 +250,7 @@ fn watch_workspaces(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Js
         let sources =
             spec.iter().flat_map(|spec| spec.configs.values()).filter_map(|config| config.from_secret.as_ref());
         concerns.sources.set(change.key, sources.map(|source| Key::new(namespace.clone(), source.name.as_str())));
-        if change.is_heard {
+        if change.from_watch {
             concerns.workspaces.changed(change.key);
         }
         // One that comes or goes may give the namespace to another.
@@ -338,7 +338,7 @@ fn watch_derived<W: View<DynamicType: Default>>(
     let (concerns, index_of) = (concerns.clone(), owned.clone());
     operator.watch_selected(&kind, Selection { labels, fields: None }, move |change| {
         index(&index_of, change);
-        if change.is_heard {
+        if change.from_watch {
             concerns.owners(change);
         }
     });

@@ -122,7 +122,7 @@ pub struct Scheduling {
     /// Taints the pod tolerates.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
-    /// Attraction to and repulsion from nodes and pods.
+    /// Node affinity, pod affinity and pod anti-affinity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Box<Affinity>>,
     /// RuntimeClass of the pod, for example a sandboxed or confidential runtime.

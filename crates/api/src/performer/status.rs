@@ -13,7 +13,7 @@ use crate::decode::{date_time, or_default, readable_time};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PerformerStatus {
-    /// Where the performer is in its life.
+    /// Summary of the performer's state.
     #[serde(default, deserialize_with = "known_phase", skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
     /// Whether the performer takes requests now.
@@ -55,7 +55,7 @@ pub enum Phase {
     Upgrading,
     Terminating,
     Failed,
-    /// The pod ended by itself or its node is silent. The original schema lacks this value.
+    /// The pod exited or its node is not reporting. The original schema lacks this value.
     Unknown,
 }
 

@@ -35,7 +35,7 @@ pub struct HelmReleaseSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Host>", extend("maxLength" = 53))]
     pub release_name: Option<String>,
-    /// Namespace to install into; this object's own when left out. Another one needs the operator's leave.
+    /// Namespace to install into; this object's own when left out. Another one must be allowed by the operator's settings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Label>")]
     pub target_namespace: Option<String>,
@@ -80,7 +80,7 @@ pub struct HelmReleaseSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100))]
     pub max_history: Option<u32>,
-    /// Nothing is touched while true. An object that is deleted meanwhile leaves its release as it is.
+    /// The operator changes nothing while true. Deleting the object meanwhile leaves its release as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
     /// Scales the release's Deployments and StatefulSets to zero while true, and back to their former replicas after.
@@ -93,7 +93,7 @@ pub struct HelmReleaseSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Memory>")]
     pub memory: Option<String>,
-    /// How often a version range is looked up again and drift is looked for without a sign of it; 10m when left out.
+    /// How often a version range is resolved again and drift is checked; 10m when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Span>,
 }
@@ -117,7 +117,7 @@ pub struct ChartReference {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Digest>")]
     pub digest: Option<String>,
-    /// Speak to an oci:// registry without TLS.
+    /// Connect to an oci:// registry without TLS.
     #[serde(default, rename = "plainHTTP", skip_serializing_if = "Option::is_none")]
     pub plain_http: Option<bool>,
     /// Secret of this namespace with username and password for the repository, and ca.crt where its certificate is
@@ -177,7 +177,7 @@ pub struct ValuesSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<DataKey>")]
     pub key: Option<String>,
-    /// Whether the release goes ahead without it when it is not there.
+    /// Whether the release goes ahead without it when it does not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optional: Option<bool>,
 }
@@ -260,12 +260,12 @@ pub struct UninstallStrategy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum DriftDetection {
-    /// Nobody looks (the default).
+    /// Drift is not looked for (the default).
     #[default]
     Disabled,
     /// The condition Drifted names what differs.
     Warn,
-    /// What differs is set back.
+    /// The operator corrects what differs.
     Enabled,
 }
 
@@ -307,12 +307,12 @@ pub struct TestStrategy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum CrdPolicy {
-    /// They are not looked at.
+    /// The definitions are ignored.
     Skip,
-    /// Those that are missing are created with the first install, as Helm does (the default).
+    /// Missing definitions are created with the first install, as Helm does (the default).
     #[default]
     Create,
-    /// They are created and brought up to date with every install and upgrade.
+    /// The definitions are created and updated with every install and upgrade.
     CreateReplace,
 }
 

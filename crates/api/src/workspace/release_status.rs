@@ -12,7 +12,7 @@ use crate::decode::{date_time, or_default, readable_time};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HelmReleaseStatus {
-    /// The metadata.generation that was last worked on.
+    /// The metadata.generation that was last reconciled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Ready, Released, TestSuccess, Remediated and Drifted, in this order.
@@ -21,33 +21,33 @@ pub struct HelmReleaseStatus {
     /// Chart version of the newest revision that was deployed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_applied_revision: Option<String>,
-    /// Chart version that was last tried.
+    /// Chart version of the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_attempted_revision: Option<String>,
-    /// Digest of the values that were last tried.
+    /// Digest of the values of the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_attempted_values_digest: Option<String>,
-    /// Digest of all that was last tried: chart and values.
+    /// Digest of chart and values of the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_attempted_digest: Option<String>,
-    /// Failed attempts at what was last tried.
+    /// Failed attempts at the current chart and values.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "is_zero")]
     pub failures: u32,
-    /// Why the last attempt failed, in a word.
+    /// Reason of the last failure, as one word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub last_failure: Option<Reason>,
-    /// Attempts at what was last tried that something else ended: a killed process, an API server that was away.
+    /// Attempts at the current chart and values that were interrupted: a killed process, an unavailable API server.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "is_zero")]
     pub interruptions: u32,
     /// When the last attempt ended.
     #[serde(default, deserialize_with = "readable_time", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "date_time")]
     pub last_attempted_at: Option<Timestamp>,
-    /// What was done because what was last tried failed, or because somebody asked for it.
+    /// The rollback or uninstall that followed a failed attempt or a user's request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<Remedy>,
-    /// The chart version that spec.chart led to.
+    /// The chart version that spec.chart resolved to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<ResolvedChart>,
     /// Whether the deployed manifest holds PersistentVolumeClaims.
@@ -56,7 +56,7 @@ pub struct HelmReleaseStatus {
     /// Revisions that Helm keeps, newest first.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<ReleaseRevision>,
-    /// The helm operation that was started last and has not been reported on; tells the next operator whose a lock is.
+    /// The helm operation that was started last and has not been reported yet; shows the next operator who holds a lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<ReleaseOperation>,
     /// Last lines of helm's output, when it failed.
@@ -98,10 +98,10 @@ pub struct ReleaseRevision {
     pub revision: u32,
     /// Helm's word: deployed, superseded, failed, uninstalled.
     pub status: String,
-    /// Version of the chart; empty when the revision is somebody else's.
+    /// Version of the chart; empty when another client made the revision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chart_version: Option<String>,
-    /// Digest of chart and values; empty when the revision is somebody else's.
+    /// Digest of chart and values; empty when another client made the revision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
     /// Uid of the Secret in which Helm keeps it.
@@ -184,9 +184,9 @@ pub struct ReleaseOperation {
 pub struct Remedy {
     /// rollback or uninstall.
     pub kind: OperationKind,
-    /// Digest of what it stands against; something else is tried as usual.
+    /// Digest of the chart and values that failed; other ones are tried as usual.
     pub digest: String,
-    /// Whether somebody asked for it.
+    /// Whether a user requested it.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "std::ops::Not::not")]
     pub requested: bool,
     /// Whether it was done; helm's last lines are in lastOutput if not.

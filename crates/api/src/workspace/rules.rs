@@ -61,7 +61,7 @@ pub(super) fn services() -> [Value; 3] {
         ),
         rule(
             &format!("self.all(name, {is_alone})"),
-            "two exposed services would be at the same host; give one of them another expose.hostPrefix",
+            "two exposed services would use the same host; give one of them another expose.hostPrefix",
         ),
     ]
 }
@@ -79,7 +79,7 @@ pub(super) fn workspace_spec() -> Vec<Value> {
     let mut rules = vec![
         rule(
             &format!("!has(self.services) || !has(self.users) || self.services.all(name, {is_apart})"),
-            "spec.services: an exposed service would be at the host of a user, {slug}.{workspace}.{domain}; give the service another expose.hostPrefix, or the user another slug",
+            "spec.services: an exposed service would use the host of a user, {slug}.{workspace}.{domain}; give the service another expose.hostPrefix, or the user another slug",
         ),
         rule(
             &format!("has(self.domain) || !has(self.services) || !self.services.exists(name, {exposed})"),
@@ -96,8 +96,10 @@ pub(super) fn workspace_spec() -> Vec<Value> {
 
 /// Of the spec of a User.
 pub(super) fn user_spec() -> Vec<Value> {
-    let mut rules =
-        vec![rule("self.slug == oldSelf.slug", "spec.slug cannot change, the volume hangs on it; create another User")];
+    let mut rules = vec![rule(
+        "self.slug == oldSelf.slug",
+        "spec.slug cannot change, the volume's name contains it; create another User",
+    )];
     rules.extend(authenticated(&is_user_authenticated("self")));
     rules
 }
@@ -112,11 +114,11 @@ pub(super) fn config() -> [Value; 2] {
     [
         rule(
             "has(self.data) != has(self.fromSecret)",
-            "set either data, or fromSecret with the name of a Secret whose content is taken; exactly one of them",
+            "set either data, or fromSecret with the name of a Secret to copy from; exactly one of them",
         ),
         rule(
             "!has(self.fromSecret) || !has(self.kind) || self.kind == 'Secret'",
-            "what is taken from a Secret is a Secret; remove kind, or set it to Secret",
+            "an entry with fromSecret becomes a Secret; remove kind, or set it to Secret",
         ),
     ]
 }
@@ -134,11 +136,11 @@ fn authenticated(is_wanted: &str) -> [Value; 2] {
     [
         rule(
             &format!("!({is_wanted}) || (has(self.ingress) && has(self.ingress.authURL))"),
-            "access authenticated needs spec.ingress.authURL, which says who is signed in; set it, or choose access: public",
+            "access authenticated needs spec.ingress.authURL, which checks who is signed in; set it, or choose access: public",
         ),
         rule(
             &format!("!({is_wanted}) || ({IS_NGINX})"),
-            "access authenticated is carried out by ingress-nginx; set spec.ingress.controller: nginx if spec.ingress.class is one, or use access: public and protect the service itself",
+            "access authenticated works with ingress-nginx only; set spec.ingress.controller: nginx if spec.ingress.class is one, or use access: public and protect the service itself",
         ),
     ]
 }

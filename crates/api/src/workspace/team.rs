@@ -30,7 +30,7 @@ pub struct WorkspaceSpec {
     /// touched, and the former replicas come back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<bool>,
-    /// Domain under which everything is reached: a service at {host}.{workspace}.{domain}.
+    /// Domain of all hosts: a service at {host}.{workspace}.{domain}.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Host>", extend("maxLength" = 150))]
     pub domain: Option<String>,
@@ -57,7 +57,7 @@ pub struct WorkspaceSpec {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 100, "x-kubernetes-validations" = [names::<Label>(63)]))]
     pub configs: BTreeMap<String, Config>,
-    /// Who may talk to whom.
+    /// Network isolation and allowed destinations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Network>,
 }
@@ -87,7 +87,7 @@ pub struct IngressSettings {
     #[serde(default, rename = "authURL", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Url>")]
     pub auth_url: Option<String>,
-    /// URL to which those who are not signed in are sent (ingress-nginx' auth-signin).
+    /// URL to which users who are not signed in are redirected (ingress-nginx' auth-signin).
     #[serde(default, rename = "authSigninURL", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Url>")]
     pub auth_signin_url: Option<String>,
@@ -141,7 +141,7 @@ pub struct Service {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-validations" = [rules::more_than_zero()]))]
     pub timeout: Option<Span>,
-    /// Whether changed objects are reported or set back.
+    /// Whether changed objects are reported or corrected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift_detection: Option<DriftDetection>,
     /// Allows that removing the service removes the PersistentVolumeClaims of its release.
@@ -235,7 +235,7 @@ pub struct UserDefaults {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Storage {
-    /// Size, for example 10Gi (the default). Kubernetes fixes it when the volume is made.
+    /// Size, for example 10Gi (the default). Kubernetes fixes it when the volume is created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Size>")]
     pub size: Option<String>,
@@ -269,7 +269,7 @@ pub struct Config {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 200, "x-kubernetes-validations" = [names::<DataKey>(253)]))]
     pub data: Strings,
-    /// A Secret of this namespace whose content is taken instead of data, so that nothing secret stands here.
+    /// A Secret of this namespace whose content is copied instead of data, so that this object contains no secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_secret: Option<SecretReference>,
 }
@@ -281,7 +281,7 @@ pub enum ConfigKind {
     ConfigMap,
 }
 
-/// Who may talk to whom.
+/// Network isolation and allowed destinations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Network {
@@ -329,10 +329,10 @@ impl WorkspaceUser {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkspaceStatus {
-    /// The metadata.generation that was last worked on.
+    /// The metadata.generation that was last reconciled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Where the workspace is.
+    /// Summary of the workspace's state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<WorkspacePhase>,
     /// Ready, ServicesReady, UsersReady and NetworkReady, in this order.
@@ -344,10 +344,10 @@ pub struct WorkspaceStatus {
     /// The users, by slug.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<UserSummary>,
-    /// Services that are ready, of those that are enabled: 2/3.
+    /// Ready services out of all enabled ones: 2/3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub services_ready: Option<String>,
-    /// Users who are ready, of all with a code-server: 2/3.
+    /// Ready users out of all with a code-server: 2/3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub users_ready: Option<String>,
     /// Objects derived from this one.
@@ -380,10 +380,10 @@ pub struct ServiceSummary {
     pub name: String,
     /// Whether its release is ready.
     pub ready: bool,
-    /// Why not, in a word.
+    /// Reason why not, as one word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Why not, in a sentence.
+    /// Message why not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// Chart version that is deployed.
@@ -401,7 +401,7 @@ pub struct UserSummary {
     pub slug: String,
     /// Whether the code-server is ready.
     pub ready: bool,
-    /// Why not, in a word.
+    /// Reason why not, as one word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Where the code-server is reached.

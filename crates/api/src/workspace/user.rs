@@ -74,7 +74,7 @@ pub enum Permission {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CodeServer {
-    /// Takes the code-server away while true; its volume stays.
+    /// Removes the code-server while true; its volume stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disabled: Option<bool>,
     /// Image.
@@ -118,10 +118,10 @@ pub struct CodeServer {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UserStatus {
-    /// The metadata.generation that was last worked on.
+    /// The metadata.generation that was last reconciled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Where the user is.
+    /// Summary of the user's state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<UserPhase>,
     /// Ready.

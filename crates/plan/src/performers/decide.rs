@@ -280,7 +280,7 @@ fn stuck_pod(pod: &PodFacts, identity: &Identity) -> String {
     }
     let (namespace, name) = (&identity.namespace, identity.owned_name());
     format!(
-        "the old pod {name} was deleted and should be gone, but its node does not say that it ended; if the node is \
+        "the old pod {name} was deleted and should be gone, but its node does not report its end; if the node is \
          lost for good: kubectl delete pod -n {namespace} {name} --force"
     )
 }
@@ -288,7 +288,7 @@ fn stuck_pod(pod: &PodFacts, identity: &Identity) -> String {
 fn held(kind: &str, identity: &Identity) -> String {
     let (namespace, name) = (&identity.namespace, identity.owned_name());
     format!(
-        "the old {kind} {name} was deleted and should be gone, but finalizers hold it; see to whoever set them, or \
+        "the old {kind} {name} was deleted and should be gone, but finalizers hold it; ask the controller that set them, or \
          remove them: kubectl edit {} -n {namespace} {name}",
         kind.to_lowercase()
     )
@@ -303,7 +303,7 @@ fn name_taken(observed: &Observed, identity: &Identity) -> Option<String> {
     };
     let owner = owner_uid.as_ref().map_or("no controller".to_owned(), |uid| format!("the controller with uid {uid}"));
     Some(format!(
-        "a {kind} named {} exists and belongs to {owner}; it is left alone: remove it, or recreate the \
+        "a {kind} named {} exists and belongs to {owner}; the operator leaves it alone: remove it, or recreate the \
          Performer under another name",
         identity.owned_name()
     ))

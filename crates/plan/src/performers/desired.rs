@@ -147,7 +147,7 @@ fn validate_name(name: &str) -> Result<(), Invalid> {
             name.len()
         )
     } else if name.contains('.') {
-        "the name holds a dot, which a Service name may not: recreate the Performer under a name without dots"
+        "the name contains a dot, which a Service name must not: recreate the Performer under a name without dots"
             .to_owned()
     } else {
         return Ok(());

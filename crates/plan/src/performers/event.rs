@@ -31,14 +31,14 @@ fn of_action(action: &Action) -> Option<Event> {
             normal("ServiceCreated", "CreateService", format!("Created Service {name}"))
         }
         Action::RepairService { .. } => {
-            let note = "Restored type, selector and port of the Service, which differed".to_owned();
+            let note = "Restored the type, selector and port of the Service".to_owned();
             normal("ServiceRepaired", "RepairService", note)
         }
         Action::DeleteService { .. } => {
             normal("ServiceDeleted", "DeleteService", "Deleted the Service: the Performer is being deleted".to_owned())
         }
         Action::ReleaseFinalizer { .. } => {
-            normal("Deleted", "ReleaseFinalizer", "Pod and Service are gone; the Performer may go".to_owned())
+            normal("Deleted", "ReleaseFinalizer", "Pod and Service are gone; removed the finalizer".to_owned())
         }
     }
 }
@@ -48,13 +48,13 @@ fn of_deletion(cause: Cause) -> Event {
         Cause::Upgrade => (
             EventKind::Normal,
             Reason::UpgradeInProgress.as_str(),
-            "Deleted the pod: another image or version is asked for",
+            "Deleted the pod: the spec asks for another image or version",
         ),
         Cause::SpecChanged => {
             (EventKind::Normal, Reason::PodReplaced.as_str(), "Deleted the pod to replace it: the spec changed")
         }
         Cause::Ended => {
-            (EventKind::Warning, Reason::PodReplaced.as_str(), "Deleted the pod to replace it: it had ended")
+            (EventKind::Warning, Reason::PodReplaced.as_str(), "Deleted the pod to replace it: it had exited")
         }
         Cause::PendingTooLong => (
             EventKind::Warning,
@@ -70,11 +70,11 @@ fn of_deletion(cause: Cause) -> Event {
     Event { kind, reason, action: "DeletePod", note: note.to_owned() }
 }
 
-/// What the change of status tells: trouble that is new, readiness gained, readiness lost.
+/// What the change of status shows: a new problem, readiness gained, readiness lost.
 pub(super) fn of_change(before: Option<&PerformerStatus>, after: &PerformerStatus) -> Option<Event> {
-    let degraded = |status: &PerformerStatus| trouble(status).map(|c| c.reason);
+    let degraded = |status: &PerformerStatus| problem(status).map(|c| c.reason);
     let former = before.and_then(degraded);
-    if let Some(condition) = trouble(after).filter(|c| Some(c.reason) != former) {
+    if let Some(condition) = problem(after).filter(|c| Some(c.reason) != former) {
         return Some(warning(condition));
     }
     let was_ready = before.is_some_and(|s| s.ready);
@@ -87,7 +87,7 @@ pub(super) fn of_change(before: Option<&PerformerStatus>, after: &PerformerStatu
     (was_ready && available.reason == Reason::PodNotReady).then(|| warning(available))
 }
 
-fn trouble(status: &PerformerStatus) -> Option<&Condition> {
+fn problem(status: &PerformerStatus) -> Option<&Condition> {
     status.condition(ConditionType::Degraded).filter(|c| c.status == ConditionStatus::True)
 }
 

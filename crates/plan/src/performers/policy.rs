@@ -18,9 +18,9 @@ pub struct Policy {
     /// How long past its grace period a pod or Service may hold up the Performer's deletion, for
     /// example by a foreign finalizer or on a lost node.
     pub deletion_margin: Duration,
-    /// What the API server is unable to do for this long, try after try, is told. A telling costs two status writes, and
+    /// What the API server is unable to do for this long, try after try, is reported. A report costs two status writes, and
     /// a server that was away for a moment has better things to do.
-    pub trouble_delay: Duration,
+    pub problem_delay: Duration,
     /// A container that ended twice and not in this window is no longer in a crash loop; kubelet
     /// forgets its own back-off after the same ten minutes.
     pub crash_window: Duration,
@@ -34,7 +34,7 @@ impl Default for Policy {
             failure_delay: Duration::from_secs(10),
             failure_delay_cap: Duration::from_mins(5),
             deletion_margin: Duration::from_secs(30),
-            trouble_delay: Duration::from_secs(10),
+            problem_delay: Duration::from_secs(10),
             crash_window: Duration::from_mins(10),
         }
     }

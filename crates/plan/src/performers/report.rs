@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::decide::{is_announced, is_other_release};
 use super::event::{of_actions, of_change};
-use super::trouble::trouble;
+use super::problem::problem;
 use super::{Action, Created, Desired, Identity, Invalid, Note, Observed, PodFacts, PodPhase, Policy, Slot, validate};
 use crate::Why;
 use crate::round::{Plan, Progress, Refusal, Report};
@@ -199,37 +199,37 @@ impl<'a> View<'a> {
     /// In this order, because the executor shows the message of the last one.
     fn conditions(&self, former: &[Condition], ready_time: Option<Timestamp>) -> Vec<Condition> {
         let course = self.course(ready_time);
-        let trouble = self.trouble();
-        let (is_progressing, progress) = match &trouble {
+        let problem = self.problem();
+        let (is_progressing, progress) = match &problem {
             // These wait for a person.
             Some(t) if matches!(t.reason, Reason::NameTaken | Reason::InvalidName | Reason::InvalidSpec) => {
                 (false, t.clone())
             }
             _ => (!matches!(course.reason, Reason::PodReady | Reason::PodNotReady), course.clone()),
         };
-        let is_available = self.is_ready && trouble.is_none();
-        let blocking = trouble.clone().unwrap_or_else(|| course.clone());
-        let degraded = trouble.clone().unwrap_or(course);
+        let is_available = self.is_ready && problem.is_none();
+        let blocking = problem.clone().unwrap_or_else(|| course.clone());
+        let degraded = problem.clone().unwrap_or(course);
         vec![
             self.condition(ConditionType::Progressing, is_progressing, progress, former),
-            self.condition(ConditionType::Degraded, trouble.is_some(), degraded, former),
+            self.condition(ConditionType::Degraded, problem.is_some(), degraded, former),
             self.condition(ConditionType::Available, is_available, blocking, former),
         ]
     }
 
-    fn trouble(&self) -> Option<Why> {
+    fn problem(&self) -> Option<Why> {
         if self.round.is_deletion() {
             return None;
         }
         let wanted = self.pod.filter(|p| self.checked.as_ref().is_ok_and(|desired| !is_other_release(p, desired)));
-        trouble(self.round, self.checked.as_ref().ok(), &self.identity, wanted)
+        problem(self.round, self.checked.as_ref().ok(), &self.identity, wanted)
     }
 
-    /// What is going on, trouble aside. The words stay the same from the pod's creation, or its
+    /// What is going on, apart from problems. The words stay the same from the pod's creation, or its
     /// predecessor's deletion, to just before it is ready, so that a normal start or replacement is
     /// reported twice and no more.
     fn course(&self, ready_time: Option<Timestamp>) -> Why {
-        const ORDER: &str = "the new one is made once the old one is gone";
+        const ORDER: &str = "the operator creates the new one once the old one is gone";
         let name = self.identity.owned_name();
         let (reason, message) = if self.round.is_deletion() {
             (Reason::Terminating, format!("Pod and Service {name} are being removed"))
@@ -239,7 +239,7 @@ impl<'a> View<'a> {
         } else if self.is_ready {
             (Reason::PodReady, "Performer pod is ready and running".to_owned())
         } else if ready_time.is_some() {
-            (Reason::PodNotReady, format!("Pod {name} was ready and is not now"))
+            (Reason::PodNotReady, format!("Pod {name} was ready and is no longer ready"))
         } else if self.is_replacing {
             (Reason::PodReplaced, format!("Pod {name} is being replaced: {ORDER}"))
         } else {

@@ -178,7 +178,7 @@ pub(super) fn assess(
         cycle: observed.cycle.clone(),
         identity: asking.identity(),
         drift: Drift::NotLooked,
-        is_drift_heard: observed.is_watched,
+        is_watched: observed.is_watched,
         workloads: Replicas::NotLooked,
         object_changes: observed.object_changes,
         holds_data: None,

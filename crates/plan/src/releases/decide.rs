@@ -72,7 +72,7 @@ impl Deciding<'_> {
         };
         if let Some(rival) = &self.observed.rival {
             let message = format!(
-                "the Helm release {} of namespace {} is kept by HelmRelease {rival}; choose another spec.releaseName",
+                "the Helm release {} of namespace {} belongs to HelmRelease {rival}; choose another spec.releaseName",
                 desired.release, desired.namespace
             );
             return plan.block(Reason::ObjectTaken, message);
@@ -84,7 +84,7 @@ impl Deciding<'_> {
             return;
         }
         if desired.suspend {
-            return plan.block(Reason::Suspended, "spec.suspend is true: nothing is touched");
+            return plan.block(Reason::Suspended, "spec.suspend is true: the operator changes nothing");
         }
         if !self.is_held() {
             let finalizers = self.finalizers().iter().cloned().chain([FINALIZER.to_owned()]).collect();
@@ -283,7 +283,7 @@ impl Deciding<'_> {
             let absent: Vec<_> = absent.collect();
             let names = missing.into_iter().collect::<Vec<_>>().join(", ");
             let hint = if absent.is_empty() { String::new() } else { format!("; not there: {}", absent.join(", ")) };
-            plan.block(Reason::DependencyNotReady, format!("waits for {names}{hint}"));
+            plan.block(Reason::DependencyNotReady, format!("waiting for {names}{hint}"));
         }
         !plan.blocked.is_empty()
     }
@@ -351,7 +351,7 @@ impl Deciding<'_> {
             )),
             Identity::AccountMissing(name) => Some((
                 Reason::ServiceAccountMissing,
-                format!("ServiceAccount {name} is not there; create it in the HelmRelease's namespace"),
+                format!("ServiceAccount {name} does not exist; create it in the HelmRelease's namespace"),
             )),
             Identity::Forbidden(what) => Some((Reason::Forbidden, what.clone())),
             Identity::Unknown(why) => Some((Reason::StateUnknown, why.clone())),
@@ -370,7 +370,7 @@ impl Deciding<'_> {
         match self.left(stored.modified_at, patience) {
             Some(left) => {
                 let message = format!(
-                    "revision {} is {} by a helm process that is not ours; taken over if it does not move",
+                    "revision {} is {} by a helm process of another client; the operator takes the release over if the revision stops changing",
                     stored.revision,
                     stored.status.as_str()
                 );
@@ -396,7 +396,10 @@ impl Deciding<'_> {
             }
             None => {
                 let kept: Vec<_> = stored.iter().map(|s| s.revision.to_string()).collect();
-                let message = format!("A rollback to {request} was asked for; Helm keeps {}", kept.join(", "));
+                let message = format!(
+                    "The annotation requests a rollback to {request}, which Helm does not have; choose one of {}",
+                    kept.join(", ")
+                );
                 plan.push(Action::RefuseRollback { message });
             }
         }
@@ -441,9 +444,9 @@ impl Deciding<'_> {
             }
             _ => {}
         }
-        let max_age = look_age(self.observed.is_drift_heard, desired.interval);
+        let max_age = look_age(self.observed.is_watched, desired.interval);
         plan.wants.push(Want { ask: self.drift_ask(newest), max_age });
-        let pause = if self.observed.is_drift_heard { desired.interval } else { UNHEARD_LOOK };
+        let pause = if self.observed.is_watched { desired.interval } else { UNHEARD_LOOK };
         plan.look_within(pause.min(desired.interval));
     }
 
@@ -452,10 +455,10 @@ impl Deciding<'_> {
         if !desired.stopped && former.is_empty() {
             return;
         }
-        if !self.observed.is_drift_heard {
+        if !self.observed.is_watched {
             plan.look_within(UNHEARD_LOOK);
         }
-        let max_age = look_age(self.observed.is_drift_heard, desired.interval);
+        let max_age = look_age(self.observed.is_watched, desired.interval);
         plan.wants.push(Want { ask: self.replicas_ask(newest), max_age });
         match &self.observed.workloads {
             Replicas::NotLooked => {}

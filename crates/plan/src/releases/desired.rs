@@ -105,13 +105,13 @@ fn invalid(message: impl Into<String>) -> Why {
 
 pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
     let spec = object.spec.as_ref().ok_or_else(|| {
-        invalid("spec cannot be read; compare it with the reference or write it anew: kubectl explain helmrelease.spec")
+        invalid("spec cannot be read; compare it with `kubectl explain helmrelease.spec` and correct it")
     })?;
     let own_namespace = object.metadata.namespace.clone().unwrap_or_default();
     let namespace = spec.target_namespace.clone().unwrap_or_else(|| own_namespace.clone());
     if namespace != own_namespace && !policy.other_namespaces {
         return Err(invalid(format!(
-            "spec.targetNamespace is {namespace}, but releases may only go to their own namespace; leave it out, or start the operator with --helm-other-namespaces"
+            "spec.targetNamespace is {namespace}, but a release may only be installed into its own namespace; leave it out, or start the operator with --helm-other-namespaces"
         )));
     }
     let release = spec.release_name.clone().or_else(|| object.metadata.name.clone()).unwrap_or_default();
@@ -181,11 +181,11 @@ pub fn removable(object: &HelmRelease, policy: &Policy) -> Option<Desired> {
 fn timeout(field: &str, asked: Option<Span>, policy: &Policy) -> Result<Option<Duration>, Why> {
     let Some(Span(asked)) = asked else { return Ok(None) };
     if asked.is_zero() {
-        return Err(invalid(format!("{field} must be more than zero")));
+        return Err(invalid(format!("{field} must be more than zero; write a duration like 90s")));
     }
     if asked > policy.longest_timeout {
         return Err(invalid(format!(
-            "{field} is {}, one release may ask for at most {}; lower it, or raise --helm-max-timeout",
+            "{field} is {}, the limit for one release is {}; lower it, or raise --helm-max-timeout",
             Span(asked),
             Span(policy.longest_timeout)
         )));
@@ -198,7 +198,7 @@ fn check_repository(chart: &ChartReference, policy: &Policy) -> Result<(), Why> 
         Some(Repository::Http | Repository::Oci) => Ok(()),
         Some(Repository::File) if policy.local_charts => Ok(()),
         Some(Repository::File) => Err(invalid(
-            "spec.chart.repo is a file:// on the operator's own disk, which it may not read charts from; name a repository, or start the operator with --helm-local-charts",
+            "spec.chart.repo is a file:// on the operator's own disk, from which it must not read charts; name a repository, or start the operator with --helm-local-charts",
         )),
         None => Err(invalid("spec.chart.repo must begin with http://, https://, oci:// or file://")),
     }
@@ -217,14 +217,14 @@ fn memory(spec: &HelmReleaseSpec, policy: &Policy) -> Result<Option<u64>, Why> {
         return Err(Why {
             reason: Reason::MemoryExceedsBudget,
             message: format!(
-                "spec.memory asks for {memory} bytes, all helm processes together may use {}; lower it, or raise --helm-memory",
+                "spec.memory is {memory} bytes, the limit for all helm processes together is {}; lower it, or raise --helm-memory",
                 policy.total_memory
             ),
         });
     }
     if memory > policy.largest_memory {
         return Err(invalid(format!(
-            "spec.memory asks for {memory} bytes, one release may ask for at most {}, so that there is room for others; lower it, or raise --helm-max-operation-memory",
+            "spec.memory is {memory} bytes, the limit for one release is {}, so that others have room; lower it, or raise --helm-max-operation-memory",
             policy.largest_memory
         )));
     }

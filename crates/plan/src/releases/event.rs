@@ -22,9 +22,11 @@ fn normal(reason: Reason, action: &'static str, note: String) -> Event {
 
 fn of_action(action: &Action, round: &Round<'_>) -> Option<Event> {
     match action {
-        Action::Unlock { revision, .. } => {
-            Some(normal(Reason::Locked, "Unlock", format!("Revision {revision} was left unfinished; taken over")))
-        }
+        Action::Unlock { revision, .. } => Some(normal(
+            Reason::Locked,
+            "Unlock",
+            format!("Revision {revision} was left unfinished; the operator took it over"),
+        )),
         Action::RefuseRollback { message } => Some(Event {
             kind: EventKind::Warning,
             reason: Reason::RollbackFailed.as_str(),
@@ -32,11 +34,12 @@ fn of_action(action: &Action, round: &Round<'_>) -> Option<Event> {
             note: message.clone(),
         }),
         Action::ReleaseFinalizer { .. } if !has_acted(round) => {
-            let note = "Let go; the Helm release was never touched by this object and stays as it is".to_owned();
+            let note =
+                "Removed the finalizer; this object never changed the Helm release, which stays as it is".to_owned();
             Some(normal(Reason::NotNeeded, "ReleaseFinalizer", note))
         }
         Action::CorrectDrift(found) => {
-            let note = format!("Set back {}", found.iter().map(|d| d.object.as_str()).collect::<Vec<_>>().join(", "));
+            let note = format!("Corrected {}", found.iter().map(|d| d.object.as_str()).collect::<Vec<_>>().join(", "));
             Some(normal(Reason::DriftCorrected, "CorrectDrift", note))
         }
         Action::Scale(scaled) => {
@@ -79,7 +82,7 @@ fn of_end(ended: &super::Ended) -> Option<Event> {
     }
 }
 
-/// Trouble that is new and is not the end of an operation, which was told already.
+/// A new problem that is not the end of an operation, which was recorded already.
 fn of_change(kind: ConditionType, before: Option<&HelmReleaseStatus>, after: &HelmReleaseStatus) -> Option<Event> {
     let condition = after.condition(kind)?;
     let bad = if kind == ConditionType::Drifted { ConditionStatus::True } else { ConditionStatus::False };

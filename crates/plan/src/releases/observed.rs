@@ -56,7 +56,7 @@ pub struct Surroundings {
     pub identity: Identity,
     pub drift: Drift,
     /// Whether changes of all the release's objects are told by watches.
-    pub is_drift_heard: bool,
+    pub is_watched: bool,
     pub workloads: Replicas,
     pub object_changes: u64,
     /// Whether the newest revision holds PersistentVolumeClaims, where somebody looked and could tell.
@@ -284,7 +284,7 @@ impl Surroundings {
         Some(match (&ended.result, left) {
             (Ok(()), Some(left)) if ended.operation.kind == OperationKind::Uninstall => {
                 let message = format!(
-                    "helm took the release for uninstalled, and its revision {} is still there; whoever helm acts as needs the rights to get, list, update and delete Secrets",
+                    "helm reported the release as uninstalled, but its revision {} still exists; grant the account that helm acts as the rights to get, list, update and delete Secrets",
                     left.revision
                 );
                 Ended { result: Err(Failure { class: FailureClass::Other, message }), ..ended.clone() }

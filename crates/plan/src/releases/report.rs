@@ -263,8 +263,8 @@ impl<'a> Facts<'a> {
         if self.round.object.metadata.deletion_timestamp.is_some() {
             return self.leaving();
         }
-        if let Some(trouble) = self.chart_trouble() {
-            return trouble;
+        if let Some(problem) = self.chart_problem() {
+            return problem;
         }
         if let Some(kind) = self.busy {
             return (ConditionStatus::Unknown, doing(kind), self.progress(kind));
@@ -278,7 +278,7 @@ impl<'a> Facts<'a> {
             let failed = self.status.last_failure.filter(|_| self.status.failures + self.status.interruptions > 0);
             return match failed {
                 Some(reason) => (ConditionStatus::False, reason, self.output()),
-                None => (ConditionStatus::Unknown, Reason::Queued, "about to be installed or upgraded".to_owned()),
+                None => (ConditionStatus::Unknown, Reason::Queued, "waiting to be installed or upgraded".to_owned()),
             };
         }
         let (tested, reason, message) = self.tested();
@@ -291,19 +291,19 @@ impl<'a> Facts<'a> {
         }
         // Former replicas are forgotten once they are back.
         if !self.status.stopped.is_empty() {
-            let message = "deployed; its workloads are being scaled back".to_owned();
+            let message = "deployed; its workloads are being scaled back up".to_owned();
             return (ConditionStatus::Unknown, Reason::Starting, message);
         }
         self.released()
     }
 
     /// A chart that could not be had is looked for again and again; what was said holds until there is an answer.
-    fn chart_trouble(&self) -> Option<Fact> {
+    fn chart_problem(&self) -> Option<Fact> {
         let object = self.round.object;
         let former = object.status.as_ref()?.condition(ConditionType::Ready)?;
-        let is_trouble = matches!(former.reason, Reason::ChartNotFound | Reason::ChartUnavailable);
+        let is_problem = matches!(former.reason, Reason::ChartNotFound | Reason::ChartUnavailable);
         let is_current = former.observed_generation == object.metadata.generation;
-        (self.busy == Some(OperationKind::Fetch) && is_trouble && is_current)
+        (self.busy == Some(OperationKind::Fetch) && is_problem && is_current)
             .then(|| (former.status, former.reason, former.message.clone()))
     }
 
@@ -388,13 +388,13 @@ impl<'a> Facts<'a> {
 
     fn remediated(&self) -> Fact {
         let Some(remedy) = &self.status.remedy else {
-            return (ConditionStatus::False, Reason::NotNeeded, "nothing had to be remedied".to_owned());
+            return (ConditionStatus::False, Reason::NotNeeded, "no remediation was needed".to_owned());
         };
         let (good, bad) = match remedy.kind {
             OperationKind::Rollback => (Reason::RollbackSucceeded, Reason::RollbackFailed),
             _ => (Reason::UninstallSucceeded, Reason::UninstallFailed),
         };
-        let why = if remedy.requested { "as asked for" } else { "because what was tried last failed" };
+        let why = if remedy.requested { "as requested" } else { "because the last attempt failed" };
         if remedy.succeeded {
             (ConditionStatus::True, good, format!("{} done, {why}", remedy.kind.as_str()))
         } else if self.busy.is_some() {
@@ -411,13 +411,13 @@ impl<'a> Facts<'a> {
         }
         let newest = self.round.observed.newest().filter(|_| self.busy.is_none());
         if newest.is_some_and(|newest| newest.status == StoredStatus::Failed) {
-            let message = "not looked for: the newest revision has failed".to_owned();
+            let message = "not checked: the newest revision has failed".to_owned();
             return (ConditionStatus::Unknown, Reason::StateUnknown, message);
         }
         let is_corrected = self.round.done().any(|action| matches!(action, Action::CorrectDrift(_)));
         match &self.round.observed.drift {
             Drift::Found(found) if is_corrected => {
-                (ConditionStatus::False, Reason::DriftCorrected, format!("{} set back", listed(found)))
+                (ConditionStatus::False, Reason::DriftCorrected, format!("{} corrected", listed(found)))
             }
             Drift::Found(found) => (ConditionStatus::True, Reason::DriftDetected, listed(found)),
             Drift::Unknown(why) => (ConditionStatus::Unknown, Reason::StateUnknown, why.clone()),
@@ -431,9 +431,9 @@ impl<'a> Facts<'a> {
                         (former.status, former.reason, former.message.clone())
                     }
                     _ if self.round.observed.drift == Drift::None => {
-                        (ConditionStatus::False, Reason::NoDrift, "all objects are as released".to_owned())
+                        (ConditionStatus::False, Reason::NoDrift, "all objects match the release".to_owned())
                     }
-                    _ => (ConditionStatus::Unknown, Reason::StateUnknown, "not looked at yet".to_owned()),
+                    _ => (ConditionStatus::Unknown, Reason::StateUnknown, "not checked yet".to_owned()),
                 }
             }
         }

@@ -346,7 +346,7 @@ pub(super) fn block<Q>(plan: &mut Plan<Action, Q>, owner_uid: &str, wanted: &[De
         match (wish, objects.get(id)) {
             (Wish::Hold(Some(why)), _) => block_object(plan, id, why.clone()),
             (Wish::Apply(_), Some(found)) if !found.is_of(owner_uid) => {
-                let message = format!("{id} exists and belongs to someone else; rename or delete it");
+                let message = format!("{id} exists and belongs to another owner; rename or delete it");
                 block_object(plan, id, Why { reason: Reason::ObjectTaken, message });
             }
             _ => {}

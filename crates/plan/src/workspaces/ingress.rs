@@ -60,7 +60,7 @@ pub(super) fn host_limit(host: &str) -> Option<String> {
 pub(super) fn authentication_remedy(settings: Option<&IngressSettings>) -> Option<String> {
     let class = settings.and_then(|settings| settings.class.as_deref()).unwrap_or_default();
     match settings.filter(|settings| settings.auth_url.is_some()) {
-        None => Some("set spec.ingress.authURL, which says who is signed in, or choose public".to_owned()),
+        None => Some("set spec.ingress.authURL, which checks who is signed in, or choose public".to_owned()),
         Some(settings) if settings.is_nginx() => None,
         Some(_) => Some(format!(
             "set spec.ingress.controller: nginx if class {class} is an ingress-nginx, or choose public and protect the \

@@ -12,7 +12,7 @@ use crate::round::{Plan, Progress, Refusal, Report, Round};
 
 /// What stands in the way of one object, or of all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Trouble {
+pub(super) struct Problem {
     pub id: Option<ObjectId>,
     pub why: Why,
 }
@@ -20,7 +20,7 @@ pub(super) struct Trouble {
 /// The actions of a round with what became of them, and what was in the way when it was planned.
 pub(super) struct Attempts<'a> {
     all: Vec<(&'a Action, &'a Progress<Done>)>,
-    blocked: Vec<Trouble>,
+    blocked: Vec<Problem>,
 }
 
 impl<'a> Attempts<'a> {
@@ -48,7 +48,7 @@ impl<'a> Attempts<'a> {
     }
 
     /// Everything that is in the way, the most important first: known when it was planned, or refused by the API server.
-    pub(super) fn troubles(&self) -> Vec<Trouble> {
+    pub(super) fn problems(&self) -> Vec<Problem> {
         let refused = self.all.iter().filter_map(|(action, progress)| {
             let id = applied_id(action)?;
             let why = match progress {
@@ -58,11 +58,11 @@ impl<'a> Attempts<'a> {
                 Progress::Refused(Refusal::Because(why)) => why.clone(),
                 _ => return None,
             };
-            Some(Trouble { id: Some(id.clone()), why })
+            Some(Problem { id: Some(id.clone()), why })
         });
-        let mut troubles: Vec<_> = self.blocked.iter().cloned().chain(refused).collect();
-        troubles.sort_by_key(|trouble| trouble.why.reason);
-        troubles
+        let mut problems: Vec<_> = self.blocked.iter().cloned().chain(refused).collect();
+        problems.sort_by_key(|problem| problem.why.reason);
+        problems
     }
 
     /// What the server made of applies, to be remembered for objects that are still there.
@@ -121,12 +121,12 @@ fn applied_id(action: &Action) -> Option<&ObjectId> {
     if let Action::Apply { id, .. } = action { Some(id) } else { None }
 }
 
-fn blocked<Q>(plan: &Plan<Action, Q>) -> Vec<Trouble> {
-    let whole = plan.blocked.iter().map(|why| Trouble { id: None, why: why.clone() });
+fn blocked<Q>(plan: &Plan<Action, Q>) -> Vec<Problem> {
+    let whole = plan.blocked.iter().map(|why| Problem { id: None, why: why.clone() });
     let single = plan
         .blocked_objects
         .iter()
-        .map(|blocked| Trouble { id: ObjectId::try_from(blocked.object.clone()).ok(), why: blocked.why.clone() });
+        .map(|blocked| Problem { id: ObjectId::try_from(blocked.object.clone()).ok(), why: blocked.why.clone() });
     whole.chain(single).collect()
 }
 
@@ -171,7 +171,7 @@ fn shortened(mut message: String) -> String {
     message
 }
 
-/// What to record, once, when something changes: trouble that is new, readiness gained or lost. `before` and `after` are
+/// What to record, once, when something changes: a new problem, readiness gained or lost. `before` and `after` are
 /// the stored and the new conditions. The way to a first readiness is not recorded.
 fn transition(before: &[Condition], after: &[Condition]) -> Option<Event> {
     let ready = |conditions: &[Condition]| conditions.iter().find(|c| c.kind == ConditionType::Ready).cloned();

@@ -796,7 +796,9 @@ fn a_rollback_that_was_asked_for_stays_until_something_changes() {
     assert_eq!(world.kinds().last(), Some(&Upgrade));
     world.annotate(ROLLBACK_ANNOTATION, "9@now");
     let refused: Vec<_> = world.round().actions().cloned().collect();
-    assert!(matches!(&refused[..], [Action::RefuseRollback { message }] if message.contains("Helm keeps 1, 2, 3, 4")));
+    assert!(
+        matches!(&refused[..], [Action::RefuseRollback { message }] if message.contains("choose one of 1, 2, 3, 4"))
+    );
     world.settle();
     assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True, "an impossible wish blocks nothing");
 }
@@ -835,7 +837,7 @@ fn w21_what_cannot_run_is_refused_and_says_what_to_do() {
         (
             json!({ "timeout": "99999h" }),
             Reason::InvalidSpec,
-            "spec.timeout is 99999h, one release may ask for at most 1h",
+            "spec.timeout is 99999h, the limit for one release is 1h",
         ),
         (json!({ "rollback": { "timeout": "61m" } }), Reason::InvalidSpec, "--helm-max-timeout"),
         (json!({ "targetNamespace": "else" }), Reason::InvalidSpec, "--helm-other-namespaces"),

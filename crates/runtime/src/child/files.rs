@@ -96,7 +96,7 @@ fn sweep(parent: &Path, own: &Path) -> io::Result<()> {
         let Ok(lock) = File::open(path.join(LOCK)) else { continue };
         if is_runner && path != own && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             if !orphans_ended(&path, ORPHAN_PATIENCE)? {
-                tracing::warn!(path = %path.display(), "a child process of a former operator does not end");
+                tracing::warn!(path = %path.display(), "a child process of an earlier operator does not end");
             }
             fs::remove_dir_all(&path)?;
         }

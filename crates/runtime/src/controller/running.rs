@@ -186,7 +186,7 @@ impl<C: Controller> Running<'_, C> {
     }
 
     fn record(&self, discriminator: &str, events: Vec<Event>) {
-        self.subject.tell(&self.shared.recorder, self.key, discriminator, events);
+        self.subject.record(&self.shared.recorder, self.key, discriminator, events);
     }
 
     /// How many rounds in a row only asked although nothing that is observed changed.

@@ -29,13 +29,14 @@ fn labels(labels: &str) -> Selection {
 fn watched<W: View<DynamicType = ()>>(
     world: &World,
     selection: Selection,
-    keep: fn(W) -> Option<()>,
+    project: fn(W) -> Option<()>,
 ) -> (Arc<Kind<W, ()>>, Log) {
-    let kind = Kind::new("configmaps", world.cluster.writer("test"), keep);
+    let kind = Kind::new("configmaps", world.cluster.writer("test"), project);
     let log = Log::default();
     let noted = log.clone();
     world.cluster.watch(&kind, selection, move |change| {
-        let (sign, from) = (if change.after.is_some() { '+' } else { '-' }, if change.is_heard { "" } else { "own " });
+        let (sign, from) =
+            (if change.after.is_some() { '+' } else { '-' }, if change.from_watch { "" } else { "own " });
         noted.lock().unwrap().push(format!("{from}{sign}{}", change.key.name));
     });
     (kind, log)
@@ -221,7 +222,7 @@ async fn a_panic_costs_one_subscriber_until_it_is_filled_anew() {
     moment().await;
     assert_eq!(taken(&fragile_log), ["+a"]);
     assert_eq!(taken(&sound_log), ["+a", "+poison", "+b"], "the other goes on");
-    assert_eq!(fragile.freshness().trouble.as_deref(), Some("panic: poisoned"));
+    assert_eq!(fragile.freshness().interruption.as_deref(), Some("panic: poisoned"));
     assert_eq!(fragile.mention().as_deref(), Some("panic: poisoned"), "it is told without being unready");
     assert!(fragile.readiness().is_ok() && fragile.get(&Key::new("n", "a")).is_some(), "what was known stays");
 
@@ -230,7 +231,7 @@ async fn a_panic_costs_one_subscriber_until_it_is_filled_anew() {
     script.then([all(), quiet()]);
     sleep(AFTER_PANIC).await;
     assert_eq!(script.count("limit=500"), 2);
-    assert_eq!(fragile.freshness().trouble.as_deref(), Some("panic: poisoned"));
+    assert_eq!(fragile.freshness().interruption.as_deref(), Some("panic: poisoned"));
     assert_eq!(taken(&sound_log), [""; 0]);
     // Two seconds after that, all is well, and everything is told anew: nothing is known of what was missed.
     IS_WELL.store(true, Ordering::Relaxed);
@@ -239,7 +240,7 @@ async fn a_panic_costs_one_subscriber_until_it_is_filled_anew() {
     sleep(AFTER_PANIC).await;
     assert_eq!(script.count("limit=500"), 2, "the wait grows");
     sleep(AFTER_PANIC).await;
-    assert_eq!((script.count("limit=500"), fragile.freshness().trouble), (3, None));
+    assert_eq!((script.count("limit=500"), fragile.freshness().interruption), (3, None));
     assert_eq!(taken(&fragile_log), ["+a", "+b", "+poison"]);
     assert!(world.context.metrics.encode().unwrap().contains("strata_watch_panics_total 2\n"));
     assert!(!running.is_finished());

@@ -18,7 +18,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     /// What is to be kept of an object. What cannot be decoded is not believed to be absent: it is read before it is
     /// planned for, and whom it concerns has to look.
     fn project(&self, object: &Raw<'_>) -> Result<Option<T>, Unreadable> {
-        object.decode::<W>().map(self.keep).map_err(|error| {
+        object.decode::<W>().map(self.project).map_err(|error| {
             self.change(&object.key, true, |_| Some(self.doubted(&object.key)));
             Unreadable(undecodable(&error))
         })
@@ -51,14 +51,14 @@ impl<W: View, T: Send + Sync + 'static> Subscriber for Kind<W, T> {
     }
 
     fn end_list(&self, version: u64) {
-        let telling = self.telling();
+        let notifier = self.notifier();
         let missing = self.store.end_list(version);
         for (key, changed) in missing.gone {
             self.strangers().remove(&key);
-            telling.tell(&key, true, &changed);
+            notifier.notify(&key, true, &changed);
         }
         for key in missing.doubtful {
-            telling.tell(&key, true, &self.doubted(&key));
+            notifier.notify(&key, true, &self.doubted(&key));
         }
     }
 
@@ -109,6 +109,6 @@ impl<W: View, T: Send + Sync + 'static> Subscriber for Kind<W, T> {
     }
 
     fn interrupted(&self, why: Option<String>) {
-        self.trouble.set(why);
+        self.interruption.set(why);
     }
 }

@@ -23,7 +23,7 @@ use super::{
     Leadership, LeaseConfig, Term,
     seen::{Seen, Verdict, claim, is_held_by, released},
 };
-use crate::{clock::Clock, error::Brief, health::Pulse, trouble::Trouble, watch::describe};
+use crate::{clock::Clock, error::Brief, health::Pulse, interruption::Interruption, watch::describe};
 
 pub struct Elector {
     api: Api<Lease>,
@@ -36,13 +36,13 @@ pub struct Elector {
     /// A read found the Lease older than we knew it: the watch still waits for versions that may never come.
     watch_anew: Notify,
     /// Why the Lease can be neither taken nor renewed: a missing right, namespace or permission to use its name.
-    trouble: Trouble,
+    interruption: Interruption,
 }
 
 impl Elector {
     /// For readiness.
-    pub(crate) fn trouble(&self) -> Trouble {
-        self.trouble.clone()
+    pub(crate) fn interruption(&self) -> Interruption {
+        self.interruption.clone()
     }
 
     pub fn new(client: Client, config: LeaseConfig, clock: Clock) -> (Self, Leadership) {
@@ -56,7 +56,7 @@ impl Elector {
             seen: Arc::default(),
             changes: Notify::new(),
             watch_anew: Notify::new(),
-            trouble: Trouble::default(),
+            interruption: Interruption::default(),
         };
         (elector, leadership)
     }
@@ -146,7 +146,7 @@ impl Elector {
             Verdict::WentBack => {
                 tracing::warn!(
                     lease = self.config.name,
-                    "the lease is older than it was: the API server's store was restored"
+                    "the lease is older than it was: the etcd of the API server was restored"
                 );
             }
         }
@@ -187,7 +187,7 @@ impl Elector {
     async fn attempt(&self) -> bool {
         if !self.held_for().is_zero() {
             self.set(Term::Standby);
-            self.trouble.set(None);
+            self.interruption.set(None);
             return true;
         }
         let started = self.clock.instant();
@@ -196,7 +196,7 @@ impl Elector {
         let succeeded = match tokio::time::timeout(self.config.renew_interval(), self.write(epoch)).await {
             Ok(Ok(())) => {
                 self.set(Term::Leading { until: started + self.config.renew_deadline(), epoch });
-                self.trouble.set(None);
+                self.interruption.set(None);
                 true
             }
             Ok(Err(error)) => {
@@ -205,7 +205,7 @@ impl Elector {
                 false
             }
             Err(_) => {
-                tracing::warn!("no answer while taking or renewing the lease");
+                tracing::warn!("no answer while acquiring or renewing the lease");
                 false
             }
         };
@@ -227,12 +227,12 @@ impl Elector {
         match error {
             kube::Error::Api(status) if status.code != 409 && status.code < 500 => {
                 let (namespace, name) = (&self.config.namespace, &self.config.name);
-                let trouble = format!("lease {namespace}/{name} cannot be taken: {}", status.message);
-                if self.trouble.set(Some(trouble.clone())) {
-                    tracing::warn!("{trouble}; nothing is reconciled until that is mended");
+                let interruption = format!("lease {namespace}/{name} cannot be acquired: {}", status.message);
+                if self.interruption.set(Some(interruption.clone())) {
+                    tracing::warn!("{interruption}; nothing is reconciled until this is fixed");
                 }
             }
-            other => tracing::debug!(error = %Brief(other), "could not take or renew the lease"),
+            other => tracing::debug!(error = %Brief(other), "could not acquire or renew the lease"),
         }
     }
 

@@ -57,7 +57,7 @@ pub(super) async fn run<P: Peer, V: Send + Sync + 'static>(pool: Arc<Pool<P, V>>
         let lost = lost.unwrap_or_else(|panic| {
             pool.panics.fetch_add(1, Ordering::Relaxed);
             let panic = panic::message(&*panic);
-            tracing::error!(source = pool.name, %peer, panic, "panic in a source; it is connected again");
+            tracing::error!(source = pool.name, %peer, panic, "panic in a source; reconnecting");
             Lost::new(format!("panic: {panic}"))
         });
         if slot.heard_at().is_some_and(|at| at >= began) {
@@ -86,8 +86,8 @@ impl<P: Peer, V: Send + Sync + 'static> Slot<P, V> {
         let end = |entry: &mut Entry<V>| {
             entry.session += 1;
             entry.is_connected = false;
-            let is_news = entry.trouble.as_deref() != Some(why);
-            entry.trouble = Some(why.to_owned());
+            let is_news = entry.interruption.as_deref() != Some(why);
+            entry.interruption = Some(why.to_owned());
             if is_news {
                 self.signals.changed.notify_one();
             }

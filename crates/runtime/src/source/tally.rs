@@ -22,8 +22,8 @@ pub(crate) struct Tally {
     pub losses: u64,
     pub panics: u64,
     pub oldest: Option<Duration>,
-    /// The first troubles.
-    pub troubles: Vec<String>,
+    /// The first interruptions.
+    pub interruptions: Vec<String>,
 }
 
 /// Troubles beyond these are only counted.
@@ -51,23 +51,23 @@ impl<P: Peer, V: Send + Sync + 'static> Tallied for Sources<P, V> {
         for (peer, entry) in &*self.pool.lock() {
             let age = entry.heard_at.map(|at| now.saturating_duration_since(at));
             tally.oldest = tally.oldest.max(age);
-            let Some(trouble) = &entry.trouble else {
+            let Some(interruption) = &entry.interruption else {
                 tally.known += 1;
                 continue;
             };
             tally.unknown += 1;
-            let heard = age.map_or("never heard".to_owned(), |age| format!("last heard {} s ago", age.as_secs()));
-            tally.troubles.push(format!("{peer}: {trouble} ({heard})"));
+            let heard = age.map_or("never connected".to_owned(), |age| format!("last contact {} s ago", age.as_secs()));
+            tally.interruptions.push(format!("{peer}: {interruption} ({heard})"));
         }
-        tally.troubles.sort();
-        tally.troubles.truncate(MENTIONED);
+        tally.interruptions.sort();
+        tally.interruptions.truncate(MENTIONED);
         tally
     }
 }
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} unknown: {}", self.unknown, self.known + self.unknown, self.troubles.join("; "))
+        write!(f, "{} of {} unknown: {}", self.unknown, self.known + self.unknown, self.interruptions.join("; "))
     }
 }
 
@@ -107,14 +107,14 @@ impl Collector for AllSources {
         }
         let tallies: Vec<_> = all.iter().map(|sources| (sources.name(), sources.tally())).collect();
         let gauge = ConstGauge::new(0.0).metric_type();
-        let help = "Peers by whether what they said is known to be so now";
+        let help = "Peers by whether their state is known now";
         let mut metric = encoder.encode_descriptor("strata_source_peers", help, None, gauge)?;
         for (source, tally) in &tallies {
             for (state, count) in [("known", tally.known), ("unknown", tally.unknown)] {
                 ConstGauge::new(count as f64).encode(metric.encode_family(&StateLabel { source, state })?)?;
             }
         }
-        let help = "Time since the peer that is silent for the longest last spoke";
+        let help = "Time since the last contact with the peer that has been silent longest";
         let mut metric = encoder.encode_descriptor("strata_source_silence_seconds", help, None, gauge)?;
         for (source, tally) in &tallies {
             let silence = tally.oldest.unwrap_or_default().as_secs_f64();

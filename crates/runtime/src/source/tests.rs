@@ -37,10 +37,10 @@ impl World {
         self.sources.get(&peer.to_owned()).unwrap()
     }
 
-    /// Value and trouble.
+    /// Value and interruption.
     fn says(&self, peer: &str) -> (Option<u64>, Option<String>) {
         let snapshot = self.get(peer);
-        (snapshot.value.as_deref().copied(), snapshot.trouble)
+        (snapshot.value.as_deref().copied(), snapshot.interruption)
     }
 }
 
@@ -89,7 +89,7 @@ async fn dead_slow_and_panicking_peers_delay_no_other() {
         let snapshot = sources.get(&peer).unwrap();
         if peer == "well" {
             rounds += 1;
-            assert_eq!(snapshot.trouble, None);
+            assert_eq!(snapshot.interruption, None);
             assert!(snapshot.age.unwrap() <= SECOND, "{:?}", snapshot.age);
         }
         assert!(snapshot.sequence >= seen.insert(peer, snapshot.sequence).unwrap_or(0));
@@ -98,14 +98,14 @@ async fn dead_slow_and_panicking_peers_delay_no_other() {
     assert!((595..=605).contains(&rounds), "{rounds}");
     let says = |peer: &str| sources.get(&peer.to_owned()).unwrap();
     assert_eq!(says("dead 7").value, None);
-    assert!(says("dead 7").trouble.unwrap().starts_with("no answer within"));
-    assert_eq!(says("refusing 7").trouble.as_deref(), Some("connection refused"));
+    assert!(says("dead 7").interruption.unwrap().starts_with("no answer within"));
+    assert_eq!(says("refusing 7").interruption.as_deref(), Some("connection refused"));
     assert_eq!(says("panicking 3").value.as_deref(), Some(&7));
-    let slow = (0..100).filter(|number| says(&format!("slow {number}")).trouble.is_none()).count();
+    let slow = (0..100).filter(|number| says(&format!("slow {number}")).interruption.is_none()).count();
     assert!(slow > 50, "also slow ones get through: {slow}");
     let tally = sources.tally();
     assert!(tally.panics > 50 && tally.losses > tally.panics, "{tally:?}");
-    assert_eq!(tally.troubles.len(), MENTIONED);
+    assert_eq!(tally.interruptions.len(), MENTIONED);
 }
 
 #[tokio::test(start_paused = true)]
@@ -120,12 +120,12 @@ async fn what_a_peer_said_last_is_kept_with_its_age_when_it_is_lost() {
     assert_eq!(world.says("a"), (Some(5), None));
     sleep(SECOND * 2 + SECOND / 2).await;
     let lost = world.get("a");
-    assert_eq!((lost.value.as_deref(), lost.trouble.as_deref()), (Some(&5), Some("reset by peer")));
+    assert_eq!((lost.value.as_deref(), lost.interruption.as_deref()), (Some(&5), Some("reset by peer")));
     assert_eq!((lost.age, lost.sequence), (Some(SECOND * 3 + SECOND / 2), 1));
     // The same again, after a second or a little more: known, and no other value.
     sleep(SECOND).await;
     let back = world.get("a");
-    assert!(back.trouble.is_none() && back.age < Some(SECOND));
+    assert!(back.interruption.is_none() && back.age < Some(SECOND));
     assert_eq!(back.sequence, 1);
 }
 
@@ -265,7 +265,7 @@ async fn a_listener_that_panics_costs_its_peer_one_connection() {
         sources.set(peer.to_owned(), |feed| count(feed, SECOND));
     }
     sleep(SECOND * 20).await;
-    assert_eq!(sources.get(&"b".to_owned()).unwrap().trouble, None);
+    assert_eq!(sources.get(&"b".to_owned()).unwrap().interruption, None);
     assert_eq!(sources.get(&"b".to_owned()).unwrap().sequence, 20);
     assert!(sources.get(&"a".to_owned()).unwrap().sequence > 1 && sources.tally().panics > 1);
 }
@@ -277,7 +277,7 @@ async fn trouble_is_counted_and_named() {
     world.sources.set("dead".to_owned(), |_| async { Err(Lost::new("connection refused")) });
     sleep(SECOND / 2).await;
     let tally = world.sources.tally();
-    assert_eq!(tally.to_string(), "1 of 2 unknown: dead: connection refused (never heard)");
+    assert_eq!(tally.to_string(), "1 of 2 unknown: dead: connection refused (never connected)");
     let (all, metrics) = (AllSources::default(), Metrics::default());
     metrics.collect(Box::new(all.clone()));
     assert!(!metrics.encode().unwrap().contains("strata_source"));

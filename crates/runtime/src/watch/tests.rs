@@ -71,7 +71,7 @@ async fn a_history_that_is_gone_when_a_watch_starts_is_listed_anew() {
     script.then([page(9, "", [map("b", 8)]), quiet()]);
     let (_world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(10)).await;
     assert_eq!(names(&maps), ["b"]);
-    assert_eq!(maps.freshness().trouble, None);
+    assert_eq!(maps.freshness().interruption, None);
     assert!(script.requests()[3].contains("resourceVersion=9"), "{:?}", script.requests());
 }
 
@@ -142,7 +142,7 @@ async fn a_broken_watch_goes_on_where_it_was_and_a_short_one_does_not_turn_in_ci
     assert!(script.requests()[3].contains("resourceVersion=12"), "{:?}", script.requests());
     // 100, 200, … 3200 ms, 5 s.
     assert!(script.count("watch=true") < 12, "{:?}", script.requests());
-    assert_eq!(maps.freshness().trouble.as_deref(), Some("watch: ended at once"));
+    assert_eq!(maps.freshness().interruption.as_deref(), Some("watch: ended at once"));
     assert_eq!(maps.readiness(), Ok(()), "an old view is still a view");
     let text = world.context.metrics.encode().unwrap();
     assert!(text.contains(r#"strata_watch_errors_total{resource="configmaps"}"#), "{text}");

@@ -130,9 +130,9 @@ async fn a_cluster_that_never_answers_holds_up_nothing() -> Result<()> {
     let cluster = clusters.set("mute", kubeconfig.to_string().as_bytes()).await?;
     let maps = watched(&cluster);
     let (health, running) = run(operator).await?;
-    until("its silence is noticed", || maps.freshness().trouble.is_some()).await?;
+    until("its silence is noticed", || maps.freshness().interruption.is_some()).await?;
     assert_eq!(maps.freshness().age, None);
-    assert!(health.notes()["clusters"].contains("never heard"));
+    assert!(health.notes()["clusters"].contains("never connected"));
     assert!(health.readiness().values().all(Result::is_ok) && !running.is_finished());
     Ok(())
 }

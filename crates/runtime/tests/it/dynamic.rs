@@ -54,8 +54,8 @@ async fn a_kind_is_watched_from_when_it_is_wanted_and_exists_until_it_is_release
 
     // The absent kind holds up neither the other nor the operator.
     until("ConfigMaps are known", || watches.readiness(&maps).is_ok()).await?;
-    let trouble = Err("the kind does not exist".to_owned());
-    until("the trouble is told", || watches.readiness(&laters) == trouble).await?;
+    let interruption = Err("the kind does not exist".to_owned());
+    until("the interruption is told", || watches.readiness(&laters) == interruption).await?;
     let api = Api::<ConfigMap>::namespaced(world.client.clone(), &world.namespace);
     api.create(&PostParams::default(), &map("a")).await?;
     until("the new ConfigMap is told", || said() == ["ConfigMap a"]).await?;
@@ -83,7 +83,7 @@ async fn a_kind_is_watched_from_when_it_is_wanted_and_exists_until_it_is_release
     until("the other kind is still told", || told.lock().unwrap().len() == 6).await?;
     assert_eq!(said().last().unwrap(), "Later x");
     assert!(!said().contains(&"ConfigMap unheard".to_owned()));
-    // The kind is gone: trouble again, and nothing else.
+    // The kind is gone: interruption again, and nothing else.
     crds.delete("laters.example.com", &DeleteParams::default()).await?;
     until("the loss of the kind is told", || watches.readiness(&laters).is_err()).await?;
     assert!(health.readiness().values().all(Result::is_ok) && !running.is_finished());

@@ -1,4 +1,4 @@
-//! Leadership: its troubles, and the order in which it is given up.
+//! Leadership: its interruptions, and the order in which it is given up.
 
 use std::{
     path::Path,
@@ -55,11 +55,12 @@ async fn a_lease_that_cannot_be_taken_is_told_in_readiness_until_it_can() -> Res
     let _recorder = operator.events.clone();
     let _running = tokio::spawn(operator.run(|_| {}));
     let verdict = || health.readiness().get("lease").cloned();
-    until("the trouble is told", || verdict().is_some_and(|verdict| verdict.is_err())).await?;
-    let trouble = verdict().unwrap().unwrap_err();
+    until("the interruption is told", || verdict().is_some_and(|verdict| verdict.is_err())).await?;
+    let interruption = verdict().unwrap().unwrap_err();
     assert!(
-        trouble.contains(&format!("lease {absent}/lease cannot be taken")) && trouble.contains("not found"),
-        "{trouble}"
+        interruption.contains(&format!("lease {absent}/lease cannot be acquired"))
+            && interruption.contains("not found"),
+        "{interruption}"
     );
     assert!(!leadership.is_leading());
     let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": absent}}))?;

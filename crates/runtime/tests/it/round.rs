@@ -19,7 +19,7 @@ use plan::{
     fact::{Class, Failure},
     round::{Blocked, Inputs, Peer, Plan, Progress, Report, Step},
 };
-use runtime::{Controller, Error, Fence, InputsOf, Json, Key, Kind, Operator, RoundOf, Turn, heard_by};
+use runtime::{Controller, Error, Fence, InputsOf, Json, Key, Kind, Operator, RoundOf, Turn, enqueue_on_watch};
 use serde_json::json;
 use testbed::ControlPlane;
 
@@ -166,7 +166,7 @@ impl Scene {
         let mut operator: Operator = world.operator();
         let performers = Kind::new("performers", operator.writer("strata-test"), project);
         let queue = operator.queue(Duration::from_mins(10));
-        operator.watch(&performers, heard_by(&queue, |key| Some(key.clone())));
+        operator.watch(&performers, enqueue_on_watch(&queue, |key| Some(key.clone())));
         let (diary, fetched) = (Diary::default(), Arc::<AtomicU32>::default());
         let metrics = operator.metrics.clone();
         let script = Script {

@@ -102,7 +102,7 @@ async fn our_own_writes_are_told_once_and_as_our_own() -> Result<()> {
     operator.watch(&kind, move |change| {
         if *change.key.namespace == *namespace {
             let (before, after) = (change.before.cloned().flatten(), change.after.cloned().flatten());
-            log.lock().unwrap().push((change.is_heard, before, after));
+            log.lock().unwrap().push((change.from_watch, before, after));
         }
     });
     let key = Key::new(world.namespace.clone(), "own");
@@ -159,14 +159,14 @@ async fn a_kind_without_namespaces_is_watched_and_read() -> Result<()> {
 async fn a_panic_costs_one_cache_and_neither_the_others_nor_the_operator() -> Result<()> {
     static IS_WELL: AtomicBool = AtomicBool::new(false);
     #[allow(clippy::needless_pass_by_value, reason = "the form that every kind's filter has")]
-    fn keep(map: ConfigMap) -> Option<()> {
+    fn project(map: ConfigMap) -> Option<()> {
         let is_poison = map.metadata.name.as_deref() == Some("poison");
         assert!(!is_poison || IS_WELL.load(Ordering::SeqCst), "poisoned");
         is_poison.then_some(())
     }
     let world = World::new("poison").await?;
     let mut operator = world.operator();
-    let fragile = Kind::new("configmaps", operator.writer("test"), keep);
+    let fragile = Kind::new("configmaps", operator.writer("test"), project);
     let sound = Kind::new("configmaps", operator.writer("test"), |map: Metadata<ConfigMap>| map.metadata.name);
     operator.watch(&fragile, |_| {});
     operator.watch(&sound, |_| {});

@@ -47,7 +47,7 @@ pub async fn start(place: &Place, flags: &UpFlags, report: &Report) -> Result<bo
             match told {
                 Some(Event::Busy) => Ok(false),
                 Some(Event::Failed { message, hint }) => Err(Failure { message, hint }),
-                _ => Err(Failure::new("the background process ended without a word")
+                _ => Err(Failure::new("the background process ended without a message")
                     .hint(format!("its log is {}", place.file(SUPERVISOR_LOG).display()))),
             }
         }

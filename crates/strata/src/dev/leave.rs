@@ -113,7 +113,7 @@ async fn gone(cluster: &Cluster, object: &DynamicObject, deadline: Instant) -> R
     while cluster.api(object).get_opt(&object.name_any()).await?.is_some() {
         if Instant::now() > deadline {
             let text = format!("{} is still being deleted after {} s", named(object), GONE_PATIENCE.as_secs());
-            return Err(Failure::new(text).hint("see what holds it, then run `strata dev down` again"));
+            return Err(Failure::new(text).hint("find the finalizer that holds it, then run `strata dev down` again"));
         }
         tokio::time::sleep(POLL).await;
     }

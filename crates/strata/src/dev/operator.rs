@@ -58,7 +58,9 @@ impl Operator {
             .args(["--health-probe-bind-address", "127.0.0.1:0", "--metrics-bind-address", "127.0.0.1:0"]);
         let child = Child::start(program)?;
         let deadline = Instant::now() + READY_PATIENCE;
-        let listening = until(&child, deadline, async || listening(&log, begin).ok_or("it listens nowhere".to_owned()));
+        let listening = until(&child, deadline, async || {
+            listening(&log, begin).ok_or("no listen address in its log yet".to_owned())
+        });
         let listening = listening.await?;
         until(&child, deadline, async || answers(&listening.health).await).await?;
         Ok(Self { child, metrics: format!("http://{}/metrics", listening.metrics) })

@@ -108,7 +108,7 @@ impl Running {
                     .hint(format!("the operator's log is {}", self.operator.child.program().log.display())))
             }
             (false, false) => {
-                report.note(format!("not ready after {} s, going on without:\n{text}", patience.as_secs()));
+                report.note(format!("not ready after {} s, continuing without:\n{text}", patience.as_secs()));
                 Ok(())
             }
         }
@@ -188,8 +188,9 @@ async fn register_guest(place: &Place, kubeconfig: &Path, cluster: &Cluster) -> 
 fn not_a_guest_elsewhere(place: &Place, kubeconfig: Option<&Path>) -> Result<(), Failure> {
     match place.guest() {
         Some(guest) if Some(guest.kubeconfig.as_path()) != kubeconfig => {
-            let text = format!("the cluster of {} still holds what was installed there", guest.kubeconfig.display());
-            Err(Failure::new(text).hint("leave it first with `strata dev down`, or use another --dir"))
+            let text =
+                format!("the cluster of {} still has the objects that `dev up` installed", guest.kubeconfig.display());
+            Err(Failure::new(text).hint("remove them first with `strata dev down`, or use another --dir"))
         }
         _ => Ok(()),
     }

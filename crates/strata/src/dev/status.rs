@@ -45,7 +45,9 @@ fn current(place: &Place) -> Result<Session, Failure> {
     let is_held = place.holder().is_some();
     match place.session().filter(|_| is_held) {
         Some(session) => Ok(session),
-        None if is_held => Err(Failure::new("it is starting or ending").hint("ask again in a few seconds")),
+        None if is_held => {
+            Err(Failure::new("the environment is starting or stopping").hint("try again in a few seconds"))
+        }
         None => Err(Failure::new(format!("nothing is up in {}", place.directory().display()))
             .hint("start it with `strata dev up`")),
     }

@@ -72,7 +72,7 @@ async fn others_start(place: &Place, report: &Report) -> Result<Option<Session>,
             return Ok(Some(session));
         }
         if Instant::now() > deadline {
-            return Err(Failure::new(format!("another start (process {holder}) does not come to an end"))
+            return Err(Failure::new(format!("another start (process {holder}) does not finish"))
                 .hint("end it with `strata dev down`"));
         }
         report.step("waiting", format!("process {holder} is starting or ending the environment"));

@@ -116,10 +116,10 @@ fn active(releases: &Objects, object: &DynamicObject) -> Result<HelmRelease, Fai
     if release.spec.as_ref().is_some_and(|spec| spec.suspend == Some(true)) {
         let name = name_of(object);
         return Err(Failure::new(format!(
-            "release {name} {} is suspended: nothing of it is touched",
+            "release {name} {} is suspended: the operator changes nothing",
             releases.place()
         ))
-        .hint(format!("take it up again with `strata release resume {name}`")));
+        .hint(format!("resume it with `strata release resume {name}`")));
     }
     Ok(release)
 }
@@ -138,9 +138,8 @@ fn target(name: &str, history: &[ReleaseRevision], asked: Option<u32>) -> Result
     let was_good = |one: &&ReleaseRevision| matches!(one.status.as_str(), "deployed" | "superseded");
     let earlier = history.iter().skip(1).find(was_good).map(|one| one.revision);
     earlier.ok_or_else(|| {
-        Failure::new(format!("release {name} has no earlier revision that was deployed")).hint(format!(
-            "`strata release history {name}` shows what it has; name a revision to go there all the same"
-        ))
+        Failure::new(format!("release {name} has no earlier revision that was deployed"))
+            .hint(format!("`strata release history {name}` lists them; name a revision to roll back to it anyway"))
     })
 }
 
@@ -182,7 +181,7 @@ fn failure(releases: &Objects, name: &str, ready: &Condition, status: &HelmRelea
         text.push_str(indented(output).trim_end());
     }
     Failure::new(text).hint(format!(
-        "{} shows the whole; correct the spec or the values, or go back with `strata release rollback {name}`",
+        "{} shows the details; correct the spec or the values, or roll back with `strata release rollback {name}`",
         releases.status_command(name)
     ))
 }

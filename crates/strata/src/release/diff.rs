@@ -80,11 +80,11 @@ async fn compare(flags: &Flags, connection: &ConnectionFlags, sources: Sources) 
     refused(&release).map_or(Ok(()), |why| {
         let name = full_name(&object);
         Err(Failure::new(format!("the operator refuses {name}: {why}"))
-            .hint("there is no next upgrade until that is corrected"))
+            .hint("correct it first; until then the operator does not upgrade"))
     })?;
     let spec = release.spec.ok_or_else(|| {
         Failure::new(format!("{} has no spec that can be read", full_name(&object)))
-            .hint("compare it with the reference or write it anew: kubectl explain helmrelease.spec")
+            .hint("compare it with `kubectl explain helmrelease.spec` and correct it")
     })?;
     let mut helm = Helm::new(flags.helm.clone(), connection)?;
     let chart = sources.fetch(&spec.chart, &mut helm).await?;
@@ -125,11 +125,11 @@ async fn next(
     line.push(chart.into());
     line.extend(words(["--install", "--reset-values", "--dry-run=server", "-o", "json", "-n", namespace]));
     line.extend(values.into_iter().flat_map(|file| [OsString::from("--values"), file.into()]));
-    let hint = "an upgrade by the operator would meet the same; correct the values or the chart";
+    let hint = "an upgrade by the operator would fail too; correct the values or the chart";
     let answer = helm.run("render the chart", hint, line).await?;
     // serde_json's own message would quote what it read.
     let rendered: Rendered = serde_json::from_str(&answer)
-        .map_err(|_| Failure::new("helm's dry run printed no JSON").hint("helm 4, or 3.13 and newer, is needed"))?;
+        .map_err(|_| Failure::new("helm's dry run printed no JSON").hint("install helm 3.13 or newer"))?;
     Ok(rendered.manifest)
 }
 

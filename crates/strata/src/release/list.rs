@@ -15,10 +15,10 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub struct Flags {
-    /// Of all namespaces
+    /// List all namespaces
     #[arg(long, short = 'A', conflicts_with = "namespace")]
     pub all_namespaces: bool,
-    /// Only those with these labels, for example app=web,tier!=test
+    /// Only objects with these labels, for example app=web,tier!=test
     #[arg(long, short = 'l')]
     selector: Option<String>,
     #[command(flatten)]

@@ -23,7 +23,7 @@ use crate::{
 pub struct Flags {
     /// Name of the Workspace
     name: String,
-    /// Domain under which everything is reached: a service at HOST.WORKSPACE.DOMAIN
+    /// Domain of all hosts: a service at HOST.WORKSPACE.DOMAIN
     #[arg(long)]
     domain: String,
     /// A person with a code-server; may be given several times

@@ -150,7 +150,7 @@ impl ReleaseController {
         storage::decode(&secret).ok_or_else(|| {
             let name = storage::secret_name(&release.name, revision);
             let message = format!(
-                "Helm's record of revision {revision} cannot be read; restore the Secret {name}, or delete it if the release may be made anew"
+                "Helm's record of revision {revision} cannot be read; restore the Secret {name}, or delete it if the release may be installed again"
             );
             Error::Refused(Why { reason: Reason::StateUnknown, message })
         })
@@ -172,7 +172,7 @@ impl ReleaseController {
         let acting = self.acting(credentials, fence);
         let Some(what) = self.discovered.undeletable(&acting, &targets).await? else { return Ok(()) };
         let message = format!(
-            "the ServiceAccount that helm acts as may not {what}, so that the uninstall would leave it behind; grant it"
+            "the ServiceAccount that helm acts as may not {what}, so the uninstall would leave it behind; grant it"
         );
         Err(Error::Refused(Why { reason: Reason::Forbidden, message }))
     }

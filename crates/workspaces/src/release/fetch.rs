@@ -204,5 +204,5 @@ fn unknown(error: &Error) -> Failure {
 
 /// What was asked about has changed: the cache will show it, and there will be another question.
 fn moved() -> Failure {
-    Failure { class: Class::Conflict, message: "it changed while it was read".to_owned() }
+    Failure { class: Class::Conflict, message: "the release changed while it was read".to_owned() }
 }

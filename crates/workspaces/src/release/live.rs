@@ -72,10 +72,7 @@ impl Target {
 /// The targets of a manifest. Helm puts its own marks on every object, which the manifest does not show.
 pub fn targets(manifest: Manifest, release: &Key) -> Vec<Target> {
     if manifest.unreadable > 0 {
-        tracing::warn!(
-            documents = manifest.unreadable,
-            "part of the release's manifest cannot be read and is left out"
-        );
+        tracing::warn!(documents = manifest.unreadable, "part of the release's manifest cannot be read and is skipped");
     }
     manifest.objects.into_iter().filter_map(|object| target(object, release)).collect()
 }

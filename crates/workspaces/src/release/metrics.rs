@@ -1,4 +1,4 @@
-//! How many releases are how.
+//! HelmRelease counts by readiness.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 

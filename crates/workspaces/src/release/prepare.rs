@@ -154,7 +154,7 @@ impl Preparation {
         if let Some(reference) = &chart.secret_ref {
             let key = Key::new(namespace, reference.name.as_str());
             let Some(secret) = self.writer.read::<Secret>("secrets", &key).await? else {
-                return Ok(Err(format!("Secret {} of spec.chart.secretRef is not there; create it", reference.name)));
+                return Ok(Err(format!("Secret {} of spec.chart.secretRef does not exist; create it", reference.name)));
             };
             data = secret.data.unwrap_or_default();
         }
@@ -208,7 +208,7 @@ impl Preparation {
 /// What the runner makes of an error while reading. What is refused by now is refused by the next round, with its reason.
 fn unread(error: Error) -> Unread {
     match error {
-        Error::Outdated => Unread::Outdated("its chart or values changed while it waited".to_owned()),
+        Error::Outdated => Unread::Outdated("the chart or the values changed while the operation waited".to_owned()),
         Error::Refused(why) => Unread::Outdated(why.message),
         other => Unread::Failed(unapplied(&other)),
     }

@@ -106,7 +106,7 @@ fn encode(record: &impl Serialize) -> String {
 pub fn failed(Record(mut record): Record, uid: &str, resource_version: &str) -> Value {
     let mut info: Fields = record.get("info").unwrap_or_default();
     info.set("status", &"failed");
-    info.set("description", &"Left unfinished by a process that is gone; marked as failed by strata");
+    info.set("description", &"Left unfinished by a process that has ended; strata marked it as failed");
     record.set("info", &info);
     json!({
         "metadata": { "uid": uid, "resourceVersion": resource_version, "labels": { "status": "failed" } },

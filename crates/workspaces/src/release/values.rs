@@ -72,7 +72,7 @@ pub fn read(source: &ValuesSource, object: Option<Data>) -> Result<Document, Val
     let is_optional = source.optional.unwrap_or(false);
     let (version, content) = match object {
         None if is_optional => (String::new(), None),
-        None => return Err(Values::Missing(format!("{what} of spec.valuesFrom is not there"))),
+        None => return Err(Values::Missing(format!("{what} of spec.valuesFrom does not exist"))),
         Some((version, mut data)) => match data.remove(source.key()) {
             None if !is_optional => {
                 return Err(Values::Missing(format!("{what} of spec.valuesFrom has no key {}", source.key())));
@@ -103,7 +103,7 @@ fn check_document(content: &[u8], place: &str) -> Result<(), String> {
     if content.len() > MAX_DOCUMENT {
         return Err(format!("{place}: more than {MAX_DOCUMENT} bytes; values are configuration, not data"));
     }
-    let text = std::str::from_utf8(content).map_err(|_| format!("{place}: not text in UTF-8"))?;
+    let text = std::str::from_utf8(content).map_err(|_| format!("{place}: not UTF-8 text; store it as UTF-8"))?;
     if text.trim().is_empty() {
         return Ok(());
     }
@@ -123,7 +123,7 @@ fn fault(error: &serde_saphyr::Error) -> String {
         serde_saphyr::Error::MultipleDocuments { .. } => {
             "part of a second YAML document, and Helm reads only the first; join them, or give each a key of its own"
         }
-        serde_saphyr::Error::DuplicateMappingKey { .. } => "a key is there twice; remove one of the two",
+        serde_saphyr::Error::DuplicateMappingKey { .. } => "a key appears twice; remove one of them",
         _ => "not a YAML document",
     };
     format!("{line}: {what}")
@@ -189,7 +189,7 @@ mod tests {
             ("just hunter2", "a map of names"),
             ("- hunter2", "a map of names"),
             ("a: 1\n---\nb: hunter2", "key values.yaml, line 3: part of a second YAML document"),
-            ("a: 1\nhunter2: 1\nhunter2: 2", "key values.yaml, line 3: a key is there twice"),
+            ("a: 1\nhunter2: 1\nhunter2: 2", "key values.yaml, line 3: a key appears twice"),
         ] {
             let Err(Values::Invalid(why)) = read(&source(false), object(text)) else { panic!("{text} was taken") };
             assert!(why.contains("Secret s") && why.contains(told) && !why.contains("hunter2"), "{why}");

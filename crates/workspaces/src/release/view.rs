@@ -17,7 +17,7 @@ pub struct SecretFacts {
 }
 
 #[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
-pub fn keep_secret(view: Metadata<Secret>) -> Option<SecretFacts> {
+pub fn project_secret(view: Metadata<Secret>) -> Option<SecretFacts> {
     Some(SecretFacts {
         revision: revision(&view.metadata).map(Box::new),
         stored: projection::Stored::of_metadata(view),

@@ -221,7 +221,7 @@ async fn w31_rollback_and_force_by_annotation_and_a_bounded_history() -> Result<
     space.annotate("web", ROLLBACK_ANNOTATION, "1@again").await?;
     // What cannot be is told, and stands in the way of nothing.
     let refused = space.until_told("web", "RollbackFailed").await?;
-    assert!(refused.contains("Helm keeps 2, 3, 4"), "{refused}");
+    assert!(refused.contains("choose one of 2, 3, 4"), "{refused}");
     space.ready("web").await?;
     space.annotate("web", ROLLBACK_ANNOTATION, "2@again").await?;
     space.until("web", "rolled back", |release| newest(release).0 == 5).await?;

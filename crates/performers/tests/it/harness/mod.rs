@@ -164,7 +164,7 @@ pub fn hasty() -> Config {
             failure_delay: Duration::from_millis(500),
             failure_delay_cap: Duration::from_secs(4),
             deletion_margin: Duration::from_secs(2),
-            trouble_delay: Duration::from_millis(500),
+            problem_delay: Duration::from_millis(500),
             ..Policy::default()
         },
         ..Config::default()

@@ -30,7 +30,7 @@ impl Deciding<'_> {
             return plan.push_after_all(Step::new(release));
         }
         let Some(desired) = removable(self.object, self.policy) else {
-            let message = "spec cannot be read, so nobody knows what to uninstall; put it right, or uninstall by hand and remove the finalizer";
+            let message = "spec cannot be read, so the operator does not know what to uninstall; correct it, or run helm uninstall and remove the finalizer";
             return plan.block(Reason::InvalidSpec, message);
         };
         let stored = match &self.observed.storage {
@@ -42,7 +42,7 @@ impl Deciding<'_> {
         };
         if self.is_protected() {
             let message = format!(
-                "the release holds PersistentVolumeClaims; nothing is removed until the service has deleteData: true, or this object the annotation {DELETE_DATA_ANNOTATION}: \"true\""
+                "the release holds PersistentVolumeClaims; the operator removes nothing until the service sets deleteData: true, or this object has the annotation {DELETE_DATA_ANNOTATION}: \"true\""
             );
             return plan.block(Reason::DataProtected, message);
         }
@@ -58,7 +58,7 @@ impl Deciding<'_> {
         let patience = if newest.status.is_pending() && !is_ours { self.policy.lock_patience } else { Duration::ZERO };
         if let Some(left) = self.left(newest.modified_at, patience) {
             plan.look_within(left);
-            return plan.block(Reason::Locked, "a helm process that is not ours is at work on the release");
+            return plan.block(Reason::Locked, "a helm process of another client is working on the release");
         }
         let status = &self.memory.status;
         if let Some(reason) = status.last_failure.filter(|_| self.memory.is_removing()) {

@@ -105,7 +105,7 @@ fn check_hosts(spec: &UserSpec) -> Result<(), Why> {
         }
         let host = exposure_host(exposure, host);
         if hosts.contains(&host) {
-            return Err(invalid(format!("two exposures would both be at {host}; give one another hostPrefix")));
+            return Err(invalid(format!("two exposures would use the same host {host}; give one another hostPrefix")));
         }
         hosts.push(host);
     }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::Why;
 
-/// The little of a pod that explains trouble.
+/// The part of a pod that explains why it does not start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodFacts {
     /// Why the container waits: reason and message.
@@ -29,7 +29,7 @@ impl PodFacts {
     }
 
     /// What waiting alone does not repair.
-    pub(super) fn trouble(&self) -> Option<Why> {
+    pub(super) fn problem(&self) -> Option<Why> {
         if let Some((word, message)) = &self.waiting {
             let reason = match &**word {
                 "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
@@ -42,6 +42,6 @@ impl PodFacts {
             return Some(Why { reason, message: format!("The code-server does not start: {word}: {message}") });
         }
         let message = self.unschedulable.as_ref()?;
-        Some(Why { reason: Reason::SchedulingFailed, message: format!("No node takes the code-server: {message}") })
+        Some(Why { reason: Reason::SchedulingFailed, message: format!("No node can run the code-server: {message}") })
     }
 }

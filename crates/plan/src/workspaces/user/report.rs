@@ -54,8 +54,8 @@ fn state(round: &RoundOf<'_>, attempts: &Attempts<'_>) -> (UserPhase, Why) {
     if round.object.metadata.deletion_timestamp.is_some() {
         return say(UserPhase::Terminating, Reason::Terminating, "The code-server is being removed");
     }
-    if let Some(trouble) = attempts.troubles().into_iter().next() {
-        return (UserPhase::Failed, trouble.why);
+    if let Some(problem) = attempts.problems().into_iter().next() {
+        return (UserPhase::Failed, problem.why);
     }
     match round.object.spec.as_ref() {
         Some(spec) if spec.has_code_server() => compute(round, attempts, spec),
@@ -69,10 +69,12 @@ fn compute(round: &RoundOf<'_>, attempts: &Attempts<'_>, spec: &UserSpec) -> (Us
     let set = round.observed.objects.get(&id).filter(|_| !attempts.changed().contains(&id));
     let is_through = set.is_some_and(is_through);
     match (is_through, spec.stopped == Some(true)) {
-        (true, true) => say(UserPhase::Stopped, Reason::Stopped, "The code-server is at zero, as spec.stopped says"),
+        (true, true) => {
+            say(UserPhase::Stopped, Reason::Stopped, "The code-server is scaled to zero because spec.stopped is true")
+        }
         (true, false) => say(UserPhase::Ready, Reason::Succeeded, "The code-server is ready"),
         (false, true) => say(UserPhase::Progressing, Reason::Starting, "The code-server is being stopped"),
-        (false, false) => match set.and(round.observed.pod.as_ref()).and_then(super::PodFacts::trouble) {
+        (false, false) => match set.and(round.observed.pod.as_ref()).and_then(super::PodFacts::problem) {
             Some(why) => (UserPhase::Failed, why),
             None => say(UserPhase::Progressing, Reason::Starting, "The code-server is starting"),
         },

@@ -134,12 +134,14 @@ impl<'a> Taken<'a> {
                 let most = MOST_TAKEN >> 20;
                 let remedy = "make them smaller, or name the Secret itself in valuesFrom or envFrom";
                 let message =
-                    format!("with Secret {secret} more than {most} MiB would be taken from Secrets; {remedy}");
+                    format!("with Secret {secret} more than {most} MiB would be copied from Secrets; {remedy}");
                 (Reason::ValuesInvalid, message)
             }
             Some(Source::Present { content: Some(content), .. }) => return Ok(content.digest.clone()),
             Some(Source::Present { content: None, .. }) => return Err(None),
-            Some(Source::Missing) | None => (Reason::ValuesMissing, format!("there is no Secret {secret}; create it")),
+            Some(Source::Missing) | None => {
+                (Reason::ValuesMissing, format!("Secret {secret} does not exist; create it"))
+            }
         };
         Err(Some(Why { reason, message: format!("spec.configs.{config}: {message}") }))
     }

@@ -53,7 +53,8 @@ pub fn plan(workspace: &Workspace, observed: &Observed, inputs: &InputsOf) -> Pl
     } else if observed.is_namespace_terminating {
         // Nothing is made where everything goes.
     } else if let Some(rival) = &observed.rival {
-        let message = format!("Workspace {rival} has this namespace; move one of the two to a namespace of its own");
+        let message =
+            format!("Workspace {rival} already uses this namespace; move one of the two to a namespace of its own");
         plan.block(Reason::NamespaceTaken, message);
     } else {
         let namespace = workspace.metadata.namespace.as_deref().unwrap_or_default();

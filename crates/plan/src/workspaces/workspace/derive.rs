@@ -101,7 +101,7 @@ fn check_hosts(workspace: &str, spec: &WorkspaceSpec) -> Result<(), Why> {
         }
         if let Some(other) = known.insert(host, who) {
             return Err(invalid(format!(
-                "{other} and {who} would both be at {host}; give one another hostPrefix or slug"
+                "{other} and {who} would use the same host {host}; give one another hostPrefix or slug"
             )));
         }
     }

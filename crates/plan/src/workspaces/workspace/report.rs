@@ -16,7 +16,7 @@ use crate::Why;
 use crate::round::{Report, Round};
 use crate::workspaces::derived::{Action, Done, Found, ObjectId, ObjectKind, inventory};
 use crate::workspaces::ingress::url;
-use crate::workspaces::report::{Attempts, Conditions, Trouble};
+use crate::workspaces::report::{Attempts, Conditions, Problem};
 use crate::workspaces::secret::Digested;
 
 /// The word for what has been written and not been worked on.
@@ -57,7 +57,7 @@ fn status(
         return former.clone();
     }
     let is_going = workspace.metadata.deletion_timestamp.is_some();
-    let view = View { round, attempts, uid, troubles: attempts.troubles(), is_going };
+    let view = View { round, attempts, uid, problems: attempts.problems(), is_going };
     let (services, users) = match spec {
         Some(spec) => (view.services(spec), view.users(spec)),
         // What there is stays as it is, and so does what was said of it.
@@ -149,7 +149,7 @@ struct View<'a> {
     round: &'a RoundOf<'a>,
     attempts: &'a Attempts<'a>,
     uid: &'a str,
-    troubles: Vec<Trouble>,
+    problems: Vec<Problem>,
     is_going: bool,
 }
 
@@ -168,11 +168,11 @@ impl View<'_> {
             let url = host.map(|host| url(&host, spec.ingress.as_ref()));
             summaries.add_service(name, state, version, url);
         }
-        for trouble in self.troubles.iter().filter(|trouble| trouble.why.reason == Reason::DataProtected) {
-            let Some(id) = trouble.id.as_ref().filter(|id| !spec.services.contains_key(&id.name)) else { continue };
+        for problem in self.problems.iter().filter(|problem| problem.why.reason == Reason::DataProtected) {
+            let Some(id) = problem.id.as_ref().filter(|id| !spec.services.contains_key(&id.name)) else { continue };
             let state = State::Unready {
-                reason: trouble.why.reason.to_string(),
-                message: Some(trouble.why.message.clone()),
+                reason: problem.why.reason.to_string(),
+                message: Some(problem.why.message.clone()),
                 has_failed: true,
             };
             summaries.add_service(&id.name, state, None, None);
@@ -208,8 +208,8 @@ impl View<'_> {
         id: &ObjectId,
         read: impl FnOnce(&Found) -> (Option<Condition>, Option<i64>, Option<E>),
     ) -> (State, Option<E>) {
-        if let Some(trouble) = self.troubles.iter().find(|trouble| trouble.id.as_ref() == Some(id)) {
-            let (reason, message) = (trouble.why.reason.to_string(), Some(trouble.why.message.clone()));
+        if let Some(problem) = self.problems.iter().find(|problem| problem.id.as_ref() == Some(id)) {
+            let (reason, message) = (problem.why.reason.to_string(), Some(problem.why.message.clone()));
             return (State::Unready { reason, message, has_failed: true }, None);
         }
         let found = self.round.observed.objects.get(id).filter(|found| found.is_of(self.uid) && !found.is_going);
@@ -232,7 +232,7 @@ impl View<'_> {
     fn phase(&self, services: &Summaries<ServiceSummary>, users: &Summaries<UserSummary>) -> WorkspacePhase {
         if self.is_going {
             WorkspacePhase::Terminating
-        } else if !self.troubles.is_empty() || services.has_failed || users.has_failed {
+        } else if !self.problems.is_empty() || services.has_failed || users.has_failed {
             WorkspacePhase::Failed
         } else if !services.are_ready() || !users.are_ready() {
             WorkspacePhase::Progressing
@@ -264,27 +264,31 @@ impl View<'_> {
     }
 
     fn ready(&self, parts: &[(ConditionType, (ConditionStatus, Why))]) -> (ConditionStatus, Why) {
-        let trouble = self.troubles.first().map(|trouble| trouble.why.clone());
+        let problem = self.problems.first().map(|problem| problem.why.clone());
         let unready = || parts.iter().find(|(_, (status, _))| *status != ConditionStatus::True);
-        if let Some(why) = trouble {
+        if let Some(why) = problem {
             (ConditionStatus::False, why)
         } else if self.is_going {
             (ConditionStatus::False, terminating())
         } else if let Some((_, (_, why))) = unready() {
             (ConditionStatus::False, why.clone())
         } else if self.is_stopped() {
-            let message = "Everything is at zero, as spec.stopped says; releases and data are kept".to_owned();
+            let message =
+                "Everything is scaled to zero because spec.stopped is true; releases and data are kept".to_owned();
             (ConditionStatus::True, Why { reason: Reason::Stopped, message })
         } else {
-            (ConditionStatus::True, Why { reason: Reason::Succeeded, message: "All is as declared".to_owned() })
+            (
+                ConditionStatus::True,
+                Why { reason: Reason::Succeeded, message: "Everything matches the spec".to_owned() },
+            )
         }
     }
 
     /// What is in the way of everything, if something is.
     fn whole(&self) -> Option<(ConditionStatus, Why)> {
-        let whole = self.troubles.iter().find(|trouble| trouble.id.is_none());
-        let trouble = whole.map(|trouble| (ConditionStatus::Unknown, trouble.why.clone()));
-        trouble.or_else(|| self.is_going.then(|| (ConditionStatus::False, terminating())))
+        let whole = self.problems.iter().find(|problem| problem.id.is_none());
+        let problem = whole.map(|problem| (ConditionStatus::Unknown, problem.why.clone()));
+        problem.or_else(|| self.is_going.then(|| (ConditionStatus::False, terminating())))
     }
 
     fn part<T>(&self, summaries: &Summaries<T>, reason: Reason, noun: &str) -> (ConditionStatus, Why) {
@@ -311,12 +315,13 @@ impl View<'_> {
         if let Some(whole) = self.whole() {
             return whole;
         }
-        let of_network = |trouble: &&Trouble| trouble.id.as_ref().is_some_and(|id| is_network(id.kind));
-        if let Some(trouble) = self.troubles.iter().find(of_network) {
-            return (ConditionStatus::False, trouble.why.clone());
+        let of_network = |problem: &&Problem| problem.id.as_ref().is_some_and(|id| is_network(id.kind));
+        if let Some(problem) = self.problems.iter().find(of_network) {
+            return (ConditionStatus::False, problem.why.clone());
         }
         if self.round.object.spec.as_ref().is_some_and(|spec| !is_isolated(spec)) {
-            let message = "The workspace is open to others, as spec.network.isolation says".to_owned();
+            let message =
+                "The workspace is open to other namespaces because spec.network.isolation is false".to_owned();
             return (ConditionStatus::True, Why { reason: Reason::NotIsolated, message });
         }
         let message = "All network policies and Ingresses are in place".to_owned();

@@ -67,7 +67,7 @@ impl World {
                 cycle: None,
                 identity: Identity::Usable,
                 drift: Drift::NotLooked,
-                is_drift_heard: true,
+                is_watched: true,
                 workloads: Replicas::NotLooked,
                 object_changes: 0,
                 holds_data: None,

@@ -246,7 +246,7 @@ fn w07_the_pod_says_why_a_user_fails() {
         "CrashLoop The code-server does not start: CrashLoopBackOff: m",
     );
     let pending = json!({ "conditions": [{ "type": "PodScheduled", "reason": "Unschedulable", "message": "full" }] });
-    check(&world, pending, UserPhase::Failed, "SchedulingFailed No node takes the code-server: full");
+    check(&world, pending, UserPhase::Failed, "SchedulingFailed No node can run the code-server: full");
 }
 
 #[test]

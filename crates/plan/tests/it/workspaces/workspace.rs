@@ -110,7 +110,7 @@ fn w07_a_refused_or_taken_object_stops_no_other() {
     world.workspace_round();
     assert_eq!(
         world.condition("Ready"),
-        "False ObjectTaken: HelmRelease db exists and belongs to someone else; rename or delete it"
+        "False ObjectTaken: HelmRelease db exists and belongs to another owner; rename or delete it"
     );
     assert_eq!(world.status().users[0].reason.as_deref(), Some("ObjectRejected"));
     assert!(world.condition("UsersReady").contains("ana (ObjectRejected)"), "{}", world.condition("UsersReady"));
@@ -217,7 +217,7 @@ fn w13_the_younger_of_two_workspaces_does_nothing() {
     assert!(!world.has_finalizer());
     assert_eq!(
         world.condition("Ready"),
-        "False NamespaceTaken: Workspace first has this namespace; move one of the two to a namespace of its own"
+        "False NamespaceTaken: Workspace first already uses this namespace; move one of the two to a namespace of its own"
     );
     assert!(world.condition("NetworkReady").starts_with("Unknown NamespaceTaken"));
 }

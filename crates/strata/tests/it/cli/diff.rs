@@ -159,7 +159,7 @@ async fn what_is_secret_is_shown_by_no_diff_and_no_error() -> Result<()> {
     patch(json!({ "valuesFrom": [{ "kind": "Secret", "name": "gone" }] })).await?;
     let told = diff.run("keys").await?.refusal(2)?;
     assert!(
-        told.contains("Secret gone of spec.valuesFrom is not there in namespace") && told.contains("hint: create it"),
+        told.contains("Secret gone of spec.valuesFrom does not exist in namespace") && told.contains("hint: create it"),
         "{told}"
     );
     patch(json!({ "values": { "large": 9_007_199_254_740_993_i64 }, "valuesFrom": null })).await?;
@@ -174,12 +174,12 @@ async fn what_is_secret_is_shown_by_no_diff_and_no_error() -> Result<()> {
 #[tokio::test]
 async fn what_the_operator_refuses_is_told_in_its_words() -> Result<()> {
     let diff = Diff::new().await?;
-    let why = "spec.memory asks for 9 bytes, all helm processes together may use 8; lower it";
+    let why = "spec.memory is 9 bytes, the limit for all helm processes together is 8; lower it";
     let spec = json!({ "chart": { "repo": "file:///not/there", "name": "root" } });
     diff.place.release("web", spec, ready("False", "MemoryExceedsBudget", why)).await?;
     let told = diff.run("web").await?.refusal(2)?;
     assert!(
-        told.contains("the operator refuses") && told.contains(&format!("{why}\nhint: there is no next")),
+        told.contains("the operator refuses") && told.contains(&format!("{why}\nhint: correct it first")),
         "{told}"
     );
     // What was said of an earlier spec is over.

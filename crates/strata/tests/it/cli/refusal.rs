@@ -36,8 +36,8 @@ async fn a_cluster_without_the_definitions_is_told_apart() -> Result<()> {
         let mut command = strata(args);
         command.arg("--kubeconfig").arg(bare.kubeconfig());
         let told = run(command).await?.refusal(1)?;
-        assert!(told.contains("this cluster does not know the kind"), "{args:?}: {told}");
-        assert!(told.contains("hint: install strata's definitions with `strata crd"), "{args:?}: {told}");
+        assert!(told.contains("the cluster has no kind"), "{args:?}: {told}");
+        assert!(told.contains("hint: install the CRDs with `strata crd"), "{args:?}: {told}");
     }
     let server = bare.kubeconfig();
     let text = std::fs::read_to_string(&server)?;
@@ -68,7 +68,7 @@ async fn a_missing_right_is_named() -> Result<()> {
         let mut command = strata(args);
         command.args(["-n", &place.namespace, "--kubeconfig"]).arg(&nobody);
         let told = run(command).await?.refusal(code)?;
-        assert!(told.contains("forbidden") && told.contains(&format!("hint: ask for the right to {verb} ")), "{told}");
+        assert!(told.contains("forbidden") && told.contains(&format!("hint: request the right to {verb} ")), "{told}");
     }
     Ok(())
 }

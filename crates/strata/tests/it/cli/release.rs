@@ -198,10 +198,10 @@ async fn a_wait_ends_with_the_last_condition() -> Result<()> {
     let wait = ["--wait", "--timeout", "1s"];
     let told = place.strata(&[&["release", "reconcile", "db"], &wait[..]].concat()).await?.refusal(1)?;
     assert!(told.contains("db is not done after 1s; last: the operator has not seen the change"), "{told}");
-    assert!(told.contains("ready, InstallSucceeded: deployed\nhint: does the operator run?"), "{told}");
+    assert!(told.contains("ready, InstallSucceeded: deployed\nhint: is the operator running?"), "{told}");
     place.report("db", ready("Unknown", "Upgrading", "upgrade is under way")).await?;
     let told = place.strata(&[&["release", "reconcile", "db"], &wait[..]].concat()).await?.refusal(1)?;
-    assert!(told.contains("last: under way, Upgrading: upgrade is under way\nhint: the operator goes on"), "{told}");
+    assert!(told.contains("last: under way, Upgrading: upgrade is under way\nhint: the operator continues"), "{told}");
     Ok(())
 }
 
@@ -252,7 +252,7 @@ async fn suspend_and_resume_take_names_or_all_and_wait() -> Result<()> {
     let operator = async {
         for name in ["db", "web"] {
             place.until(name, |release| is_suspended(release) == Some(true)).await?;
-            place.report(name, ready("False", "Suspended", "nothing is touched")).await?;
+            place.report(name, ready("False", "Suspended", "the operator changes nothing")).await?;
         }
         anyhow::Ok(())
     };
@@ -263,14 +263,12 @@ async fn suspend_and_resume_take_names_or_all_and_wait() -> Result<()> {
 
     for verb in ["reconcile", "rollback"] {
         let told = place.strata(&["release", verb, "web"]).await?.refusal(1)?;
-        assert!(
-            told.contains("is suspended") && told.contains("hint: take it up again with `strata release resume web`")
-        );
+        assert!(told.contains("is suspended") && told.contains("hint: resume it with `strata release resume web`"));
     }
 
     let operator = async {
         place.until("web", |release| is_suspended(release).is_none()).await?;
-        place.report("web", ready("False", "DependencyNotReady", "waits for db")).await?;
+        place.report("web", ready("False", "DependencyNotReady", "waiting for db")).await?;
         place.report("web", ready("True", "UpgradeSucceeded", "deployed")).await
     };
     let (said, reported) = tokio::join!(place.strata(&["release", "resume", "web", "--wait"]), operator);

@@ -88,7 +88,7 @@ async fn w10_a_changed_source_is_followed_and_a_missing_one_is_named() -> Result
     let workspace = space.until_phase("team", WorkspacePhase::Failed).await?;
     assert!(
         condition(&workspace, "Ready")
-            .starts_with("False ValuesMissing: spec.configs.token: there is no Secret source")
+            .starts_with("False ValuesMissing: spec.configs.token: Secret source does not exist")
     );
     assert_eq!(space.names::<HelmRelease>().await?, ["other"], "what does not need it is there");
     let source = |value: &str| json!({ "metadata": { "name": "source" }, "stringData": { "values.yaml": value } });

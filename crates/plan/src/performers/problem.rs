@@ -1,4 +1,4 @@
-//! What is wrong, as the one reason the user is told first.
+//! What is wrong, as the one reason the user sees first.
 
 use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::performer::LABEL_PERFORMER;
@@ -11,7 +11,7 @@ use crate::round::{Progress, Refusal};
 
 /// The first thing that is wrong, in the order of the specification. `pod` is the present pod if it
 /// is the one that is wanted and stays.
-pub fn trouble(
+pub fn problem(
     round: &Round<'_>,
     desired: Option<&Desired>,
     identity: &Identity,
@@ -23,7 +23,7 @@ pub fn trouble(
 
 /// A pod or Service the API server would not take in this round, or could not for a while.
 fn refused(round: &Round<'_>) -> Option<Why> {
-    let is_lasting = round.observed.ages.age(State::Unable) >= round.policy.trouble_delay;
+    let is_lasting = round.observed.ages.age(State::Unable) >= round.policy.problem_delay;
     round.plan.actions().zip(round.progress).find_map(|(action, progress)| {
         let (verb, message) = match progress {
             Progress::Refused(Refusal::Rejected(message)) => ("refuses", message),
@@ -46,8 +46,8 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
     let found = |reason, message| Some(Why { reason, message });
     if !pod.is_selected {
         let message = format!(
-            "the pod lost its label {LABEL_PERFORMER}, by which its Service finds it, and is replaced after a while; \
-             if this comes back, an admission webhook takes the label away: exempt these pods from it"
+            "the pod lost its label {LABEL_PERFORMER}, by which its Service finds it, and the operator replaces it after a delay; \
+             if this comes back, an admission webhook removes the label: exempt these pods from it"
         );
         return found(Reason::LabelMissing, message);
     }
@@ -61,12 +61,12 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
         | "ImageInspectError"
         | "RegistryUnavailable"
         | "SignatureValidationFailed" => {
-            let message =
-                said_before(round, waiting).unwrap_or_else(|| says(&format!("image {} cannot be had", desired.image)));
+            let message = said_before(round, waiting)
+                .unwrap_or_else(|| says(&format!("image {} cannot be pulled", desired.image)));
             return found(Reason::ImagePullFailed, message);
         }
         "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
-            return found(Reason::ContainerConfigError, says("the container cannot be made"));
+            return found(Reason::ContainerConfigError, says("the container cannot be created"));
         }
         _ => {}
     }
@@ -75,11 +75,14 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
     }
     match pod.phase {
         PodPhase::Failed => {
-            let why = pod.ended.as_deref().unwrap_or("its container ended with an error");
-            return found(Reason::PodFailed, format!("the pod failed and is replaced after a while: {why}"));
+            let why = pod.ended.as_deref().unwrap_or("its container exited with an error");
+            return found(
+                Reason::PodFailed,
+                format!("the pod failed and the operator replaces it after a delay: {why}"),
+            );
         }
         PodPhase::Succeeded => {
-            let message = "the pod ended by itself and is replaced after a while; a performer should run for ever";
+            let message = "the pod completed and the operator replaces it after a delay; a performer must not exit";
             return found(Reason::PodSucceeded, message.to_owned());
         }
         PodPhase::Pending | PodPhase::Running | PodPhase::Unknown => {}
@@ -88,16 +91,16 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
         return None;
     };
     if desired.needs_hardware {
-        return found(Reason::HardwareUnavailable, format!("no node has the GPU or TEE asked for: {why}"));
+        return found(Reason::HardwareUnavailable, format!("no node has the requested GPU or TEE: {why}"));
     }
-    found(Reason::SchedulingFailed, format!("no node takes the pod: {why}"))
+    found(Reason::SchedulingFailed, format!("no node can run the pod: {why}"))
 }
 
 /// What was said of the image before, while kubelet only waits for its next try: that tells nothing new about the cause,
 /// and the two take turns.
 fn said_before(round: &Round<'_>, waiting: Option<&Waiting>) -> Option<String> {
     waiting.filter(|waiting| &*waiting.reason == "ImagePullBackOff")?;
-    former_trouble(round).filter(|former| former.reason == Reason::ImagePullFailed).map(|former| former.message.clone())
+    former_problem(round).filter(|former| former.reason == Reason::ImagePullFailed).map(|former| former.message.clone())
 }
 
 /// Kubelet says so, or the container ended twice, lately, and is not ready: between two ends of a
@@ -111,21 +114,21 @@ fn is_crash_loop(pod: &PodFacts, round: &Round<'_>) -> bool {
 }
 
 fn crash_message(pod: &PodFacts, identity: &Identity) -> String {
-    let end = pod.exit.as_ref().map_or("it ended".to_owned(), |exit| match &*exit.reason {
-        "" => format!("it ended with code {}", exit.code),
-        reason => format!("it ended with code {} ({reason})", exit.code),
+    let end = pod.exit.as_ref().map_or("it exited".to_owned(), |exit| match &*exit.reason {
+        "" => format!("it exited with code {}", exit.code),
+        reason => format!("it exited with code {} ({reason})", exit.code),
     });
     format!(
-        "the container starts and ends again and again; last, {end}: see kubectl logs -n {} {} --previous",
+        "the container restarts again and again; last, {end}: see kubectl logs -n {} {} --previous",
         identity.namespace,
         identity.owned_name()
     )
 }
 
-/// A trouble reported before that nothing in this round speaks for or against: the next try is not
+/// A problem reported before that nothing in this round speaks for or against: the next try is not
 /// far enough to tell. Keeping it makes a failing retry cost no status write.
 fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Why> {
-    let former = former_trouble(round)?;
+    let former = former_problem(round)?;
     let is_open = match former.reason {
         Reason::PodRejected => round.observed.pod == Slot::Absent,
         Reason::ServiceRejected => round.left(|a| matches!(a, Action::CreateService(_) | Action::RepairService { .. })),
@@ -140,8 +143,8 @@ fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Why> {
     is_open.then(|| Why { reason: former.reason, message: former.message.clone() })
 }
 
-/// The trouble that the stored status tells of the present spec.
-fn former_trouble<'a>(round: &Round<'a>) -> Option<&'a Condition> {
+/// The problem that the stored status reports for the present spec.
+fn former_problem<'a>(round: &Round<'a>) -> Option<&'a Condition> {
     let former = round.performer.status.as_ref()?.condition(ConditionType::Degraded)?;
     let is_same_spec = former.observed_generation == round.performer.metadata.generation;
     Some(former).filter(|former| former.status == ConditionStatus::True && is_same_spec)
