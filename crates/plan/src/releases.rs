@@ -17,14 +17,14 @@ mod state;
 mod values;
 
 pub use action::{Action, Former, Operation};
-pub use ask::{Answer, Ask, Note, ObjectRef, Resolved, has_ended, is_ready, plan};
+pub use ask::{Answer, Ask, Note, ObjectRef, Resolved, has_ended, plan};
 pub use decide::{MEMORY, decide};
 pub use dependency::cycle;
 pub use desired::{Attempt, Desired, LEAST_MEMORY, Policy, config_digest, reference_digest, removable, validate};
 pub use memory::Memory;
 pub use observed::{
     Chart, Dependency, Difference, Drift, Ended, Failure, FailureClass, Identity, Job, Known, Observed, Replicas,
-    Stored, StoredStatus, Surroundings, Values, last_good,
+    Stored, StoredStatus, Surroundings, Values, is_ready, last_good,
 };
 pub use report::{Round, RoundOf, report, status};
 pub use state::{OutOfSync, State, state};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::condition::{ConditionStatus, ConditionType, Reason};
+use api::condition::Reason;
 use api::workspace::{
     ChartReference, HelmRelease, HelmReleaseSpec, LABEL_WORKSPACE, OperationKind, RECONCILE_ANNOTATION, ReadValues,
     StoppedWorkload, ValuesKind, ValuesSource,
@@ -494,12 +494,4 @@ fn spoil_revisions(plan: &mut Plan<Action, Ask>, observed: &Observed) {
 
 fn revisions_ask(observed: &Observed, after: Option<String>) -> Ask {
     Ask::Revisions { namespace: observed.namespace.clone(), release: observed.release.clone(), after }
-}
-
-/// Whether a dependency is ready in the generation that is asked for.
-pub fn is_ready(object: &HelmRelease) -> bool {
-    let ready = object.status.as_ref().and_then(|status| status.condition(ConditionType::Ready));
-    ready.is_some_and(|ready| {
-        ready.status == ConditionStatus::True && ready.observed_generation == object.metadata.generation
-    })
 }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use api::workspace::{OperationKind, ReadValues, StoppedWorkload};
+use api::condition::{ConditionStatus, ConditionType};
+use api::workspace::{HelmRelease, OperationKind, ReadValues, StoppedWorkload};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -304,4 +305,12 @@ pub fn last_good(stored: &[Stored]) -> Option<&Stored> {
     let stored = &stored[uninstalled.map_or(0, |at| at + 1)..];
     let of = |status| stored.iter().rev().find(move |stored| stored.status == status);
     of(StoredStatus::Deployed).or_else(|| of(StoredStatus::Superseded))
+}
+
+/// Whether a dependency is ready in the generation that is asked for.
+pub fn is_ready(object: &HelmRelease) -> bool {
+    let ready = object.status.as_ref().and_then(|status| status.condition(ConditionType::Ready));
+    ready.is_some_and(|ready| {
+        ready.status == ConditionStatus::True && ready.observed_generation == object.metadata.generation
+    })
 }

@@ -4,6 +4,8 @@
 //! [`Runner::submit`] puts a request in line and returns; a layer looks at [`Runner::state`] in its rounds, and
 //! `on_change` says when a look is worth it.
 
+mod config;
+
 use std::{collections::BTreeMap, ffi::OsString, fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
@@ -12,59 +14,15 @@ use plan::releases::LEAST_MEMORY;
 use runtime::{
     Clock, Key, Leadership,
     child::{self, Guard, OperationDirectory, Private, PrivateDirectory, Report, private_directories},
-    jobs::{self, Budget, Draw, Ended, Executor, Job, Jobs, NotBegun, OnChange, Stopped, Stops, Tally},
+    jobs::{self, Budget, Draw, Ended, Executor, Job, Jobs, NotBegun, Stopped, Stops, Tally},
 };
 use tokio_util::sync::CancellationToken;
 
+pub use self::config::Config;
 use super::{
     command::{self, Operation, OperationKind},
     output::{self, Class, Ending, Failure},
 };
-
-/// How a runner works.
-pub struct Config {
-    /// The helm program.
-    pub helm: PathBuf,
-    pub guard: Guard,
-    /// Where values and credentials are written, for as long as an operation runs; best a file system in memory.
-    pub private: PathBuf,
-    /// What is worth keeping between operations and starts: indexes, charts, discovery.
-    pub cache: PathBuf,
-    /// Bytes for all helm processes together.
-    pub total_memory: u64,
-    /// Bytes for one, unless its request says otherwise.
-    pub operation_memory: u64,
-    /// How much longer than its own timeout helm may take: it then ends by itself, with the better message.
-    pub overtime: Duration,
-    /// From SIGTERM to SIGKILL.
-    pub grace: Duration,
-    /// Passed on to helm: proxies.
-    pub environment: Vec<(OsString, OsString)>,
-    pub clock: Clock,
-    pub on_change: OnChange,
-}
-
-impl Config {
-    /// With the defaults of the specification: 1 GiB for all, 256 MiB for each, so that four run at once, three of them
-    /// of one namespace.
-    pub fn new(helm: PathBuf, guard: Guard, private: PathBuf, cache: PathBuf) -> Self {
-        Self {
-            helm,
-            guard,
-            private,
-            cache,
-            total_memory: 1 << 30,
-            operation_memory: 256 << 20,
-            // helm needs two requests to store that a wait was in vain.
-            overtime: Duration::from_secs(10),
-            // As long as the default grace of a pod.
-            grace: Duration::from_secs(30),
-            environment: Vec::new(),
-            clock: Clock::default(),
-            on_change: Box::new(|_| true),
-        }
-    }
-}
 
 /// The budget that helm operations draw from.
 const MEMORY: &str = "helm memory";
