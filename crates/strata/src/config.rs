@@ -168,6 +168,10 @@ pub struct Values {
     #[arg(long, env = "STRATA_CHART_TIME_TO_LIVE", value_parser = duration, value_name = "DURATION")]
     #[serde(deserialize_with = "read_duration")]
     pub chart_time_to_live: Option<Duration>,
+    /// What chart archives may take on disk, and indexes of repositories again [default: 512Mi]
+    #[arg(long, env = "STRATA_CHART_CACHE_SIZE", value_parser = bytes, value_name = "BYTES")]
+    #[serde(deserialize_with = "read_bytes")]
+    pub chart_cache_size: Option<u64>,
 }
 
 impl Values {
@@ -202,6 +206,7 @@ impl Values {
             helm_local_charts: self.helm_local_charts.or(other.helm_local_charts),
             helm_directory: self.helm_directory.or(other.helm_directory),
             chart_time_to_live: self.chart_time_to_live.or(other.chart_time_to_live),
+            chart_cache_size: self.chart_cache_size.or(other.chart_cache_size),
         }
     }
 

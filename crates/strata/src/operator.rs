@@ -229,6 +229,7 @@ fn workspaces_config(values: &Values, client: ClientConfig) -> Result<workspaces
     config.policy.other_namespaces = values.helm_other_namespaces.unwrap_or(false);
     config.policy.local_charts = values.helm_local_charts.unwrap_or(false);
     config.charts.time_to_live = values.chart_time_to_live.unwrap_or(config.charts.time_to_live);
+    config.charts.cache_bytes = values.chart_cache_size.unwrap_or(config.charts.cache_bytes);
     config.environment = std::env::vars_os().filter(|(name, _)| PROXIES.iter().any(|proxy| name == proxy)).collect();
     Ok(config)
 }

@@ -21,7 +21,7 @@ use super::{
     Looked, Observed, ReleaseLayer,
     identity::Credentials,
     live::{self, Acting, Target},
-    storage,
+    storage::{self, Detail, Unreadable},
 };
 use crate::{
     LOSS_MARGIN, MANAGER,
@@ -141,9 +141,9 @@ impl ReleaseLayer {
 
     /// Marks a revision that nobody works on as failed. Gone or changed meanwhile is for the next round to see.
     async fn unlock(&self, release: &Key, revision: u32, uid: &str, version: &str) -> Result<(), Trouble> {
-        let record = self.record(release, revision).await?;
+        let stored = self.stored_in(release, revision).await?.ok_or(Trouble::Outdated)?;
+        let patch = storage::failed(stored, uid, version).await.map_err(|why| unreadable(release, revision, why))?;
         let secrets: Api<Secret> = Api::namespaced(self.writer.client.clone(), &release.namespace);
-        let patch = storage::failed(record, uid, version);
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
         let name = storage::secret_name(&release.name, revision);
         // In the operator's own name.
@@ -157,18 +157,6 @@ impl ReleaseLayer {
         }
     }
 
-    /// Helm's whole record of a revision.
-    async fn record(&self, release: &Key, revision: u32) -> Result<storage::Record, Trouble> {
-        let secret = self.stored_in(release, revision).await?.ok_or(Trouble::Outdated)?;
-        storage::decode(&secret).ok_or_else(|| {
-            let name = storage::secret_name(&release.name, revision);
-            let message = format!(
-                "Helm's record of revision {revision} cannot be read; restore the Secret {name}, or delete it if the release may be made anew"
-            );
-            Trouble::Refused(Why { reason: Reason::StateUnknown, message })
-        })
-    }
-
     fn acting(&self, credentials: &Credentials) -> Acting<'_> {
         Acting { client: credentials.client.clone(), writer: &self.writer }
     }
@@ -180,7 +168,7 @@ impl ReleaseLayer {
         let Some(newest) = stored.last().filter(|_| !observed.surroundings.is_namespace_terminating) else {
             return Ok(());
         };
-        let targets = self.objects_of(&observed.release, newest.revision).await?;
+        let targets = self.objects_of(&observed.release, newest.revision, Detail::Names).await?;
         let Some(what) = self.discovered.undeletable(&self.acting(credentials), &targets).await? else { return Ok(()) };
         let message = format!(
             "the ServiceAccount that helm acts as may not {what}, so that the uninstall would leave it behind; grant it"
@@ -188,9 +176,10 @@ impl ReleaseLayer {
         Err(Trouble::Refused(Why { reason: Reason::Forbidden, message }))
     }
 
-    async fn objects_of(&self, release: &Key, revision: u32) -> Result<Vec<Target>, Trouble> {
-        let record = self.record(release, revision).await?;
-        Ok(live::targets(storage::manifest(&record), release))
+    async fn objects_of(&self, release: &Key, revision: u32, detail: Detail) -> Result<Vec<Target>, Trouble> {
+        let stored = self.stored_in(release, revision).await?.ok_or(Trouble::Outdated)?;
+        let manifest = storage::manifest(stored, detail).await.map_err(|why| unreadable(release, revision, why))?;
+        Ok(live::targets(manifest, release))
     }
 
     /// The live objects of a release, and who may touch them.
@@ -203,11 +192,13 @@ impl ReleaseLayer {
         let Known::Yes(stored) = &observed.surroundings.storage else { return Err(Trouble::Outdated) };
         let newest = stored.last().ok_or(Trouble::Outdated)?;
         let desired = validate(observed.subject.object(), &self.policy).map_err(|_| Trouble::Outdated)?;
-        let mut targets = self.objects_of(&observed.release, newest.revision).await?;
+        // Workloads are only scaled.
+        let detail = if of == Of::Newest { Detail::Whole } else { Detail::Names };
+        let mut targets = self.objects_of(&observed.release, newest.revision, detail).await?;
         // What failed may have left in place what was there before.
         let before = last_good(stored).filter(|good| of == Of::AllThere && good.revision != newest.revision);
         if let Some(good) = before {
-            let former = self.objects_of(&observed.release, good.revision).await?;
+            let former = self.objects_of(&observed.release, good.revision, detail).await?;
             let is_new = |former: &Target| !targets.iter().any(|t| (&t.kind, &t.key) == (&former.kind, &former.key));
             let former: Vec<_> = former.into_iter().filter(is_new).collect();
             targets.extend(former);
@@ -292,6 +283,18 @@ impl ReleaseLayer {
             self.watches.release(kind);
         }
     }
+}
+
+fn unreadable(release: &Key, revision: u32, why: Unreadable) -> Trouble {
+    let name = storage::secret_name(&release.name, revision);
+    let remedy = match why {
+        Unreadable::Unknown => "restore the Secret, or delete it if the release may be made anew",
+        Unreadable::TooLarge | Unreadable::TooMuch => {
+            "make the chart smaller, or switch off what has to read it: spec.driftDetection"
+        }
+    };
+    let message = format!("Helm's record of revision {revision} in Secret {name} cannot be read: {why}; {remedy}");
+    Trouble::Refused(Why { reason: Reason::StateUnknown, message })
 }
 
 /// Which objects of a release.

@@ -22,7 +22,7 @@ use runtime::{Error, Key, Metadata, Subject};
 
 use super::{
     Looked, Observed, ReleaseLayer, release_key,
-    storage::{self, secret_name},
+    storage::{self, Detail, secret_name},
     values, view,
 };
 use crate::helm::{self, Class, Found};
@@ -343,8 +343,9 @@ impl ReleaseLayer {
         if is_known && !surroundings.has_ended() && object.metadata.deletion_timestamp.is_none() {
             return Ok(None);
         }
-        let record = self.stored_in(release, newest.revision).await?.as_ref().and_then(storage::decode);
-        Ok(record.map(|record| storage::holds_data(&storage::manifest(&record))))
+        let Some(stored) = self.stored_in(release, newest.revision).await? else { return Ok(None) };
+        let manifest = storage::manifest(stored, Detail::Names).await;
+        Ok(manifest.ok().map(|manifest| storage::holds_data(&manifest)))
     }
 
     /// The Secret with Helm's whole record of a revision.
@@ -379,7 +380,7 @@ fn failure(failure: helm::Failure) -> releases::Failure {
         Class::Unreachable | Class::PlainHttp => FailureClass::Unreachable,
         Class::NotBegun => FailureClass::NotBegun,
         Class::Cancelled | Class::Killed => FailureClass::Interrupted,
-        Class::Other => FailureClass::Other,
+        Class::TooLarge | Class::CacheFull | Class::Other => FailureClass::Other,
     };
     releases::Failure { class, message: failure.message }
 }
