@@ -47,6 +47,8 @@ pub struct Task<'a> {
     pub directory: &'a Path,
     /// Bytes; the kernel refuses it more.
     pub memory: u64,
+    /// Bytes of the largest file that it may write.
+    pub file_bytes: u64,
     /// Whether SIGTERM lets it end in order.
     pub ends_gently: bool,
 }
@@ -84,6 +86,7 @@ fn spawn(task: &Task<'_>) -> io::Result<tokio::process::Child> {
     Command::new(&task.guard.program)
         .args(&task.guard.arguments)
         .arg(task.memory.to_string())
+        .arg(task.file_bytes.to_string())
         .arg(task.program)
         .args(&task.arguments)
         .env_clear()

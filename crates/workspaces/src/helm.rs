@@ -7,12 +7,12 @@ mod charts;
 mod command;
 mod metrics;
 mod output;
+mod request;
 mod runner;
 
 pub use charts::{Chart, ChartRef, Charts, ChartsConfig, Credentials, Found, archive};
 pub use command::{Deploy, Operation, OperationKind, Pull, REGISTRY, REPOSITORIES};
 pub use output::{Class, Failure, redact, secrets_in};
-pub use runner::{
-    Config, Contents, Finished, First, Reading, Refused, Request, Runner, Snapshot, State, Unread, largest_memory,
-};
+pub use request::{Contents, First, Reading, Refused, Request, Unread};
+pub use runner::{Config, Finished, Runner, Snapshot, State, largest_memory};
 pub use runtime::child::{Guard, Private};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use api::workspace::{OperationKind, ReleaseOperation, StoppedWorkload};
+use api::workspace::{HelmRelease, HelmReleaseStatus, OperationKind, ReleaseOperation, StoppedWorkload};
 use serde::{Deserialize, Serialize};
 
-use super::Difference;
+use super::{Difference, Stored, StoredStatus, Surroundings};
 
 /// A helm operation with all that was decided about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +34,23 @@ pub enum Former {
     Uninstall,
     /// Take its objects over: some of them hold data.
     Adopt,
+}
+
+impl Former {
+    /// Data is never removed unasked, and what could not be read may be data.
+    pub(super) fn of(object: &HelmRelease, observed: &Surroundings, stored: &[Stored]) -> Self {
+        let Some(failed) = stored.last().filter(|newest| newest.status == StoredStatus::Failed) else {
+            return Self::Absent;
+        };
+        let is_about_it = |status: &&HelmReleaseStatus| {
+            status.history.first().is_some_and(|shown| shown.secret_uid.as_ref() == Some(&failed.uid))
+        };
+        let noted = object.status.as_ref().filter(is_about_it).and_then(|status| status.holds_data);
+        match observed.holds_data.or(noted) {
+            Some(false) => Self::Uninstall,
+            Some(true) | None => Self::Adopt,
+        }
+    }
 }
 
 /// As far as status keeps it: how long it may take does not matter once it began.

@@ -5,7 +5,7 @@ mod removal;
 use std::time::Duration;
 
 use api::condition::Reason;
-use api::workspace::{DriftDetection, FINALIZER, HelmRelease, HelmReleaseStatus, OperationKind, UpgradeRemediation};
+use api::workspace::{DriftDetection, FINALIZER, HelmRelease, OperationKind, UpgradeRemediation};
 use jiff::Timestamp;
 
 use super::ask::{IDENTITY_AGE, identity_ask, look_age};
@@ -227,7 +227,7 @@ impl Deciding<'_> {
         let remedy = self.memory.status.remedy.as_ref().filter(|remedy| remedy.digest == digest);
         if !is_exhausted && (remedy.is_none() || self.memory.force.is_some()) {
             let kind = if is_installed { OperationKind::Upgrade } else { OperationKind::Install };
-            let former = if is_installed { Former::Absent } else { self.former(stored) };
+            let former = if is_installed { Former::Absent } else { Former::of(self.object, self.observed, stored) };
             return self.start(Operation { former, ..operation(kind, desired, stored, digest, version) }, plan);
         }
         // What was only interrupted has not failed.
@@ -240,21 +240,6 @@ impl Deciding<'_> {
         let status = &self.memory.status;
         let reason = status.last_failure.unwrap_or(Reason::UpgradeFailed);
         plan.block(reason, status.last_output.clone().unwrap_or_else(|| "helm failed".to_owned()));
-    }
-
-    /// What is left of an install that failed. Data is never removed unasked, and what could not be read may be data.
-    fn former(&self, stored: &[Stored]) -> Former {
-        let Some(failed) = stored.last().filter(|newest| newest.status == StoredStatus::Failed) else {
-            return Former::Absent;
-        };
-        let is_about_it = |status: &&HelmReleaseStatus| {
-            status.history.first().is_some_and(|shown| shown.secret_uid.as_ref() == Some(&failed.uid))
-        };
-        let noted = self.object.status.as_ref().filter(is_about_it).and_then(|status| status.holds_data);
-        match self.observed.holds_data.or(noted) {
-            Some(false) => Former::Uninstall,
-            Some(true) | None => Former::Adopt,
-        }
     }
 
     /// Whether something else ended it more often than is borne with at a time.

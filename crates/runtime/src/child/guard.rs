@@ -1,8 +1,8 @@
 //! The process between us and a child: the child dies when we do, whatever ends us.
 //!
 //! A parent-death signal needs unsafe code and follows the spawning thread, so our own binary is run again as a guard.
-//! It takes the memory limit upon itself, which the child inherits, starts the child in a process group of its own,
-//! keeps the ends of what the child writes, and listens on its standard input:
+//! It takes the limits of memory and of files upon itself, which the child inherits, starts the child in a process group
+//! of its own, keeps the ends of what the child writes, and listens on its standard input:
 //!
 //! | input | the guard |
 //! | --- | --- |
@@ -60,10 +60,10 @@ pub struct Report {
     pub peak_bytes: u64,
 }
 
-/// Runs a guard: `arguments` are the memory limit in bytes, the program, and its arguments.
+/// Runs a guard: `arguments` are the limits in bytes of memory and of each file, the program, and its arguments.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<_> = arguments.into_iter().collect();
-    let program = arguments.get(1).map(Path::new).and_then(Path::file_name).unwrap_or_default();
+    let program = arguments.get(2).map(Path::new).and_then(Path::file_name).unwrap_or_default();
     let program = program.to_string_lossy().into_owned();
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
@@ -77,10 +77,12 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(arguments: impl IntoIterator<Item = OsString>) -> io::Result<()> {
     let mut arguments = arguments.into_iter();
-    let usage = || io::Error::other("usage: guard BYTES PROGRAM [ARGUMENTS]");
-    let bytes = arguments.next().and_then(|bytes| bytes.to_str()?.parse().ok()).ok_or_else(usage)?;
+    let usage = || io::Error::other("usage: guard MEMORY FILE PROGRAM [ARGUMENTS]");
+    for resource in [Resource::Data, Resource::Fsize] {
+        let bytes = arguments.next().and_then(|bytes| bytes.to_str()?.parse().ok()).ok_or_else(usage)?;
+        setrlimit(resource, Rlimit { current: Some(bytes), maximum: Some(bytes) })?;
+    }
     let program = arguments.next().ok_or_else(usage)?;
-    setrlimit(Resource::Data, Rlimit { current: Some(bytes), maximum: Some(bytes) })?;
     let at_work = File::open(".")?;
     flock(&at_work, FlockOperation::NonBlockingLockShared)?;
     // The child inherits it, and with it the lock.

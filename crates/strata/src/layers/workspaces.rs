@@ -64,6 +64,10 @@ pub(crate) struct WorkspacesFlags {
     #[arg(long, env = "STRATA_CHART_TIME_TO_LIVE", value_parser = config::duration, value_name = "DURATION")]
     #[serde(deserialize_with = "config::read_duration")]
     pub chart_time_to_live: Option<Duration>,
+    /// What chart archives may take on disk, and indexes of repositories again [default: 512Mi]
+    #[arg(long, env = "STRATA_CHART_CACHE_SIZE", value_parser = config::bytes, value_name = "BYTES")]
+    #[serde(deserialize_with = "config::read_bytes")]
+    pub chart_cache_size: Option<u64>,
 }
 
 impl WorkspacesFlags {
@@ -81,6 +85,7 @@ impl WorkspacesFlags {
             helm_local_charts: self.helm_local_charts.or(other.helm_local_charts),
             helm_directory: self.helm_directory.or(other.helm_directory),
             chart_time_to_live: self.chart_time_to_live.or(other.chart_time_to_live),
+            chart_cache_size: self.chart_cache_size.or(other.chart_cache_size),
         }
     }
 
@@ -141,6 +146,7 @@ fn settings(values: &Values, client: ClientConfig) -> Result<workspaces::Config,
     config.policy.other_namespaces = flags.helm_other_namespaces.unwrap_or(false);
     config.policy.local_charts = flags.helm_local_charts.unwrap_or(false);
     config.charts.time_to_live = flags.chart_time_to_live.unwrap_or(config.charts.time_to_live);
+    config.charts.cache_bytes = flags.chart_cache_size.unwrap_or(config.charts.cache_bytes);
     config.environment = std::env::vars_os().filter(|(name, _)| PROXIES.iter().any(|proxy| name == proxy)).collect();
     Ok(config)
 }

@@ -21,19 +21,23 @@ use std::{
     time::Duration,
 };
 
-use runtime::Key;
+use runtime::{
+    Key,
+    jobs::{self, Budget, Jobs},
+};
 use tokio::{sync::Notify, time::Instant};
 
 pub use self::reference::{ChartRef, Credentials};
 use self::{
-    download::Downloader,
-    index::{Freshness, Indexes, is_recent},
+    download::{BYTES, Downloader},
+    index::{Freshness, Held, Indexes, is_recent},
     store::{Record, Store},
 };
 use super::{
-    command::{self, Operation, OperationKind},
+    command::{self, ARCHIVE_BYTES, Operation, OperationKind},
     output::{Class, Failure},
-    runner::{Contents, Finished, Request, Runner},
+    request::{Contents, Request},
+    runner::{Finished, Runner},
 };
 
 /// A chart on disk. It stays there for as long as somebody holds it.
@@ -67,10 +71,14 @@ pub struct ChartsConfig {
     pub time_to_live: Duration,
     /// How soon a failure is tried again.
     pub retry: Duration,
-    /// What all archives may take, and all indexes again; the least recently used go first, one in use never.
+    /// What all archives may take on disk, and all indexes again. The least recently used go first, one in use never:
+    /// what then finds no room is refused.
     pub cache_bytes: u64,
     /// A larger index is refused.
     pub index_bytes: u64,
+    /// What indexes that are being downloaded may take beside that; one namespace leaves room for an index of others.
+    /// Archives on their way are bounded by the number of helm processes and the size of each.
+    pub download_bytes: u64,
     /// For helm while it resolves and fetches; it reads the whole index.
     pub memory: Option<u64>,
 }
@@ -84,6 +92,8 @@ impl Default for ChartsConfig {
             cache_bytes: 512 << 20,
             // Twice the largest public one.
             index_bytes: 64 << 20,
+            // Four of that size at once.
+            download_bytes: 256 << 20,
             memory: None,
         }
     }
@@ -120,7 +130,13 @@ struct Table {
 }
 
 impl Table {
-    fn records(&self) -> impl Iterator<Item = &Record> {
+    /// Who waits for an entry.
+    fn namespaces(&self, id: &str) -> BTreeSet<Arc<str>> {
+        let askers = self.entries.get(id).into_iter().flat_map(|entry| &entry.askers);
+        askers.map(|asker| asker.namespace.clone()).collect()
+    }
+
+    fn records(&self) -> impl Iterator<Item = &Record> + Clone {
         self.entries.values().filter_map(|entry| entry.record.as_ref()).chain(&self.loose)
     }
 }
@@ -148,9 +164,17 @@ impl Charts {
     /// Takes up what the cache holds from earlier.
     pub fn open(config: ChartsConfig, runner: Runner) -> io::Result<Self> {
         let store = Store::new(runner.cache())?;
+        let downloads = jobs::Config {
+            budgets: vec![(BYTES, Budget::of(config.download_bytes.max(config.index_bytes), config.index_bytes))],
+            // There is nothing to prepare, and nothing to wait for at the end.
+            preparation: PULL_TIMEOUT,
+            grace: Duration::ZERO,
+            clock: runner.clock().clone(),
+            on_change: Box::new(|_| true),
+        };
         let indexes = Indexes {
             directory: command::index_directory(runner.cache()),
-            downloader: Downloader::new(runner.environment(), config.index_bytes),
+            downloads: Jobs::new(Downloader::new(runner.environment(), config.index_bytes), downloads),
             time_to_live: config.time_to_live,
             clock: runner.clock().clone(),
             cache_bytes: config.cache_bytes,
@@ -220,6 +244,7 @@ impl Charts {
             entry.askers.push(asker.clone());
             // Its turn may come before that of the one who asked first.
             inner.runner.join(&pull_key(&id), &asker.namespace);
+            inner.indexes.join(&wanted.repository_id(), &asker.namespace);
         }
         if is_new {
             entry.freshness = freshness;
@@ -310,20 +335,35 @@ impl Inner {
             entry.record.is_some() || has_failed || !entry.askers.is_empty()
         });
         self.sweep(table);
-        while is_too_much(table, self.config.cache_bytes) {
-            let is_free = |id: &str, entry: &Entry| {
-                let record = entry.record.as_ref();
-                let is_held = record.is_none_or(|record| Arc::strong_count(&record.chart) > 1);
-                id != newest && entry.askers.is_empty() && !is_held
-            };
-            let free = table.entries.iter().filter(|(id, entry)| is_free(id, entry));
-            let oldest = free.min_by_key(|(_, entry)| entry.used);
-            let Some(id) = oldest.map(|(id, _)| id.clone()) else { return };
-            self.store.forget(&id);
-            let entry = table.entries.remove(&id);
-            table.loose.extend(entry.and_then(|entry| entry.record));
-            self.sweep(table);
+        while is_too_much(table.records(), self.config.cache_bytes) && self.forget_oldest(table, newest) {}
+    }
+
+    /// Makes room for an archive, or says that all of the cache is in use.
+    fn make_room(&self, table: &mut Table, new: &Record) -> Result<(), Failure> {
+        let total = self.config.cache_bytes;
+        self.sweep(table);
+        while is_too_much(table.records().chain([new]), total) {
+            if !self.forget_oldest(table, "") {
+                return Err(index::full("charts", Store::bytes(table.records().chain([new])), total));
+            }
         }
+        Ok(())
+    }
+
+    /// Forgets the least recently used of those that are not in use, but not `newest`. False if there is none.
+    fn forget_oldest(&self, table: &mut Table, newest: &str) -> bool {
+        let is_free = |id: &str, entry: &Entry| {
+            let record = entry.record.as_ref();
+            let is_held = record.is_none_or(|record| Arc::strong_count(&record.chart) > 1);
+            id != newest && entry.askers.is_empty() && !is_held
+        };
+        let free = table.entries.iter().filter(|(id, entry)| is_free(id, entry));
+        let Some(id) = free.min_by_key(|(_, entry)| entry.used).map(|(id, _)| id.clone()) else { return false };
+        self.store.forget(&id);
+        let entry = table.entries.remove(&id);
+        table.loose.extend(entry.and_then(|entry| entry.record));
+        self.sweep(table);
+        true
     }
 
     /// Removes the archives that no entry has and nobody holds any more.
@@ -346,7 +386,7 @@ impl Inner {
         if wanted.is_oci() {
             return self.pull(&id, &wanted, None).await;
         }
-        let repository = self.indexes.hold(&wanted);
+        let repository = self.hold(&id, &wanted);
         let index = repository.current(&wanted, freshness).await?;
         let previous = self.lock().entries.get(&id).and_then(|entry| entry.record.clone());
         if let Some(previous) = previous.filter(|record| record.index.as_ref() == Some(&index.digest)) {
@@ -363,6 +403,12 @@ impl Inner {
             return pulled;
         }
         self.pull(&id, &wanted, Some(newer.digest)).await
+    }
+
+    fn hold(&self, id: &str, wanted: &ChartRef) -> Held<'_> {
+        // Held until then, so that each asker is counted here or joins later.
+        let table = self.lock();
+        self.indexes.hold(wanted, &table.namespaces(id))
     }
 
     /// Lets helm resolve the version and fetch the archive.
@@ -384,12 +430,10 @@ impl Inner {
     ) -> Result<impl Future<Output = Option<Finished>> + use<>, Failure> {
         // Held until it is submitted, so that each asker is counted here or joins later.
         let table = self.lock();
-        let askers = table.entries.get(id).into_iter().flat_map(|entry| &entry.askers);
-        let namespaces = askers.map(|asker| asker.namespace.clone()).collect::<BTreeSet<_>>();
         let chart = wanted.clone();
         let request = Request {
             key: pull_key(id),
-            namespaces: namespaces.into_iter().collect(),
+            namespaces: table.namespaces(id).into_iter().collect(),
             operation: OperationKind::Pull,
             label: wanted.version().into(),
             timeout: PULL_TIMEOUT,
@@ -411,7 +455,11 @@ impl Inner {
             let class = if error.kind() == io::ErrorKind::NotFound { Class::ChartNotFound } else { Class::Other };
             Failure::new(class, format_args!("cannot read the chart at {}: {error}", path.display()))
         };
-        if fs::metadata(path).map_err(unreadable)?.is_file() {
+        let metadata = fs::metadata(path).map_err(unreadable)?;
+        if metadata.is_file() && metadata.len() > ARCHIVE_BYTES {
+            return Err(wanted.explain(&Failure::new(Class::TooLarge, "")));
+        }
+        if metadata.is_file() {
             let incoming = self.store.incoming(&wanted.id()).map_err(|error| index::on_disk(&error))?;
             fs::copy(path, incoming.join("chart.tgz")).map_err(unreadable)?;
             return self.admit(incoming, wanted, String::new(), None).await;
@@ -443,6 +491,7 @@ impl Inner {
         let record = self.record(chart, bytes, index);
         // At once, lest the same archive of another entry goes and takes this one along.
         let mut table = self.lock();
+        self.make_room(&mut table, &record)?;
         fs::rename(downloaded, &record.chart.path).map_err(|error| index::on_disk(&error))?;
         table.loose.push(record.clone());
         Ok(record)
@@ -458,8 +507,8 @@ fn pull_key(id: &str) -> Key {
     Key::new("", format!("chart/{id}"))
 }
 
-fn is_too_much(table: &Table, cache_bytes: u64) -> bool {
-    table.records().count() > MAX_RECORDS || Store::bytes(table.records()) > cache_bytes
+fn is_too_much<'a>(records: impl Iterator<Item = &'a Record> + Clone, cache_bytes: u64) -> bool {
+    records.clone().count() > MAX_RECORDS || Store::bytes(records) > cache_bytes
 }
 
 #[cfg(test)]
@@ -480,7 +529,7 @@ mod tests {
         // Nothing is run.
         let guard = Guard { program: PathBuf::new(), arguments: Vec::new() };
         let runner = Runner::start(runner::Config::new(PathBuf::new(), guard, private, cache)).unwrap();
-        let charts = Charts::open(ChartsConfig { cache_bytes: 0, ..ChartsConfig::default() }, runner).unwrap();
+        let charts = Charts::open(ChartsConfig::default(), runner).unwrap();
         let inner = &charts.0;
         let wanted = ChartRef::new(&ChartReference::default(), BTreeMap::new()).unwrap();
         let packed = archive::tests::packed(&archive::tests::directory(directory.path()));
@@ -496,7 +545,7 @@ mod tests {
         let freshness = Freshness::Recent;
         let question = Question { id: "stored".into(), wanted: wanted.clone(), freshness };
         inner.settle(&question, Ok(stored)).unwrap();
-        inner.evict(&mut inner.lock(), "another");
+        assert!(inner.forget_oldest(&mut inner.lock(), "another"));
         assert!(inner.lock().entries.is_empty() && path.exists());
         drop(on_its_way);
         inner.evict(&mut inner.lock(), "another");

@@ -19,6 +19,10 @@ pub const REPOSITORIES: &str = "repositories.yaml";
 pub const REGISTRY: &str = "registry.json";
 pub(super) const CA: &str = "ca.pem";
 
+/// The largest archive of a chart. Helm keeps a chart in the record of each release, which has room for 1 MiB, so a much
+/// larger one could not be installed.
+pub(super) const ARCHIVE_BYTES: u64 = 10 << 20;
+
 /// One helm operation.
 #[derive(Clone, Debug)]
 pub enum Operation {
@@ -112,6 +116,12 @@ impl OperationKind {
             Self::Test => "test",
             Self::Pull => "pull",
         }
+    }
+
+    /// The largest file that helm may write. Of a pull that is the archive; others write what they learn of the API
+    /// server, and nothing near it.
+    pub(super) fn file_bytes(self) -> u64 {
+        if self == Self::Pull { ARCHIVE_BYTES } else { 64 << 20 }
     }
 
     /// Whether SIGTERM makes helm put the release in order before it ends. To a rollback it would do what SIGKILL

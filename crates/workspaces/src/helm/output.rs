@@ -29,6 +29,10 @@ pub enum Class {
     PlainHttp,
     /// What was fetched is not what was pinned.
     DigestMismatch,
+    /// A chart or an index is larger than any that could be used.
+    TooLarge,
+    /// Charts in use take all of the cache.
+    CacheFull,
     /// Ended by us: cancelled, or the process is shutting down.
     Cancelled,
     /// Handed back untouched: what it was planned on changed while it waited.
@@ -51,6 +55,8 @@ impl Class {
             Self::Unreachable => "unreachable",
             Self::PlainHttp => "plain-http",
             Self::DigestMismatch => "digest-mismatch",
+            Self::TooLarge => "too-large",
+            Self::CacheFull => "cache-full",
             Self::Cancelled => "cancelled",
             Self::NotBegun => "not-begun",
             Self::Killed => "killed",
@@ -98,7 +104,9 @@ const OUT_OF_MEMORY: [(&str, Class); 4] = [
     ("failed to create new OS thread", Class::OutOfMemory),
 ];
 /// helm's words when it fetches a chart.
-const OF_A_PULL: [(&str, Class); 16] = [
+const OF_A_PULL: [(&str, Class); 17] = [
+    // The file that it writes has reached its limit.
+    (": file too large", Class::TooLarge),
     ("no chart version found", Class::ChartNotFound),
     ("no chart name found", Class::ChartNotFound),
     ("could not locate a version matching", Class::ChartNotFound),

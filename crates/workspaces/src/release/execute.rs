@@ -20,7 +20,8 @@ use super::{
     fetch::{Of, ignored},
     identity::Credentials,
     live::{Acting, Target},
-    release_key, storage,
+    release_key,
+    storage::{self, Detail, Unreadable},
 };
 use crate::{
     LOSS_MARGIN, MANAGER,
@@ -131,9 +132,9 @@ impl ReleaseController {
 
     /// Marks a revision that nobody works on as failed. Gone or changed meanwhile is for the next round to see.
     async fn unlock(&self, release: &Key, revision: u32, uid: &str, version: &str, fence: &Fence) -> Result<(), Error> {
-        let record = self.record(release, revision).await?;
+        let stored = self.stored_in(release, revision).await?.ok_or(Error::Outdated)?;
+        let patch = storage::failed(stored, uid, version).await.map_err(|why| unreadable(release, revision, why))?;
         let secrets: Api<Secret> = Api::namespaced(self.writer.client(), &release.namespace);
-        let patch = storage::failed(record, uid, version);
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
         let name = storage::secret_name(&release.name, revision);
         // In the operator's own name.
@@ -142,18 +143,6 @@ impl ReleaseController {
             Err(error) if error.class() == Class::Conflict => Err(Error::Outdated),
             result => result.map(drop),
         }
-    }
-
-    /// Helm's whole record of a revision.
-    pub(super) async fn record(&self, release: &Key, revision: u32) -> Result<storage::Record, Error> {
-        let secret = self.stored_in(release, revision).await?.ok_or(Error::Outdated)?;
-        storage::decode(&secret).ok_or_else(|| {
-            let name = storage::secret_name(&release.name, revision);
-            let message = format!(
-                "Helm's record of revision {revision} cannot be read; restore the Secret {name}, or delete it if the release may be installed again"
-            );
-            Error::Refused(Why { reason: Reason::StateUnknown, message })
-        })
     }
 
     pub(super) fn acting<'a>(&self, credentials: &Credentials, fence: &'a Fence) -> Acting<'a> {
@@ -168,7 +157,7 @@ impl ReleaseController {
             return Ok(());
         };
         let Some(newest) = self.cached_revisions(&release).last().map(|newest| newest.revision) else { return Ok(()) };
-        let targets = self.objects_of(&release, newest).await?;
+        let targets = self.objects_of(&release, newest, Detail::Names).await?;
         let acting = self.acting(credentials, fence);
         let Some(what) = self.discovered.undeletable(&acting, &targets).await? else { return Ok(()) };
         let message = format!(
@@ -190,4 +179,16 @@ impl ReleaseController {
             self.watches.release(kind);
         }
     }
+}
+
+pub(super) fn unreadable(release: &Key, revision: u32, why: Unreadable) -> Error {
+    let name = storage::secret_name(&release.name, revision);
+    let remedy = match why {
+        Unreadable::Unknown => "restore the Secret, or delete it if the release may be made anew",
+        Unreadable::TooLarge | Unreadable::TooMuch => {
+            "make the chart smaller, or switch off what has to read it: spec.driftDetection"
+        }
+    };
+    let message = format!("Helm's record of revision {revision} in Secret {name} cannot be read: {why}; {remedy}");
+    Error::Refused(Why { reason: Reason::StateUnknown, message })
 }

@@ -16,10 +16,11 @@ use runtime::{Error, Fence, Key, Metadata};
 
 use super::{
     ReleaseController,
+    execute::unreadable,
     gather::{failure, sorted},
     live::{self, Acting, Target},
     release_key,
-    storage::{self, secret_name},
+    storage::{self, Detail, secret_name},
     view,
 };
 
@@ -53,8 +54,8 @@ impl ReleaseController {
                 let secret = self.stored_in(&release, *revision).await.map_err(|error| unknown(&error))?;
                 let secret =
                     secret.filter(|secret| secret.metadata.uid.as_ref() == Some(secret_uid)).ok_or_else(moved)?;
-                let record = storage::decode(&secret);
-                Ok(Answer::HoldsData(record.map(|record| storage::holds_data(&storage::manifest(&record)))))
+                let manifest = storage::manifest(secret, Detail::Names).await;
+                Ok(Answer::HoldsData(manifest.ok().map(|manifest| storage::holds_data(&manifest))))
             }
             Ask::NamespaceTerminating { namespace } => {
                 self.is_terminating(namespace).await.map_err(|error| unknown(&error))
@@ -159,11 +160,13 @@ impl ReleaseController {
             return Err(Error::Outdated);
         }
         let desired = validate(object, &self.policy).map_err(Error::Refused)?;
-        let mut targets = self.objects_of(&release, newest.revision).await?;
+        // Workloads are only scaled.
+        let detail = if of == Of::Newest { Detail::Whole } else { Detail::Names };
+        let mut targets = self.objects_of(&release, newest.revision, detail).await?;
         // What failed may have left in place what was there before.
         let before = last_good(&stored).filter(|good| of == Of::AllThere && good.revision != newest.revision);
         if let Some(good) = before {
-            let former = self.objects_of(&release, good.revision).await?;
+            let former = self.objects_of(&release, good.revision, detail).await?;
             let is_new = |former: &Target| !targets.iter().any(|t| (&t.kind, &t.key) == (&former.kind, &former.key));
             let former: Vec<_> = former.into_iter().filter(is_new).collect();
             targets.extend(former);
@@ -175,9 +178,10 @@ impl ReleaseController {
         Ok((targets, acting))
     }
 
-    pub(super) async fn objects_of(&self, release: &Key, revision: u32) -> Result<Vec<Target>, Error> {
-        let record = self.record(release, revision).await?;
-        Ok(live::targets(storage::manifest(&record), release))
+    pub(super) async fn objects_of(&self, release: &Key, revision: u32, detail: Detail) -> Result<Vec<Target>, Error> {
+        let stored = self.stored_in(release, revision).await?.ok_or(Error::Outdated)?;
+        let manifest = storage::manifest(stored, detail).await.map_err(|why| unreadable(release, revision, why))?;
+        Ok(live::targets(manifest, release))
     }
 }
 

@@ -121,7 +121,7 @@ pub(super) fn failure(failure: helm::Failure) -> releases::Failure {
         Class::Unreachable | Class::PlainHttp => FailureClass::Unreachable,
         Class::NotBegun => FailureClass::NotBegun,
         Class::Cancelled | Class::Killed => FailureClass::Interrupted,
-        Class::Other => FailureClass::Other,
+        Class::TooLarge | Class::CacheFull | Class::Other => FailureClass::Other,
     };
     releases::Failure { class, message: failure.message }
 }

@@ -16,8 +16,12 @@ use kube::{
 use plan::{object::differs, releases::Difference};
 use runtime::{Error, Fence, Key};
 use serde_json::{Value, json};
+use tokio::sync::SemaphorePermit;
 
-use super::{identity::is_allowed, storage::Manifest};
+use super::{
+    identity::is_allowed,
+    storage::{Manifest, Object},
+};
 
 /// Helm's own field manager, so that what is set back is Helm's as before.
 const HELM: &str = "helm";
@@ -58,18 +62,40 @@ fn is_answer(error: &Error) -> bool {
 pub struct Target {
     pub kind: GroupVersionKind,
     pub key: Key,
-    /// As Helm applies it.
-    pub desired: Value,
+    object: Object,
+    release: Key,
 }
 
 impl Target {
+    /// As Helm applies it, with the marks that it puts on every object and that the manifest does not show; and what must
+    /// be held for as long as the value is. `None` if it cannot be read.
+    async fn desired(&self) -> Option<(Value, Option<SemaphorePermit<'static>>)> {
+        let Some((mut desired, permit)) = self.object.whole().await else {
+            tracing::warn!(object = self.title(), "an object of the release's manifest cannot be read and is left out");
+            return None;
+        };
+        let Key { namespace, name } = &self.release;
+        for (field, mark, value) in [
+            ("labels", "app.kubernetes.io/managed-by", "Helm"),
+            ("annotations", "meta.helm.sh/release-name", name),
+            ("annotations", "meta.helm.sh/release-namespace", namespace),
+        ] {
+            let marks = &mut desired["metadata"][field];
+            // Where it is none, the server will say so.
+            if marks.is_null() || marks.is_object() {
+                marks[mark] = json!(value);
+            }
+        }
+        Some((desired, permit))
+    }
+
     /// `Deployment web`.
     pub fn title(&self) -> String {
         format!("{} {}", self.kind.kind, self.key.name)
     }
 }
 
-/// The targets of a manifest. Helm puts its own marks on every object, which the manifest does not show.
+/// The targets of a manifest.
 pub fn targets(manifest: Manifest, release: &Key) -> Vec<Target> {
     if manifest.unreadable > 0 {
         tracing::warn!(documents = manifest.unreadable, "part of the release's manifest cannot be read and is skipped");
@@ -77,16 +103,13 @@ pub fn targets(manifest: Manifest, release: &Key) -> Vec<Target> {
     manifest.objects.into_iter().filter_map(|object| target(object, release)).collect()
 }
 
-fn target(mut desired: Value, release: &Key) -> Option<Target> {
-    let api_version = desired["apiVersion"].as_str()?.to_owned();
-    let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
-    let kind = GroupVersionKind::gvk(group, version, desired["kind"].as_str()?);
-    let name = desired["metadata"]["name"].as_str()?.to_owned();
-    let namespace = desired["metadata"]["namespace"].as_str().unwrap_or(&release.namespace).to_owned();
-    desired["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("Helm");
-    desired["metadata"]["annotations"]["meta.helm.sh/release-name"] = json!(&*release.name);
-    desired["metadata"]["annotations"]["meta.helm.sh/release-namespace"] = json!(&*release.namespace);
-    Some(Target { kind, key: Key::new(namespace, name), desired })
+fn target(object: Object, release: &Key) -> Option<Target> {
+    let (group, version) = object.api_version.split_once('/').unwrap_or(("", &object.api_version));
+    let kind = GroupVersionKind::gvk(group, version, &object.kind);
+    let namespace = object.namespace.as_deref().unwrap_or(&release.namespace);
+    let key = Key::new(namespace, object.name.as_str());
+    let is_named = !object.api_version.is_empty() && !object.name.is_empty();
+    is_named.then_some(Target { kind, key, object, release: release.clone() })
 }
 
 /// Where kinds are served; asked once per kind.
@@ -196,7 +219,8 @@ impl Discovered {
         let Some(live) = acting.ask(api.get_opt(&target.key.name)).await? else {
             return Ok(Some("is gone".to_owned()));
         };
-        let applied = apply(acting, &api, &target.key.name, &target.desired, true).await?;
+        let Some((desired, _held)) = target.desired().await else { return Ok(None) };
+        let applied = apply(acting, &api, &target.key.name, &desired, true).await?;
         Ok(difference(target, &applied, &live, ignore))
     }
 
@@ -210,7 +234,7 @@ impl Discovered {
     ) -> Result<(), Error> {
         for target in targets.iter().filter(|target| drifted.iter().any(|d| d.object == target.title())) {
             let api = self.api(acting, target).await?;
-            let mut desired = target.desired.clone();
+            let Some((mut desired, _held)) = target.desired().await else { continue };
             // Ignored fields stay with whoever set them, unless the object is made anew.
             if acting.ask(api.get_opt(&target.key.name)).await?.is_some() {
                 paths(target, ignore).for_each(|path| remove(&mut desired, path));
@@ -328,7 +352,7 @@ fn remove(value: &mut Value, pointer: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::storage, *};
 
     #[test]
     fn a_pointer_removes_what_it_names_and_all_below() {
@@ -339,13 +363,14 @@ mod tests {
         assert_eq!(value, json!({ "spec": {}, "list": [2] }));
     }
 
-    #[test]
-    fn a_target_carries_the_marks_that_helm_puts_on_it() {
-        let object = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "web" } });
-        let manifest = Manifest { objects: vec![object, json!({ "kind": "List" })], unreadable: 0 };
+    #[tokio::test]
+    async fn a_target_carries_the_marks_that_helm_puts_on_it() {
+        let text = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n---\nkind: List\n";
+        let manifest = storage::manifest(storage::tests::record(text), storage::Detail::Whole).await.unwrap();
         let targets = targets(manifest, &Key::new("team", "web"));
         assert_eq!(targets.len(), 1);
         assert_eq!(targets[0].key, Key::new("team", "web"));
-        assert_eq!(targets[0].desired["metadata"]["annotations"]["meta.helm.sh/release-name"], "web");
+        let (desired, _) = targets[0].desired().await.unwrap();
+        assert_eq!(desired["metadata"]["annotations"]["meta.helm.sh/release-name"], "web");
     }
 }

@@ -1,11 +1,12 @@
 //! Helm's own records: Secrets that hold each revision as JSON, compressed and encoded twice.
 //!
-//! Anybody who may write Secrets may write one. So a record is kept as text, since values in memory can take a hundred
-//! times their text, and all that is read of it has its limit.
+//! Anyone who may write Secrets may write one. So records are read as a stream, one at a time, and of their manifest only
+//! what is asked for is kept: values in memory can take a hundred times their text. All that is read has its limit.
 
 use std::{
+    borrow::Cow,
     fmt,
-    io::{Read, Write},
+    io::{self, BufReader, Read, Write},
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -13,27 +14,46 @@ use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use k8s_openapi::api::core::v1::Secret;
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{Error, MapAccess, Visitor},
+    de::{Error, IgnoredAny, MapAccess, Visitor},
 };
 use serde_json::{
     Value, json,
     value::{RawValue, to_raw_value},
 };
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// A Secret holds 1 MiB, which is 768 KiB packed; charts and manifests unpack to some ten times that.
 const MAX_UNPACKED: u64 = 16 << 20;
+/// Of all objects of a manifest together, where they are kept as text: several times the largest charts there are, and
+/// little enough for each round that runs at once.
+const MAX_KEPT: usize = 4 << 20;
 /// Helm's record and its `info` have about ten.
 const MAX_FIELDS: usize = 100;
-/// Of all objects of a manifest together: the parser's own limit for one text, some 100 MB in memory.
-const MAX_NODES: usize = 250_000;
+/// Of one object: three times the largest definitions there are; some 20 MB in memory.
+const MAX_NODES: usize = 50_000;
+/// An object with more text than this may take megabytes in memory, so that there is one of them at a time.
+const LARGE_OBJECT: usize = 64 << 10;
+
+/// The record that is being read.
+static READING: Semaphore = Semaphore::const_new(1);
+/// The large object that is in memory as a whole.
+static LARGE: Semaphore = Semaphore::const_new(1);
+
+/// Why a record cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    #[error("it is not of the form that Helm writes")]
+    Unknown,
+    #[error("it is larger than {MAX_UNPACKED} bytes unpacked")]
+    TooLarge,
+    #[error("its manifest is larger than {MAX_KEPT} bytes")]
+    TooMuch,
+}
 
 /// Name of the Secret of a revision.
 pub fn secret_name(release: &str, revision: u32) -> String {
     format!("sh.helm.release.v1.{release}.v{revision}")
 }
-
-/// Helm's record of one revision. It holds values, so it is never shown.
-pub struct Record(Fields);
 
 /// The fields of an object, as they are written.
 #[derive(Default)]
@@ -82,62 +102,173 @@ impl<'de> Deserialize<'de> for Fields {
     }
 }
 
-/// The record in a storage Secret. `None` if it is not of the form that Helm writes.
-pub fn decode(secret: &Secret) -> Option<Record> {
-    let encoded = &secret.data.as_ref()?.get("release")?.0;
-    let packed = STANDARD.decode(encoded).ok()?;
-    let mut text = Vec::new();
+/// The record in a storage Secret, unpacked as it is read.
+fn unpack(secret: &Secret) -> Result<impl Read, Unreadable> {
+    let encoded = secret.data.as_ref().and_then(|data| data.get("release")).ok_or(Unreadable::Unknown)?;
+    let packed = STANDARD.decode(&encoded.0).map_err(|_| Unreadable::Unknown)?;
+    Ok(GzDecoder::new(io::Cursor::new(packed)))
+}
+
+/// Reads a record's JSON, as much of it as `T` takes.
+fn parse<T: for<'de> Deserialize<'de>>(secret: &Secret) -> Result<T, Unreadable> {
     // What is cut off is no JSON any more.
-    GzDecoder::new(packed.as_slice()).take(MAX_UNPACKED).read_to_end(&mut text).ok()?;
-    serde_json::from_slice(&text).ok().map(Record)
+    let mut text = BufReader::new(unpack(secret)?.take(MAX_UNPACKED));
+    serde_json::from_reader(&mut text)
+        .map_err(|_| if text.get_ref().limit() == 0 { Unreadable::TooLarge } else { Unreadable::Unknown })
 }
 
-/// The other way round, in the form of a Secret's `data`.
+/// In its turn, and off the threads that everything else runs on.
+async fn in_turn<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let _turn = READING.acquire().await.ok()?;
+    tokio::task::spawn_blocking(read).await.ok()
+}
+
 fn encode(record: &impl Serialize) -> String {
-    let mut packed = GzEncoder::new(Vec::new(), Compression::best());
-    let text = serde_json::to_vec(record).expect("it has a JSON form");
-    packed.write_all(&text).expect("memory takes it");
-    // Once by Helm, once because it is a Secret.
-    STANDARD.encode(STANDARD.encode(packed.finish().expect("memory takes it")))
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    serde_json::to_writer(&mut encoder, record).expect("it is written to memory");
+    encoder.flush().expect("it is written to memory");
+    STANDARD.encode(STANDARD.encode(encoder.finish().expect("it is written to memory")))
 }
 
-/// The patch that turns an unfinished revision into a failed one, which the next upgrade starts from. All else of the
-/// record stays as it is written.
-pub fn failed(Record(mut record): Record, uid: &str, resource_version: &str) -> Value {
+/// What marks an unfinished revision as failed, so that Helm lets the next operation begin. Helm labels its Secrets with
+/// the same word. Only the Secret that was looked at is changed.
+pub async fn failed(secret: Secret, uid: &str, resource_version: &str) -> Result<Value, Unreadable> {
+    let packed = in_turn(move || parse(&secret).map(marked)).await.ok_or(Unreadable::Unknown)??;
+    Ok(json!({
+        "metadata": { "uid": uid, "resourceVersion": resource_version, "labels": { "status": "failed" } },
+        "data": { "release": packed },
+    }))
+}
+
+fn marked(mut record: Fields) -> String {
     let mut info: Fields = record.get("info").unwrap_or_default();
     info.set("status", &"failed");
     info.set("description", &"Left unfinished by a process that has ended; strata marked it as failed");
     record.set("info", &info);
-    json!({
-        "metadata": { "uid": uid, "resourceVersion": resource_version, "labels": { "status": "failed" } },
-        "data": { "release": encode(&record) },
-    })
+    encode(&record)
+}
+
+/// How much of a manifest's objects is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// What they are called by.
+    Names,
+    /// And their text.
+    Whole,
 }
 
 /// What of a record's manifest could be read. Hooks are not in it.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Manifest {
-    pub objects: Vec<Value>,
+    pub objects: Vec<Object>,
     /// Documents that are no YAML, or too large.
     pub unreadable: usize,
 }
 
-/// The objects of a record's manifest.
-pub fn manifest(Record(record): &Record) -> Manifest {
-    let mut manifest = Manifest::default();
-    let Some(text) = record.get::<String>("manifest") else { return Manifest { unreadable: 1, ..manifest } };
-    let mut left = MAX_NODES;
-    for document in documents(&text) {
-        let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: left } };
-        match serde_saphyr::from_str_with_options::<Value>(document, options) {
-            Ok(object) => {
-                left = left.saturating_sub(nodes(&object));
-                manifest.objects.extend(Some(object).filter(|object| object["kind"].is_string()));
+/// One object of a manifest.
+#[derive(Debug)]
+pub struct Object {
+    pub api_version: String,
+    pub kind: String,
+    pub namespace: Option<String>,
+    pub name: String,
+    /// Empty where only its name was asked for.
+    text: Box<str>,
+}
+
+/// What an object is called by; nothing else of it is held.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Head {
+    #[serde(default)]
+    api_version: Option<String>,
+    #[serde(default)]
+    kind: Option<String>,
+    #[serde(default)]
+    metadata: Option<HeadMetadata>,
+}
+
+#[derive(Default, Deserialize)]
+struct HeadMetadata {
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    namespace: Option<String>,
+}
+
+impl Object {
+    /// All of it; `None` if it is no YAML or too large. A large one is held by one at a time, for as long as its permit.
+    pub async fn whole(&self) -> Option<(Value, Option<SemaphorePermit<'static>>)> {
+        let is_large = self.text.len() > LARGE_OBJECT;
+        let permit = if is_large { Some(LARGE.acquire().await.ok()?) } else { None };
+        Some((yaml(&self.text).ok()?, permit))
+    }
+}
+
+/// The one field of a record that is read; the others are passed over.
+#[derive(Default)]
+struct OfRecord {
+    manifest: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for OfRecord {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = OfRecord;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
             }
-            Err(_) => manifest.unreadable += 1,
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<OfRecord, A::Error> {
+                let mut record = OfRecord::default();
+                while let Some(field) = map.next_key::<Cow<'_, str>>()? {
+                    if field == "manifest" {
+                        record.manifest = map.next_value()?;
+                    } else {
+                        map.next_value::<IgnoredAny>()?;
+                    }
+                }
+                Ok(record)
+            }
+        }
+        deserializer.deserialize_map(Fields)
+    }
+}
+
+/// The objects of the manifest of the record in a storage Secret.
+pub async fn manifest(secret: Secret, detail: Detail) -> Result<Manifest, Unreadable> {
+    let read = in_turn(move || {
+        let OfRecord { manifest } = parse(&secret)?;
+        manifest.map_or(Ok(Manifest { unreadable: 1, ..Manifest::default() }), |text| objects(&text, detail))
+    });
+    read.await.ok_or(Unreadable::Unknown)?
+}
+
+fn objects(text: &str, detail: Detail) -> Result<Manifest, Unreadable> {
+    if detail == Detail::Whole && text.len() > MAX_KEPT {
+        return Err(Unreadable::TooMuch);
+    }
+    let mut manifest = Manifest::default();
+    for document in documents(text) {
+        let Ok(head) = yaml::<Head>(document) else {
+            manifest.unreadable += 1;
+            continue;
+        };
+        let HeadMetadata { name, namespace } = head.metadata.unwrap_or_default();
+        if let Some(kind) = head.kind {
+            let (api_version, name) = (head.api_version.unwrap_or_default(), name.unwrap_or_default());
+            let text = if detail == Detail::Whole { document.into() } else { Box::default() };
+            manifest.objects.push(Object { api_version, kind, namespace, name, text });
         }
     }
-    manifest
+    Ok(manifest)
+}
+
+fn yaml<T: for<'de> Deserialize<'de>>(document: &str) -> Result<T, serde_saphyr::Error> {
+    let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: MAX_NODES } };
+    serde_saphyr::from_str_with_options(document, options)
 }
 
 /// A line that begins with the marker ends a document wherever it stands, so a broken one spoils no other.
@@ -153,21 +284,13 @@ fn documents(text: &str) -> impl Iterator<Item = &str> {
     documents.filter(move |document| document.lines().any(has_content))
 }
 
-fn nodes(value: &Value) -> usize {
-    1 + match value {
-        Value::Array(items) => items.iter().map(nodes).sum(),
-        Value::Object(fields) => fields.values().map(|value| 1 + nodes(value)).sum(),
-        _ => 0,
-    }
-}
-
 /// Whether removing the release would remove data. What cannot be read might be data.
 pub fn holds_data(manifest: &Manifest) -> bool {
-    manifest.unreadable > 0 || manifest.objects.iter().any(|object| object["kind"] == "PersistentVolumeClaim")
+    manifest.unreadable > 0 || manifest.objects.iter().any(|object| object.kind == "PersistentVolumeClaim")
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use k8s_openapi::ByteString;
 
     use super::*;
@@ -177,18 +300,18 @@ mod tests {
         Secret { data: Some([("release".to_owned(), ByteString(data))].into()), ..Secret::default() }
     }
 
-    fn record(manifest: &str) -> Record {
-        decode(&secret(&encode(&json!({ "manifest": manifest })))).unwrap()
+    pub fn record(manifest: &str) -> Secret {
+        secret(&encode(&json!({ "manifest": manifest })))
     }
 
-    #[test]
-    fn a_record_is_read_and_written_as_helm_does() {
+    #[tokio::test]
+    async fn a_record_is_read_and_written_as_helm_does() {
         // A number that no float holds, and an order that no map has.
         let text = r#"{"version":12345678901234567890123,"name":"web","info":{"status":"pending-upgrade","notes":"n"},"chart":{"z":1,"a":[]}}"#;
-        let record = decode(&secret(&encode(&RawValue::from_string(text.to_owned()).unwrap()))).unwrap();
-        let patch = failed(record, "u", "7");
+        let record = secret(&encode(&RawValue::from_string(text.to_owned()).unwrap()));
+        let patch = failed(record, "u", "7").await.unwrap();
         assert_eq!(patch["metadata"]["resourceVersion"], "7");
-        let Record(record) = decode(&secret(patch["data"]["release"].as_str().unwrap())).unwrap();
+        let record: Fields = parse(&secret(patch["data"]["release"].as_str().unwrap())).unwrap();
         let info: Value = record.get("info").unwrap();
         assert_eq!((&info["status"], &info["notes"]), (&json!("failed"), &json!("n")));
         let written = serde_json::to_string(&record).unwrap();
@@ -198,31 +321,66 @@ mod tests {
         );
     }
 
-    #[test]
-    fn what_is_not_a_record_is_none() {
+    #[tokio::test]
+    async fn what_is_not_a_record_is_refused_and_says_why() {
         let fields = (0..=MAX_FIELDS).map(|number| (number.to_string(), json!(0))).collect::<serde_json::Map<_, _>>();
         let large = "x".repeat(usize::try_from(MAX_UNPACKED).unwrap());
-        for other in [json!([]), json!(fields), json!({ "manifest": large })] {
-            assert!(decode(&secret(&encode(&other))).is_none());
+        for (other, why) in [
+            (encode(&json!([])), Unreadable::Unknown),
+            (encode(&json!({ "manifest": large })), Unreadable::TooLarge),
+            ("eA==".to_owned(), Unreadable::Unknown),
+        ] {
+            assert_eq!(manifest(secret(&other), Detail::Names).await.unwrap_err(), why);
+            assert_eq!(failed(secret(&other), "", "").await.unwrap_err(), why);
         }
-        assert!(decode(&secret("eA==")).is_none());
-        assert!(decode(&Secret::default()).is_none());
+        assert_eq!(failed(secret(&encode(&json!(fields))), "", "").await.unwrap_err(), Unreadable::Unknown);
+        assert_eq!(manifest(Secret::default(), Detail::Names).await.unwrap_err(), Unreadable::Unknown);
     }
 
-    #[test]
-    fn an_unreadable_document_hides_no_other_and_may_be_data() {
+    #[tokio::test]
+    async fn an_unreadable_document_hides_no_other_and_may_be_data() {
         let sound = "---\n# Source: a\nkind: A\ntext: \"a\n\n  ---b\"\n---\n\n--- # nothing\n---\r\nkind: B\n";
-        let manifest_of = |text: &str| {
-            let Manifest { objects, unreadable } = manifest(&record(text));
-            let kinds: Vec<_> = objects.iter().map(|object| object["kind"].as_str().unwrap().to_owned()).collect();
-            (kinds.concat(), unreadable)
+        let of = async |text: &str| manifest(record(text), Detail::Whole).await.unwrap();
+        let kinds = |manifest: &Manifest| {
+            let kinds: Vec<_> = manifest.objects.iter().map(|object| object.kind.clone()).collect();
+            (kinds.concat(), manifest.unreadable)
         };
-        assert_eq!(manifest_of(sound), ("AB".to_owned(), 0));
-        assert_eq!(manifest_of(&format!("{sound}---\n{{ broken\n---\nkind: C\n")), ("ABC".to_owned(), 1));
+        assert_eq!(kinds(&of(sound).await), ("AB".to_owned(), 0));
+        assert_eq!(kinds(&of(&format!("{sound}---\n{{ broken\n---\nkind: C\n")).await), ("ABC".to_owned(), 1));
         let large = format!("---\nkind: D\nlist: [{}]\n", "0,".repeat(MAX_NODES));
-        assert_eq!(manifest_of(&format!("{sound}{large}---\nkind: C\n")), ("ABC".to_owned(), 1));
-        assert!(!holds_data(&manifest(&record(sound))));
-        assert!(holds_data(&manifest(&record(&format!("{sound}---\nkind: PersistentVolumeClaim\n")))));
-        assert!(holds_data(&manifest(&record("{ broken"))));
+        assert_eq!(kinds(&of(&format!("{sound}{large}---\nkind: C\n")).await), ("ABC".to_owned(), 1));
+        assert!(!holds_data(&of(sound).await));
+        assert!(holds_data(&of(&format!("{sound}---\nkind: PersistentVolumeClaim\n")).await));
+        assert!(holds_data(&of("{ broken").await));
+    }
+
+    #[tokio::test]
+    async fn a_large_manifest_is_read_for_names_and_refused_as_a_whole() {
+        let document = |number: usize| {
+            let head = format!("---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: n{number}, namespace: t}}\n");
+            [head, format!("data: {{k: {}}}\n", "x".repeat(4096))].concat()
+        };
+        let objects = (0..1200).map(document).collect::<Vec<_>>().concat();
+        assert!(objects.len() > MAX_KEPT);
+        let names = manifest(record(&objects), Detail::Names).await.unwrap();
+        assert_eq!((names.objects.len(), names.unreadable), (1200, 0));
+        let last = &names.objects[1199];
+        assert_eq!((last.name.as_str(), last.namespace.as_deref(), last.text.len()), ("n1199", Some("t"), 0));
+        assert_eq!(manifest(record(&objects), Detail::Whole).await.unwrap_err(), Unreadable::TooMuch);
+        let whole = manifest(record("kind: A\ndata: {k: v}\n"), Detail::Whole).await.unwrap();
+        assert_eq!(whole.objects[0].whole().await.unwrap().0["data"]["k"], "v");
+    }
+
+    #[tokio::test]
+    async fn one_large_object_is_in_memory_at_a_time() {
+        let large = format!("kind: A\ntext: {}\n", "x".repeat(LARGE_OBJECT));
+        let manifest = manifest(record(&format!("{large}---\n{large}---\nkind: B\n")), Detail::Whole).await.unwrap();
+        let [first, second, small] = &manifest.objects[..] else { panic!("three objects") };
+        let held = first.whole().await.unwrap();
+        let mut waiting = Box::pin(second.whole());
+        assert!(futures::poll!(&mut waiting).is_pending());
+        assert!(small.whole().await.unwrap().1.is_none(), "what is small waits for nothing");
+        drop(held);
+        assert!(waiting.await.unwrap().1.is_some());
     }
 }

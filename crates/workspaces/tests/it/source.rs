@@ -329,19 +329,110 @@ async fn w34_local_charts_need_no_helm() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_least_recently_used_chart_goes_unless_it_is_held() -> Result<()> {
+async fn the_least_recently_used_chart_goes_and_what_is_in_use_leaves_no_room_for_more() -> Result<()> {
     let scene = Scene::real().await?;
-    let charts = Charts::open(ChartsConfig { cache_bytes: 1, ..ChartsConfig::default() }, scene.runner.clone())?;
     let local = |version| {
         let packed = pack(scene.directory.path(), "four", version, "")?;
-        Ok::<_, anyhow::Error>(chart(&format!("file://{}", packed.display()), ""))
+        let bytes = fs::metadata(&packed)?.len();
+        Ok::<_, anyhow::Error>((chart(&format!("file://{}", packed.display()), ""), bytes))
     };
-    let held = find(&scene, &charts, &local("1.0.0")?).await?.unwrap();
-    let dropped = find(&scene, &charts, &local("2.0.0")?).await?.unwrap().path.clone();
+    let [one, two, three] = [local("1.0.0")?, local("2.0.0")?, local("3.0.0")?];
+    // Archives of the same content but for a digit may differ in a byte or two; there is room for two.
+    let cache_bytes = one.1 + two.1 + 16;
+    let charts = Charts::open(ChartsConfig { cache_bytes, ..ChartsConfig::default() }, scene.runner.clone())?;
+    let held = find(&scene, &charts, &one.0).await?.unwrap();
+    let dropped = find(&scene, &charts, &two.0).await?.unwrap().path.clone();
     assert!(held.path.exists() && dropped.exists());
-    let newest = find(&scene, &charts, &local("3.0.0")?).await?.unwrap();
+    let newest = find(&scene, &charts, &three.0).await?.unwrap();
     assert!(held.path.exists() && newest.path.exists() && !dropped.exists());
+    let refused = find(&scene, &charts, &two.0).await?.unwrap_err();
+    assert_eq!(refused.class, Class::CacheFull, "{refused}");
+    assert!(refused.message.contains("charts in use") && refused.message.contains("--chart-cache-size"), "{refused}");
+    assert!(held.path.exists() && newest.path.exists() && !dropped.exists());
+    drop(newest);
+    assert!(matches!(charts.find_anew(&asker(), &two.0), Found::Working));
+    assert!(find(&scene, &charts, &two.0).await?.is_ok(), "there is room again");
+    assert!(held.path.exists());
     Ok(())
+}
+
+#[tokio::test]
+async fn an_archive_that_no_release_could_hold_is_refused() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    // Random, so that it stays as large when it is packed.
+    let noise: String = (0..24_u64 << 20)
+        .scan(1_u64, |state, _| {
+            *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            Some(char::from(b'!' + u8::try_from((*state >> 33) % 90).unwrap()))
+        })
+        .collect();
+    let large = pack(&repository.directory, "four", "1.0.0", &format!("#{noise}"))?;
+    assert!(fs::metadata(&large)?.len() > 10 << 20);
+    let digest = digest(&fs::read(&large)?);
+    let index = format!(
+        "apiVersion: v1\nentries:\n  four:\n  - {{apiVersion: v2, name: four, version: 1.0.0, digest: {digest}, urls: [four-1.0.0.tgz]}}\n"
+    );
+    fs::write(repository.directory.join("index.yaml"), index)?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    let remote = find(&scene, &charts, &repository.chart("1.0.0")).await?.unwrap_err();
+    let local = find(&scene, &charts, &chart(&format!("file://{}", large.display()), "")).await?.unwrap_err();
+    for refused in [remote, local] {
+        assert_eq!(refused.class, Class::TooLarge, "{refused}");
+        assert!(refused.message.contains("larger than 10485760 bytes"), "{refused}");
+    }
+    assert_eq!(fs::read_dir(scene.path("cache/incoming"))?.count(), 0);
+    Ok(())
+}
+
+/// Accepts and never answers.
+async fn silent() -> Result<(String, TcpListener)> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    Ok((format!("http://{}", listener.local_addr()?), listener))
+}
+
+#[tokio::test]
+async fn downloads_of_one_namespace_leave_room_for_others_and_a_shared_one_starts_in_any_turn() -> Result<()> {
+    let scene = Scene::real().await?;
+    let repository = Repository::start(scene.path("repository"), None).await?;
+    repository.publish("four", &["1.0.0"])?;
+    let config = ChartsConfig { download_bytes: 3 << 20, index_bytes: 1 << 20, ..ChartsConfig::default() };
+    let charts = Charts::open(config, scene.runner.clone())?;
+    let slow = [silent().await?, silent().await?, silent().await?];
+    let busy = Key::new("busy", "web");
+    for (url, _) in &slow {
+        assert!(matches!(charts.find(&busy, &chart(url, "1.0.0")), Found::Working));
+    }
+    // Two of three run, which is all that one namespace gets, and its third waits; so does what it asks for next.
+    let wanted = repository.chart("1.0.0");
+    assert!(matches!(charts.find(&busy, &wanted), Found::Working));
+    let accepted = async { tokio::try_join!(slow[0].1.accept(), slow[1].1.accept()) };
+    tokio::time::timeout(crate::harness::PATIENCE, accepted).await??;
+    assert_eq!(repository.requests(), [""; 0]);
+    assert_eq!(find(&scene, &charts, &wanted).await?.unwrap().version, "1.0.0", "it starts in the other's turn");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_shared_chart_is_pulled_in_the_turn_of_whoever_waits_for_it() -> Result<()> {
+    // Four at once, three of them of one namespace; pulls succeed by what the script does.
+    let gated = r#"echo "$1 $2" >>"$SCENE/log"; until [ -e "$SCENE/gate" ]; do sleep 0.02; done"#;
+    let scene = Scene::fake(gated, |_| {})?;
+    for number in 0..4 {
+        scene.runner.submit(crate::harness::install(&Key::new("busy", number.to_string())))?;
+    }
+    scene.until("three never ran", || (scene.lines("log").len() == 3).then_some(())).await?;
+    let charts = Charts::open(ChartsConfig::default(), scene.runner.clone())?;
+    let wanted = chart("oci://registry.example/charts", "1.0.0");
+    assert!(matches!(charts.find(&Key::new("busy", "web"), &wanted), Found::Working));
+    scene.until("the pull is not in line", || (scene.runner.snapshot().waiting == 2).then_some(())).await?;
+    assert!(matches!(charts.find(&Key::new("calm", "web"), &wanted), Found::Working));
+    scene
+        .until("the pull waits", || scene.lines("log").iter().any(|line| line.starts_with("pull")).then_some(()))
+        .await?;
+    assert_eq!(scene.runner.snapshot().waiting, 1, "the busy namespace's fourth");
+    fs::write(scene.path("gate"), "")?;
+    scene.idle().await
 }
 
 #[tokio::test]
@@ -388,31 +479,38 @@ async fn a_chart_that_somebody_removed_is_fetched_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_least_recently_used_index_goes_and_a_broken_download_leaves_nothing() -> Result<()> {
+async fn the_least_recently_used_index_goes_and_a_refused_download_leaves_nothing() -> Result<()> {
     let scene = Scene::real().await?;
-    let config = || ChartsConfig { cache_bytes: 1, ..ChartsConfig::default() };
     let left = |name: &str| {
         let files = fs::read_dir(scene.path("cache/index"))?;
         let names = files.map(|file| Ok(file?.file_name().to_string_lossy().into_owned()));
         let names = names.collect::<Result<Vec<_>>>()?;
         Ok::<_, anyhow::Error>(names.iter().filter(|file| file.ends_with(name)).count())
     };
-    let charts = Charts::open(config(), scene.runner.clone())?;
-    for directory in ["one", "two"] {
+    let repository = async |directory: &str| {
         let repository = Repository::start(scene.path(directory), None).await?;
         repository.publish("four", &["1.0.0"])?;
-        find(&scene, &charts, &chart(&repository.url, "1.0.0")).await?.unwrap();
-        // While it was in use it stayed, although it alone is too much.
-        assert_eq!((left("-index.yaml")?, left(".json")?), (1, 1), "{directory}");
+        Ok::<_, anyhow::Error>(repository)
+    };
+    let (one, two) = (repository("one").await?, repository("two").await?);
+    let bytes = fs::metadata(one.directory.join("index.yaml"))?.len();
+    // The archives are smaller still.
+    let config = |cache_bytes| ChartsConfig { cache_bytes, ..ChartsConfig::default() };
+    let archive = fs::metadata(one.directory.join("four-1.0.0.tgz"))?.len();
+    let charts = Charts::open(config(bytes.max(archive) + bytes / 2), scene.runner.clone())?;
+    for repository in [&one, &two] {
+        find(&scene, &charts, &repository.chart("1.0.0")).await?.unwrap();
+        assert_eq!((left("-index.yaml")?, left(".json")?), (1, 1), "there is room for one");
     }
-    let small = ChartsConfig { index_bytes: 1, ..config() };
-    let charts = Charts::open(small, scene.runner.clone())?;
-    let repository = Repository::start(scene.path("three"), None).await?;
-    repository.publish("four", &["1.0.0"])?;
-    assert!(find(&scene, &charts, &chart(&repository.url, "1.0.0")).await?.is_err());
-    assert_eq!(left(".new")?, 0);
+    for small in [ChartsConfig { index_bytes: 1, ..ChartsConfig::default() }, config(bytes - 1)] {
+        let charts = Charts::open(small, scene.runner.clone())?;
+        let third = repository("three").await?;
+        let refused = find(&scene, &charts, &third.chart("1.0.0")).await?.unwrap_err();
+        assert!(matches!(refused.class, Class::TooLarge | Class::CacheFull), "{refused}");
+        assert_eq!(left(".new")?, 0);
+    }
     fs::write(scene.path("cache/index/x.new"), "")?;
-    Charts::open(config(), scene.runner.clone())?;
+    Charts::open(config(1), scene.runner.clone())?;
     assert_eq!(left(".new")?, 0);
     Ok(())
 }

@@ -1,7 +1,13 @@
 //! One bounded GET to a file, by the HTTP client that is in the tree anyway: reqwest would bring 25 packages and a
 //! second tower-http for this one request.
 
-use std::{error::Error, ffi::OsString, path::Path, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use http::{HeaderMap, Request, Response, StatusCode, Uri, header, uri::Scheme};
@@ -12,7 +18,10 @@ use hyper_util::client::{
     legacy::connect::{HttpConnector, proxy::Tunnel},
     proxy::matcher::{Intercept, Matcher},
 };
-use runtime::child::Private;
+use runtime::{
+    child::Private,
+    jobs::{Ended, Executor, NotBegun, Stops},
+};
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, pem::PemObject},
@@ -30,7 +39,44 @@ use super::{
 /// A repository behind a content network redirects once or twice.
 const REDIRECTS: usize = 5;
 /// The largest public index has some 30 MB; a minute is 4 Mbit/s.
-const PATIENCE: Duration = Duration::from_mins(1);
+pub(super) const PATIENCE: Duration = Duration::from_mins(1);
+
+/// The budget that downloads draw from: bytes on disk, for as long as they are under way.
+pub(super) const BYTES: &str = "chart downloads";
+
+/// One download, as a job.
+#[derive(Clone, Debug)]
+pub(super) struct Download {
+    pub url: String,
+    pub chart: ChartRef,
+    pub known: Validators,
+    pub to: PathBuf,
+}
+
+impl Executor for Downloader {
+    type Task = Download;
+    type Contents = Download;
+    type Output = Result<Answer, Failure>;
+
+    async fn prepare(&self, task: Download) -> Result<Download, NotBegun<Self::Output>> {
+        Ok(task)
+    }
+
+    async fn execute(&self, task: Download, mut stops: Stops) -> Result<Answer, Failure> {
+        tokio::select! {
+            answer = self.get(&task) => answer,
+            _ = stops.asked() => Err(Failure::new(Class::Cancelled, "the download was ended")),
+        }
+    }
+
+    fn result(ended: &Ended<Self::Output>) -> &'static str {
+        match ended {
+            Ended::Done(Ok(_)) => "success",
+            Ended::Done(Err(failure)) => failure.class.as_str(),
+            _ => Class::Other.as_str(),
+        }
+    }
+}
 
 /// What makes the next request a conditional one.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -39,7 +85,7 @@ pub(super) struct Validators {
     last_modified: Option<String>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Answer {
     Unchanged,
     Saved { digest: String, validators: Validators },
@@ -63,8 +109,13 @@ impl Downloader {
         Self { proxies: proxies.build(), limit }
     }
 
-    /// Saves what is at `url` unless it is what the validators stand for. The chart gives credentials and authority.
-    pub async fn get(&self, url: &str, chart: &ChartRef, known: &Validators, to: &Path) -> Result<Answer, Failure> {
+    /// The most that one download takes.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Saves what is at a URL unless it is what the validators stand for. The chart gives credentials and authority.
+    async fn get(&self, Download { url, chart, known, to }: &Download) -> Result<Answer, Failure> {
         let secrets = chart.secrets();
         let fetched = tokio::time::timeout(PATIENCE, self.follow(url, chart, known, to)).await;
         let late = || Failure::new(Class::Unreachable, format_args!("no answer within {} s", PATIENCE.as_secs()));
@@ -150,7 +201,7 @@ impl Downloader {
         let mut body = response.into_body();
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame.map_err(unreachable)?.into_data() else { continue };
-            let too_large = || Failure::new(Class::Other, format_args!("it is larger than {} bytes", self.limit));
+            let too_large = || Failure::new(Class::TooLarge, format_args!("it is larger than {} bytes", self.limit));
             left = left.checked_sub(data.len() as u64).ok_or_else(too_large)?;
             hash.update(&data);
             file.write_all(&data).await.map_err(|error| super::index::on_disk(&error))?;

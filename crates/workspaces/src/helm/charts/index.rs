@@ -1,21 +1,24 @@
 //! The indexes of http repositories: on disk, shared by all operations, never in our memory.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs, io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use jiff::Timestamp;
-use runtime::Clock;
+use runtime::{
+    Clock, Key,
+    jobs::{Draw, Ended, Finished, Job, Jobs},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
     super::output::{Class, Failure},
     ChartRef,
-    download::{Answer, Downloader, Validators},
+    download::{Answer, BYTES, Download, Downloader, PATIENCE, Validators},
 };
 
 /// What is known of the index on disk.
@@ -42,13 +45,21 @@ pub(super) enum Freshness {
 #[derive(Debug)]
 pub(super) struct Indexes {
     pub directory: PathBuf,
-    pub downloader: Downloader,
+    pub downloads: Jobs<Downloader>,
     pub time_to_live: Duration,
     pub clock: Clock,
     /// What all of them may take; the least recently asked for go first, one in use never.
     pub cache_bytes: u64,
-    /// One lock per repository in use: whoever comes second finds what the first has fetched.
-    pub repositories: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    pub repositories: Mutex<HashMap<String, Repository>>,
+}
+
+/// A repository in use.
+#[derive(Debug, Default)]
+pub(super) struct Repository {
+    /// The second that comes finds what the first has fetched.
+    lock: Arc<tokio::sync::Mutex<()>>,
+    /// Who waits for it, and so in whose turn its index may be downloaded.
+    namespaces: BTreeSet<Arc<str>>,
 }
 
 /// All of them are looked at whenever one was fetched.
@@ -88,16 +99,29 @@ impl Held<'_> {
         let index = indexes.fetch(chart, id, known).await?;
         let record = serde_json::to_vec(&index).expect("plain data has a JSON form");
         fs::write(indexes.record(id), record).map_err(|error| on_disk(&error))?;
-        indexes.evict();
         Ok(index)
     }
 }
 
 impl Indexes {
-    pub fn hold(&self, chart: &ChartRef) -> Held<'_> {
+    /// A chart's repository, for these namespaces.
+    pub fn hold(&self, chart: &ChartRef, namespaces: &BTreeSet<Arc<str>>) -> Held<'_> {
         let id = chart.repository_id();
-        let lock = self.repositories().entry(id.clone()).or_default().clone();
+        let lock = self.repositories().entry(id.clone()).or_default().lock.clone();
+        for namespace in namespaces {
+            self.join(&id, namespace);
+        }
         Held { indexes: self, id, lock }
+    }
+
+    /// A further namespace waits for a repository that is in use.
+    pub fn join(&self, id: &str, namespace: &Arc<str>) {
+        let mut repositories = self.repositories();
+        if let Some(repository) = repositories.get_mut(id)
+            && repository.namespaces.insert(namespace.clone())
+        {
+            self.downloads.join(&download_key(id), namespace);
+        }
     }
 
     /// Removes what an earlier process did not finish.
@@ -111,48 +135,96 @@ impl Indexes {
         Ok(())
     }
 
-    fn evict(&self) {
-        // Kept, so that nobody begins to use what is about to go.
+    /// Makes room for an index of this size, in place of the one that is there.
+    fn make_room(&self, id: &str, size: u64) -> Result<(), Failure> {
+        // Kept, so that no other begins to use what is about to go.
         let repositories = self.repositories();
         let mut present: Vec<_> = fs::read_dir(&self.directory)
             .into_iter()
             .flatten()
             .filter_map(|entry| {
                 let entry = entry.ok()?;
-                let id = entry.file_name().to_str()?.strip_suffix(BODY)?.to_owned();
+                let other = entry.file_name().to_str()?.strip_suffix(BODY)?.to_owned();
                 // Written with every look at the repository.
-                let asked_at = fs::metadata(self.record(&id)).and_then(|record| record.modified()).ok();
-                Some((asked_at, entry.metadata().ok()?.len(), id))
+                let asked_at = fs::metadata(self.record(&other)).and_then(|record| record.modified()).ok();
+                Some((asked_at, entry.metadata().ok()?.len(), other))
             })
+            .filter(|(_, _, other)| *other != id)
             .collect();
         present.sort_unstable();
-        let mut bytes: u64 = present.iter().map(|(_, bytes, _)| bytes).sum();
-        let mut count = present.len();
-        for (_, size, id) in present {
+        let mut bytes = size + present.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
+        let mut count = 1 + present.len();
+        for (_, size, other) in present {
             if bytes <= self.cache_bytes && count <= MAX_INDEXES {
-                return;
+                break;
             }
-            if !repositories.contains_key(&id) {
-                let _ = fs::remove_file(self.record(&id));
-                let _ = fs::remove_file(self.body(&id));
+            if !repositories.contains_key(&other) {
+                let _ = fs::remove_file(self.record(&other));
+                let _ = fs::remove_file(self.body(&other));
                 bytes -= size;
                 count -= 1;
             }
         }
+        let has_room = bytes <= self.cache_bytes && count <= MAX_INDEXES;
+        if has_room { Ok(()) } else { Err(full("indexes of repositories", bytes, self.cache_bytes)) }
     }
 
-    fn repositories(&self) -> MutexGuard<'_, HashMap<String, Arc<tokio::sync::Mutex<()>>>> {
+    fn repositories(&self) -> MutexGuard<'_, HashMap<String, Repository>> {
         self.repositories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn fetch(&self, chart: &ChartRef, id: &str, known: Option<Index>) -> Result<Index, Failure> {
-        let url = index_url(&chart.chart.repo);
         let new = self.directory.join(format!("{id}.new"));
-        let validators = known.as_ref().map(|index| index.validators.clone()).unwrap_or_default();
-        let answer = self.downloader.get(&url, chart, &validators, &new).await.inspect_err(|_| {
+        let fetched = match self.download(chart, id, known.as_ref(), new.clone()).await {
+            Ok(answer) => self.take_in(id, known, answer, &new),
+            Err(failure) => Err(failure),
+        };
+        fetched.inspect_err(|_| {
             // What came of it so far.
             let _ = fs::remove_file(&new);
-        })?;
+        })
+    }
+
+    /// In the turn of any namespace that waits for the repository, and within the budget for downloads.
+    async fn download(
+        &self,
+        chart: &ChartRef,
+        id: &str,
+        known: Option<&Index>,
+        to: PathBuf,
+    ) -> Result<Answer, Failure> {
+        let task = Download {
+            url: index_url(&chart.chart.repo),
+            chart: chart.clone(),
+            known: known.map(|index| index.validators.clone()).unwrap_or_default(),
+            to,
+        };
+        let cancelled = || Failure::new(Class::Cancelled, "reading the repository's index was cancelled");
+        let finished = self.submit(id, task)?.await.ok_or_else(cancelled)?;
+        match &finished.ended {
+            Ended::Done(answer) => answer.clone(),
+            other => Err(Failure::new(Class::Other, format_args!("the download failed: {other:?}"))),
+        }
+    }
+
+    fn submit(&self, id: &str, task: Download) -> Result<impl Future<Output = Option<Downloaded>> + use<>, Failure> {
+        // Held until it is submitted, so that each namespace is counted here or joins later.
+        let repositories = self.repositories();
+        let namespaces = repositories.get(id).map(|repository| &repository.namespaces).into_iter().flatten();
+        let job = Job {
+            key: download_key(id),
+            namespaces: namespaces.cloned().collect(),
+            kind: "index",
+            label: id.into(),
+            draws: vec![Draw::new(BYTES, self.downloads.executor().limit())],
+            // It has its own limit, with the better message.
+            time: PATIENCE.saturating_mul(2),
+            task,
+        };
+        self.downloads.run(job).map_err(|refused| Failure::new(Class::Other, refused))
+    }
+
+    fn take_in(&self, id: &str, known: Option<Index>, answer: Answer, new: &Path) -> Result<Index, Failure> {
         let checked_at = self.clock.now();
         match (answer, known) {
             (Answer::Unchanged, Some(index)) => Ok(Index { checked_at, ..index }),
@@ -160,8 +232,10 @@ impl Indexes {
                 Err(Failure::new(Class::Unreachable, "the repository says unchanged of what it never sent"))
             }
             (Answer::Saved { digest, validators }, _) => {
+                let size = fs::metadata(new).map_err(|error| on_disk(&error))?.len();
+                self.make_room(id, size)?;
                 // helm may be reading the old one.
-                fs::rename(&new, self.body(id)).map_err(|error| on_disk(&error))?;
+                fs::rename(new, self.body(id)).map_err(|error| on_disk(&error))?;
                 Ok(Index { digest, validators, checked_at })
             }
         }
@@ -187,6 +261,21 @@ pub(super) fn is_recent(then: Timestamp, now: Timestamp, time_to_live: Duration)
     Duration::try_from(now.duration_since(then)).is_ok_and(|age| age < time_to_live)
 }
 
+type Downloaded = Arc<Finished<Result<Answer, Failure>>>;
+
+/// No release is called so.
+fn download_key(id: &str) -> Key {
+    Key::new("", format!("index/{id}"))
+}
+
+/// Nothing can go to make room: all of it is in use.
+pub(super) fn full(what: &str, wanted: u64, total: u64) -> Failure {
+    let message = format_args!(
+        "the chart cache is full: {what} in use would take {wanted} of {total} bytes; it is tried again, and --chart-cache-size makes it larger"
+    );
+    Failure::new(Class::CacheFull, message)
+}
+
 pub(super) fn on_disk(error: &io::Error) -> Failure {
     Failure::new(Class::Other, format_args!("cannot write to the chart cache: {error}"))
 }
@@ -201,6 +290,7 @@ mod tests {
     use std::{collections::BTreeMap, time::SystemTime};
 
     use api::workspace::ChartReference;
+    use runtime::jobs::{self, Budget};
 
     use super::*;
 
@@ -209,10 +299,21 @@ mod tests {
         ChartRef::new(&chart, BTreeMap::new()).unwrap()
     }
 
+    fn downloads() -> Jobs<Downloader> {
+        let config = jobs::Config {
+            budgets: vec![(BYTES, Budget::of(4, 1))],
+            preparation: PATIENCE,
+            grace: Duration::ZERO,
+            clock: Clock::default(),
+            on_change: Box::new(|_| true),
+        };
+        Jobs::new(Downloader::new(&[], 1), config)
+    }
+
     fn indexes(directory: &tempfile::TempDir, cache_bytes: u64) -> Indexes {
         Indexes {
             directory: directory.path().to_owned(),
-            downloader: Downloader::new(&[], 0),
+            downloads: downloads(),
             time_to_live: Duration::ZERO,
             clock: Clock::default(),
             cache_bytes,
@@ -234,27 +335,39 @@ mod tests {
         names
     }
 
-    #[test]
-    fn the_longest_unasked_go_first_and_one_in_use_never() {
+    fn hold<'a>(indexes: &'a Indexes, namespace: &str) -> Held<'a> {
+        indexes.hold(&chart("http://held"), &[namespace.into()].into())
+    }
+
+    #[tokio::test]
+    async fn the_longest_unasked_go_first_and_one_in_use_never() {
         let directory = tempfile::tempdir().unwrap();
-        let indexes = indexes(&directory, 8);
-        let held = indexes.hold(&chart("http://held"));
+        let indexes = indexes(&directory, 12);
+        let held = hold(&indexes, "a");
         for (id, second) in [("third", 3), (held.id.as_str(), 1), ("second", 2)] {
             put(&indexes, id, second);
         }
-        let again = indexes.hold(&chart("http://held"));
-        indexes.evict();
+        let again = hold(&indexes, "b");
+        assert_eq!(indexes.repositories()[&held.id].namespaces.len(), 2, "both wait for it");
+        indexes.make_room("new", 4).unwrap();
         let mut expected = ["third", &held.id].map(|id| [format!("{id}-index.yaml"), format!("{id}.json")]).concat();
         expected.sort();
         assert_eq!(left(&indexes), expected);
+        indexes.make_room("third", 8).expect("in place of the one that is there");
+        let failure = indexes.make_room("new", 12).unwrap_err();
+        assert_eq!(failure.class, Class::CacheFull);
+        assert!(
+            failure.message.contains("16 of 12 bytes") && failure.message.contains("--chart-cache-size"),
+            "{failure}"
+        );
         drop(again);
         assert_eq!(indexes.repositories().len(), 1, "still in use");
         drop(held);
-        assert!(indexes.repositories().is_empty(), "no lock is kept for nobody");
+        assert!(indexes.repositories().is_empty(), "no lock is kept for nothing");
     }
 
-    #[test]
-    fn their_number_is_bounded_and_a_killed_writer_leaves_nothing() {
+    #[tokio::test]
+    async fn their_number_is_bounded_and_a_killed_writer_leaves_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let indexes = indexes(&directory, u64::MAX);
         for number in 0..=MAX_INDEXES as u64 {
@@ -263,8 +376,8 @@ mod tests {
         fs::write(directory.path().join("a.new"), "").unwrap();
         indexes.sweep().unwrap();
         assert_eq!(left(&indexes).len(), 2 * (MAX_INDEXES + 1), "the unfinished one alone went");
-        indexes.evict();
-        assert_eq!(left(&indexes).len(), 2 * MAX_INDEXES);
+        indexes.make_room("new", 4).unwrap();
+        assert_eq!(left(&indexes).len(), 2 * (MAX_INDEXES - 1));
         assert!(!indexes.body("0").exists());
     }
 }

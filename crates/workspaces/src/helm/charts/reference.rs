@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     super::{
-        command::{self, Pull},
+        command::{self, ARCHIVE_BYTES, Pull},
         output::{Class, Failure, redact},
     },
     archive,
@@ -171,6 +171,12 @@ impl ChartRef {
             Class::ChartNotFound => Failure::new(
                 failure.class,
                 format_args!("{repo} has no chart {name} with a version that fits {version:?}"),
+            ),
+            Class::TooLarge => Failure::new(
+                failure.class,
+                format_args!(
+                    "cannot fetch {name} {version} from {repo}: its archive is larger than {ARCHIVE_BYTES} bytes, which no release can hold; make the chart smaller"
+                ),
             ),
             class => Failure::new(class, format_args!("cannot fetch {name} {version} from {repo}: {failure}")),
         }
