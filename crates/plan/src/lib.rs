@@ -23,7 +23,7 @@ pub struct Plan<A> {
     /// Why the object is not where it should be when neither an action here nor waiting helps. The
     /// status reports it.
     pub blocked: Option<Why>,
-    /// When to plan again even if nothing is heard; `None` leaves it to events and the resync.
+    /// When to plan again even if no watch event arrives; `None` leaves it to events and the resync.
     pub next_look: Option<Duration>,
 }
 

@@ -125,7 +125,7 @@ impl ReleaseController {
         self.runner.submit(request).map_err(|_| Error::Outdated)
     }
 
-    /// Marks a revision that nobody works on as failed. Gone or changed meanwhile is for the next round to see.
+    /// Marks a revision that no process works on as failed. Gone or changed meanwhile is for the next round to see.
     async fn unlock(&self, release: &Key, revision: u32, uid: &str, version: &str, fence: &Fence) -> Result<(), Error> {
         let record = self.record(release, revision).await?;
         let secrets: Api<Secret> = Api::namespaced(self.writer.client(), &release.namespace);
@@ -159,7 +159,7 @@ impl ReleaseController {
     /// Helm leaves behind what it may not look at, and forgets the release all the same.
     async fn check_removal(&self, object: &HelmRelease, credentials: &Credentials, fence: &Fence) -> Result<(), Error> {
         let release = release_key(object);
-        // With its namespace everything goes, whoever may do what.
+        // With its namespace everything goes, no matter who may do what.
         let Answer::NamespaceTerminating(false) = self.is_terminating(&release.namespace).await? else {
             return Ok(());
         };

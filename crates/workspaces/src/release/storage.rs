@@ -1,6 +1,6 @@
 //! Helm's own records: Secrets that hold each revision as JSON, compressed and encoded twice.
 //!
-//! Anybody who may write Secrets may write one. So a record is kept as text, since values in memory can take a hundred
+//! Any user who may write Secrets may write one. So a record is kept as text, since values in memory can take a hundred
 //! times their text, and all that is read of it has its limit.
 
 use std::{
