@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// What quantities look like in Kubernetes' own schemas.
 const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
-/// Beside a pattern: what to tell whoever writes something else. No API server sees it.
+/// Beside a pattern: the message for a user who writes something else. No API server sees it.
 pub(crate) const REMEDY: &str = "x-remedy";
 
 /// What an API server estimates for one rule at most is 10 000 000; half of it, since ours is a rough guess at its
@@ -74,7 +74,7 @@ pub(crate) fn wide_column(name: &str, kind: &str, path: &str) -> Value {
     json!({ "name": name, "type": kind, "jsonPath": path, "priority": 1 })
 }
 
-/// One rule of admission: what must hold, and what to tell whoever breaks it.
+/// One rule of admission: what must hold, and the message for a user who breaks it.
 pub(crate) fn rule(rule: &str, message: &str) -> Value {
     json!({ "rule": rule, "message": message })
 }

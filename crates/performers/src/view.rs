@@ -85,7 +85,7 @@ impl From<SentPod> for PodView {
     }
 }
 
-/// Metadata with the one thing that managedFields tell and nothing else does: who changed the image. The bulk of them
+/// Metadata with the one thing that only managedFields show: who changed the image. The bulk of them
 /// is skipped while decoding.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -290,7 +290,7 @@ impl PodView {
 }
 
 /// The performer's own among a pod's containers or their statuses. Admission may put a sidecar first, and kubelet sorts
-/// statuses by name: only the name tells them apart, or that there is but one.
+/// statuses by name: only the name distinguishes them, or that there is but one.
 fn ours<T>(mut all: Vec<T>, name: fn(&T) -> &str) -> Option<T> {
     let place = all.iter().position(|one| name(one) == CONTAINER_NAME).or((all.len() == 1).then_some(0))?;
     Some(all.swap_remove(place))
@@ -482,7 +482,7 @@ mod tests {
         assert!(!is_foreign(json!([by(MANAGER, &image), by("kubelet", &json!({"f:status": {}}))])));
         assert!(!is_foreign(json!([by("someone", &other), by(MANAGER, &image)])));
         assert!(is_foreign(json!([by(MANAGER, &other), by("kubectl-edit", &image)])));
-        assert!(!is_foreign(json!([])), "nobody knows");
+        assert!(!is_foreign(json!([])), "the writer is unknown");
     }
 
     #[test]

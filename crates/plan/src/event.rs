@@ -1,4 +1,4 @@
-//! What is told about an object, in the form of Kubernetes Events.
+//! What is recorded about an object, in the form of Kubernetes Events.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {

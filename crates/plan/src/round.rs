@@ -163,7 +163,7 @@ impl Peer {
 /// How a long step runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Tells this very work from other work for the same object: a result is matched by it.
+    /// Distinguishes this very work from other work for the same object: a result is matched by it.
     pub label: String,
     pub draws: Vec<Draw>,
     pub timeout: Duration,
@@ -281,7 +281,7 @@ pub struct Report<S, N = ()> {
     pub done: Vec<Event>,
     /// What changed: recorded once the status that shows it is stored.
     pub transitions: Vec<Event>,
-    /// Tells these events from others with the same words, for example a pod's uid.
+    /// Distinguishes these events from others with the same words, for example a pod's uid.
     pub discriminator: String,
     /// For the closing line of the log.
     pub phase: String,

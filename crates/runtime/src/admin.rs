@@ -27,7 +27,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{health::Health, metrics::Metrics};
 
 /// From accepting a connection to the last byte of the answer. Prometheus gives a scrape ten seconds, kubelet a probe
-/// one; more is of use to nobody.
+/// one; more is of no use.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(10);
 /// Probes and scrapes send a few hundred bytes. The least that hyper takes, so what it holds of all connections stays
 /// below a megabyte.

@@ -30,7 +30,7 @@ use crate::{
 pub struct Freshness {
     /// Time since the server last spoke; `None` before the cache was filled.
     pub age: Option<Duration>,
-    /// Why nothing is heard now.
+    /// Why nothing arrives now.
     pub interruption: Option<String>,
 }
 

@@ -95,10 +95,10 @@ impl Clusters {
         let interruptions = clusters.iter().filter_map(|(name, entry)| {
             let freshness = entry.cluster.freshness();
             let interruption = freshness.interruption?;
-            let heard = freshness
+            let contact = freshness
                 .age
                 .map_or("never connected".to_owned(), |age| format!("last contact {} s ago", age.as_secs()));
-            Some(format!("{name}: {interruption} ({heard})"))
+            Some(format!("{name}: {interruption} ({contact})"))
         });
         let interruptions: Vec<_> = interruptions.collect();
         (!interruptions.is_empty()).then(|| interruptions.join("; "))

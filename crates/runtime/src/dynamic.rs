@@ -28,9 +28,9 @@ use crate::{
 };
 
 /// A kind that does not exist or may not be read is tried again this often: it may come with an installation that is
-/// under way, and one request a minute burdens nobody.
+/// under way, and one request a minute is no burden.
 const SLOWEST_ATTEMPT: Duration = Duration::from_mins(1);
-/// Doubts arise after an API server lagged or was restored; nobody's round settles them here.
+/// Doubts arise after an API server lagged or was restored; no round settles them here.
 const SETTLE: Duration = Duration::from_secs(5);
 
 /// What is kept of each object.

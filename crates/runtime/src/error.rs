@@ -33,7 +33,7 @@ pub enum Error {
     /// The round or job took longer than it may.
     #[error("deadline exceeded")]
     OutOfTime,
-    /// It would help nobody to try at once; the words are for the status.
+    /// Trying again at once would not help; the words are for the status.
     #[error("{}", .0.message)]
     Refused(Blocked),
     /// Another peer than the API server failed.
@@ -61,7 +61,7 @@ impl Error {
         Self::Api { verb, resource, status: status.with_code(code).boxed(), retry_after }
     }
 
-    /// From a request that was not made by a [`Writer`](crate::Writer) but in somebody else's name.
+    /// From a request that was not made by a [`Writer`](crate::Writer) but in the name of another account.
     pub fn of_client(verb: &'static str, resource: &'static str, error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => Self::Api { verb, resource, status, retry_after: None },
@@ -169,7 +169,7 @@ pub(crate) fn undecodable(error: &serde_json::Error) -> String {
     format!("the answer is not of the expected form (line {}, column {})", error.line(), error.column())
 }
 
-/// An error with its sources on one line, each told once: many errors quote their source themselves.
+/// An error with its sources on one line, each shown once: many errors quote their source themselves.
 pub(crate) struct Chain<'a>(pub &'a dyn std::error::Error);
 
 impl std::fmt::Display for Chain<'_> {
@@ -188,7 +188,7 @@ impl std::fmt::Display for Chain<'_> {
 }
 
 /// An error of kube in few words: of a refusal what the server said, without the whole Status; of an answer that could
-/// not be decoded where, without what stands there, which may be anybody's secret.
+/// not be decoded where, without what stands there, which may be a secret.
 pub(crate) struct Brief<'a>(pub &'a kube::Error);
 
 impl std::fmt::Display for Brief<'_> {

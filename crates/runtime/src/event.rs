@@ -1,4 +1,4 @@
-//! Kubernetes Events: told once per transition, never in the way of a round.
+//! Kubernetes Events: recorded once per transition, never in the way of a round.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -36,7 +36,7 @@ pub struct Occurrence {
     pub reason: String,
     pub action: String,
     pub note: String,
-    /// Tells this occurrence from others with the same words (a pod's uid, a generation). The same occurrence
+    /// Distinguishes this occurrence from others with the same words (a pod's uid, a generation). The same occurrence
     /// reported again, by a restarted process too, gets the same name and so is stored once.
     pub discriminator: String,
 }

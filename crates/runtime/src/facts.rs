@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use crate::key::Key;
 
-/// A fetch that failed is repeated after this long at the soonest, doubled with every failure in a row: short enough for
-/// a user who waits, long enough for a peer that is failing.
+/// A fetch that failed is repeated after this long at the soonest, doubled with every failure in a row: short enough
+/// for a user who waits, long enough for a peer that is failing.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// The doubling ends here: a peer that comes back is noticed within half a minute.
 const SLOWEST_RETRY: Duration = Duration::from_secs(30);
@@ -103,7 +103,7 @@ impl<Q: Clone + Eq + Hash, F: Clone> FactCache<Q, F> {
         answer.is_some_and(|answer| Some(answer.sequence) == sequence && matches!(answer.fact, Fact::Known { .. }))
     }
 
-    /// Notes that `key` waits for the answer. `Some`: nobody fetches it yet, so the caller does.
+    /// Notes that `key` waits for the answer. `Some`: no fetch of it is running yet, so the caller starts one.
     pub(crate) fn begin(&self, ask: &Q, key: &Key, now: Instant) -> Option<Begun> {
         let mut inner = self.lock();
         if !inner.entries.contains_key(ask) {

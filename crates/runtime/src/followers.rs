@@ -41,7 +41,7 @@ pub(crate) trait Subscriber: Send + Sync {
     fn deleted_by_another(&self, key: &Key, version: u64);
     /// The server spoke.
     fn in_touch(&self, at: Instant);
-    /// Why nothing is heard, or that it is again.
+    /// Why nothing arrives, or that it does again.
     fn interrupted(&self, why: Option<String>);
 }
 

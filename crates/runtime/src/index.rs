@@ -8,7 +8,7 @@ use std::{
 
 use crate::key::Key;
 
-/// For the way back: from a Secret to the objects that name it. Whoever is told of an object's changes keeps it.
+/// For the way back: from a Secret to the objects that name it. The listener of an object's changes maintains it.
 #[derive(Debug)]
 pub struct Index<R>(Mutex<Inner<R>>);
 

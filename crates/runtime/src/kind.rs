@@ -252,7 +252,8 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     /// shall go. Others' fields stay; where two want the same, ours wins.
     ///
     /// With `metadata.uid` and `metadata.resourceVersion` in the body it changes exactly the object that was looked at.
-    /// Without them it creates, and is answered by a conflict if there is an object of that name, whoever's it is.
+    /// Without them it creates, and is answered by a conflict if there is an object of that name, no matter who owns
+    /// it.
     pub async fn apply(&self, key: &Key, body: &impl Serialize) -> Result<u64, Error> {
         let mut body = serde_json::to_value(body).expect("our own objects serialise");
         if body["metadata"]["resourceVersion"].is_null() {
@@ -323,7 +324,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         }
     }
 
-    /// Tells this kind from others.
+    /// Distinguishes this kind from others.
     fn address(&self) -> *const () {
         std::ptr::from_ref(self).cast()
     }

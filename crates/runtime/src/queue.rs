@@ -104,7 +104,7 @@ fn doubled(first: Duration, times: u32) -> Duration {
     first.saturating_mul(1 << times.min(20))
 }
 
-/// When a key is queued by itself, and how urgent it is then. The number tells timers of the same moment apart.
+/// When a key is queued by itself, and how urgent it is then. The number distinguishes timers of the same moment.
 #[derive(Clone, Copy, Debug)]
 struct Timer {
     at: (Instant, u64),

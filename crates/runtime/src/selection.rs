@@ -37,7 +37,8 @@ impl Selection {
         })
     }
 
-    /// Whether every object of this selection is in `wider`, and can be told there from the others without the server.
+    /// Whether every object of this selection is in `wider`, and can be distinguished there from the others without the
+    /// server.
     pub(crate) fn is_within(&self, wider: &Self) -> bool {
         if self == wider {
             return true;
@@ -153,7 +154,7 @@ mod tests {
             (("!x,y", ""), ("!x", ""), true),
             (("", "metadata.name=a"), ("", ""), true),
             (("l", "metadata.namespace=n,metadata.name!=a"), ("l", "metadata.namespace=n"), true),
-            // Only the server can tell which objects these are.
+            // Only the server knows which objects these are.
             (("", "spec.nodeName=a"), ("", ""), false),
             (("l", "spec.nodeName=a"), ("", "spec.nodeName=a"), true),
             (("spec???", ""), ("spec???", ""), true),

@@ -108,7 +108,7 @@ struct Signals {
 
 /// Attempts to connect that run at once: a handshake costs CPU, and hundreds may begin together.
 const CONNECTS: usize = 16;
-/// A peer that has not answered by then lets others connect, so that dead ones hold up nobody.
+/// A peer that has not answered by then lets others connect, so that dead ones do not hold up others.
 const QUICK: Duration = Duration::from_secs(2);
 /// Slow attempts beside the quick ones: each is a socket. If there are more, they are tried again later.
 const SLOW_CONNECTS: usize = 64;
@@ -138,7 +138,7 @@ struct Pool<P, V> {
     panics: AtomicU64,
 }
 
-/// What tells one peer from another.
+/// What distinguishes one peer from another.
 pub trait Peer: Clone + Eq + Hash + Display + Send + Sync + 'static {}
 
 impl<P: Clone + Eq + Hash + Display + Send + Sync + 'static> Peer for P {}
@@ -166,8 +166,8 @@ impl<P: Peer, V: Send + Sync + 'static> Sources<P, V> {
         }
     }
 
-    /// From now on the peer is heard, by this connection. One that is heard already is connected anew, and keeps what it
-    /// said last.
+    /// From now on the peer is followed, by this connection. One that is followed already is connected anew, and keeps
+    /// what it said last.
     pub fn set<F>(&self, peer: P, connect: impl Fn(Feed<V>) -> F + Send + Sync + 'static)
     where
         F: Future<Output = Result<(), Lost>> + Send + 'static,

@@ -1,4 +1,4 @@
-//! The cache of one kind: what the watch told us, in the compact form that a layer asked to keep.
+//! The cache of one kind: what the watch brought, in the projection that a layer asked for.
 //!
 //! Two rules keep a view from going backwards. A watch delivers a kind's changes in the order of their resource
 //! versions, so an event at or below the highest version delivered is a replay and is dropped. And the answer to our
@@ -35,8 +35,8 @@ pub struct Store<T> {
 #[derive(Debug)]
 struct Inner<T> {
     objects: HashMap<Key, Arc<Versioned<T>>>,
-    /// Last versions of objects that we deleted ourselves, until the watch tells of something newer: what it still
-    /// has to tell about them is the past.
+    /// Last versions of objects that we deleted ourselves, until the watch brings something newer: what it still
+    /// has to report about them is the past.
     deleted: HashMap<Key, u64>,
     /// Highest version the present watch delivered.
     delivered: u64,
@@ -108,7 +108,7 @@ impl<T> Store<T> {
         inner.remove(key)
     }
 
-    /// Takes in what a read of the server found; `before` is the version held when the read was sent. Nothing heard
+    /// Ingests what a read of the server found; `before` is the version held when the read was sent. Nothing received
     /// meanwhile: the read is right, whatever the versions say. Otherwise the newer of the two is.
     pub fn correct(&self, key: &Key, before: Option<u64>, found: Option<(u64, T)>) -> Option<Changed<T>> {
         let mut inner = self.write();
@@ -145,7 +145,8 @@ impl<T> Store<T> {
         is_news
     }
 
-    /// With `is_repeated`, every object of the list is news: whoever was notified of changes may have lost some.
+    /// With `is_repeated`, every object of the list is news: a listener that was notified of changes may have lost
+    /// some.
     pub(crate) fn begin_list(&self, is_repeated: bool) {
         let mut inner = self.write();
         // A restored etcd counts from a lower version: a new list is a new beginning.

@@ -1,4 +1,4 @@
-//! The object that a round is about: its own writes to it build on each other, and events tell of it.
+//! The object that a round is about: its own writes to it build on each other, and events are recorded for it.
 
 use std::sync::{
     Arc,

@@ -27,7 +27,7 @@ pub fn init(format: LogFormat, filter: &str) -> Result<(), String> {
 }
 
 /// kube's client reports every failed request as an error of its own, several times a second while a server is down. What
-/// fails is told by the one who asked, so it is silent unless the filter names it.
+/// fails is reported by the caller, so it is silent unless the filter names it.
 fn quiet(filter: &str) -> String {
     if filter.contains("kube_client") { filter.to_owned() } else { format!("{filter},kube_client=off") }
 }

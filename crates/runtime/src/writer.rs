@@ -124,8 +124,8 @@ mod tests {
             let request = place::<ConfigMap>(&(), &Key::new("default", name)).get(name, &GetParams::default());
             let error = unmade("get", "configmaps", request.unwrap_err());
             assert_eq!(error.class(), Class::Terminal);
-            let told = Chain(&error).to_string();
-            assert!(told.starts_with("get configmaps: ") && told.contains(why), "{told}");
+            let text = Chain(&error).to_string();
+            assert!(text.starts_with("get configmaps: ") && text.contains(why), "{text}");
         }
     }
 }

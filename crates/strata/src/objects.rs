@@ -70,7 +70,7 @@ impl Objects {
         self.try_get(name).await.map_err(|error| self.failure(&error, "get", name))
     }
 
-    /// For those who tell errors apart.
+    /// For callers that distinguish errors.
     pub async fn try_get(&self, name: &str) -> kube::Result<DynamicObject> {
         self.api.get(name).await
     }

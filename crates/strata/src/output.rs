@@ -226,7 +226,7 @@ pub fn indented(text: &str) -> String {
     lines(text.trim_end().lines().map(|line| format!("  {}", line.replace(char::is_control, " "))))
 }
 
-/// How long ago, as kubectl tells it: two units while the second one matters.
+/// How long ago, as kubectl shows it: two units while the second one matters.
 pub fn age(then: Option<Timestamp>, now: Timestamp) -> String {
     let Some(then) = then else { return String::new() };
     let seconds = now.duration_since(then).as_secs().max(0);

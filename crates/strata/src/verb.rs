@@ -30,8 +30,8 @@ pub struct ChangeFlags {
 pub struct Verb<'a> {
     pub objects: &'a Objects,
     pub view: &'a View,
-    /// What is told of each: `suspended`.
-    pub told: &'a str,
+    /// What is printed for each: `suspended`.
+    pub summary: &'a str,
     /// The merge patch, or why this object cannot have it.
     pub patch: &'a dyn Fn(&DynamicObject) -> Result<Value, Failure>,
     pub judge: &'a dyn Fn(&DynamicObject) -> Result<Standing, Failure>,
@@ -77,7 +77,7 @@ impl Verb<'_> {
         flags: &ChangeFlags,
     ) -> Result<DynamicObject, Failure> {
         let name = name_of(&object).to_owned();
-        waiting.progress.line(&format!("{} {name} {}", self.objects.noun(), self.told));
+        waiting.progress.line(&format!("{} {name} {}", self.objects.noun(), self.summary));
         if !flags.wait.wait {
             return Ok(object);
         }

@@ -28,7 +28,7 @@ pub struct WaitFlags {
 /// How an object stands towards what was asked for.
 pub struct Standing {
     /// The condition, for people.
-    pub told: String,
+    pub summary: String,
     pub verdict: Verdict,
 }
 
@@ -40,13 +40,14 @@ pub enum Verdict {
     Failed(Failure),
 }
 
-/// Whether waiting may help, for nobody has to correct anything: a repository that is down may be up again.
+/// Whether waiting may help, because the user does not have to correct anything: a repository that is down may be up
+/// again.
 pub fn may_pass(reason: Reason) -> bool {
     reason.is_progress() || reason == Reason::ChartUnavailable
 }
 
 /// `True UpgradeSucceeded: revision 2 …`.
-pub fn told(condition: Option<&Condition>) -> String {
+pub fn summary(condition: Option<&Condition>) -> String {
     condition.map_or_else(
         || "no Ready condition yet".to_owned(),
         |condition| {
@@ -73,7 +74,7 @@ impl Progress {
 
     pub fn line(&self, text: &str) {
         match &self.live {
-            // Fails only when standard error is gone, and then there is nobody to tell.
+            // Fails only when standard error is gone, and then the message has no reader.
             Some(live) => drop(live.println(text)),
             None => anstream::eprintln!("{text}"),
         }
@@ -119,7 +120,7 @@ impl Drop for Line<'_> {
     }
 }
 
-/// How long, and how to tell.
+/// How long, and how to report.
 pub struct Waiting<'a> {
     pub objects: &'a Objects,
     pub progress: &'a Progress,
@@ -139,10 +140,10 @@ impl Waiting<'_> {
         loop {
             match tokio::time::timeout_at(self.deadline, self.objects.try_get(name)).await {
                 Ok(Ok(object)) => {
-                    let Standing { told, verdict } = judge(&object)?;
+                    let Standing { summary, verdict } = judge(&object)?;
                     is_seen = !matches!(verdict, Verdict::Unseen);
                     let seen = if is_seen { "" } else { "the operator has not seen the change; before: " };
-                    line.show(&format!("{seen}{told}"));
+                    line.show(&format!("{seen}{summary}"));
                     match verdict {
                         Verdict::Done => return Ok(object),
                         Verdict::Failed(failure) => return Err(failure),

@@ -21,7 +21,7 @@ use crate::{
     output::{OutputFlags, View, object_age, one_line},
     release::list,
     verb::{ChangeFlags, Verb},
-    wait::{Standing, Verdict, may_pass, told},
+    wait::{Standing, Verdict, may_pass, summary},
 };
 
 #[derive(Debug, Args)]
@@ -93,11 +93,11 @@ pub async fn run(flags: Flags) -> Result<ExitCode, Failure> {
 async fn stop(workspaces: &Objects, names: &[String], stop: bool, flags: &ChangeFlags) -> Result<ExitCode, Failure> {
     // `null` takes the field away again.
     let patch = json!({ "spec": { "stopped": stop.then_some(true) } });
-    let (told, goal) =
+    let (summary, goal) =
         if stop { ("is stopping", WorkspacePhase::Stopped) } else { ("is starting", WorkspacePhase::Ready) };
     let patch = |_: &DynamicObject| -> Result<Value, Failure> { Ok(patch.clone()) };
     let judge = |object: &DynamicObject| judge(workspaces, object, goal);
-    Verb { objects: workspaces, view: &VIEW, told, patch: &patch, judge: &judge }.run(names, flags).await
+    Verb { objects: workspaces, view: &VIEW, summary, patch: &patch, judge: &judge }.run(names, flags).await
 }
 
 /// How a workspace stands towards the phase it should come to.
@@ -113,7 +113,7 @@ fn judge(workspaces: &Objects, object: &DynamicObject, goal: WorkspacePhase) -> 
         Some(WorkspacePhase::Failed) => Verdict::Failed(failure(workspaces, name_of(object), &status)),
         _ => Verdict::Moving,
     };
-    Ok(Standing { told: format!("{phase}{}", told(ready)), verdict })
+    Ok(Standing { summary: format!("{phase}{}", summary(ready)), verdict })
 }
 
 /// Whether a part of it is on its way.
@@ -136,7 +136,7 @@ fn failure(workspaces: &Objects, name: &str, status: &WorkspaceStatus) -> Failur
     });
     let users = status.users.iter().filter(|user| !user.ready);
     let users = users.map(|user| format!("user {}: {}", user.slug, user.reason.as_deref().unwrap_or_default()));
-    let what = format!("workspace {name} {} has failed: {}", workspaces.place(), told(ready(status)));
+    let what = format!("workspace {name} {} has failed: {}", workspaces.place(), summary(ready(status)));
     let text = std::iter::once(what).chain(services).chain(users).collect::<Vec<_>>().join("\n  ");
     Failure::new(text).hint(format!("{} shows the details", workspaces.status_command(name)))
 }

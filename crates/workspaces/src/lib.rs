@@ -189,7 +189,7 @@ fn look(queue: &Queue, keys: impl IntoIterator<Item = Key>) {
     }
 }
 
-/// Keeps the ways back to this object, and tells it and those that wait for it.
+/// Keeps the ways back to this object, and enqueues it and the releases that wait for it.
 fn release_changed(indexes: &Indexes, queue: &Queue, change: &Change<'_, HelmRelease>) {
     let key = change.key;
     let sibling = |name: &String| Key::new(key.namespace.clone(), name.as_str());
@@ -205,7 +205,7 @@ fn release_changed(indexes: &Indexes, queue: &Queue, change: &Change<'_, HelmRel
     indexes.config_maps.set(key, of_kind(ValuesKind::ConfigMap).collect::<Vec<_>>());
     let needs = spec.map(|spec| spec.depends_on.as_slice()).unwrap_or_default();
     indexes.dependents.set(key, needs.iter().map(sibling).collect::<Vec<_>>());
-    // Workspaces write releases too: what is new or asks for something else concerns this queue, whoever learnt of it.
+    // Workspaces write releases too: what is new or asks for something else concerns this queue, from the watch or not.
     let generation = |object: Option<&HelmRelease>| object.map(|object| object.metadata.generation);
     if change.from_watch || generation(change.before) != generation(change.after) {
         queue.changed(key);

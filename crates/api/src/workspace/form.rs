@@ -1,5 +1,5 @@
-//! Forms that strings must have, each with what to tell whoever writes another one. A form stands in for `String` in
-//! a schema: `#[schemars(with = "Option<Name>")]`.
+//! Forms that strings must have, each with the message for a user who writes another one. A form stands in for `String`
+//! in a schema: `#[schemars(with = "Option<Name>")]`.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};

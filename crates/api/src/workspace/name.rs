@@ -16,7 +16,7 @@ pub const LABEL_USER: &str = "workspaces.strata.dev/user";
 /// On the claim of a home directory, which has no owner: the uid of the User that it was made for.
 pub const LABEL_USER_UID: &str = "workspaces.strata.dev/user-uid";
 
-/// Digest of the object as it was last applied: tells when a field was given up.
+/// Digest of the object as it was last applied: shows when a field was given up.
 pub const DIGEST_ANNOTATION: &str = "workspaces.strata.dev/digest";
 
 /// Any new value asks for a look at once: chart ranges, values and drift are looked up again.

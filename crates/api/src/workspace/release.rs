@@ -35,7 +35,8 @@ pub struct HelmReleaseSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Host>", extend("maxLength" = 53))]
     pub release_name: Option<String>,
-    /// Namespace to install into; this object's own when left out. Another one must be allowed by the operator's settings.
+    /// Namespace to install into; this object's own when left out. Another one must be allowed by the operator's
+    /// settings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Label>")]
     pub target_namespace: Option<String>,

@@ -56,7 +56,8 @@ pub struct HelmReleaseStatus {
     /// Revisions that Helm keeps, newest first.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<ReleaseRevision>,
-    /// The helm operation that was started last and has not been reported yet; shows the next operator who holds a lock.
+    /// The helm operation that was started last and has not been reported yet; shows the next operator who holds a
+    /// lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<ReleaseOperation>,
     /// Last lines of helm's output, when it failed.

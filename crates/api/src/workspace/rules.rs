@@ -1,4 +1,4 @@
-//! What must hold between the fields of a Workspace or a User, with what to tell whoever breaks it.
+//! What must hold between the fields of a Workspace or a User, with the message for a user who breaks it.
 //!
 //! A rule stands as deep as it can: API servers forgive a stored object what it breaks already as long as the part that
 //! the rule is about does not change. At the root any write is such a change, also of status or finalizers, and what
@@ -44,7 +44,7 @@ fn is_exposed(services: &str, name: &str) -> String {
 pub(super) fn services() -> [Value; 3] {
     let prefix =
         |name: &str| format!("(has(self[{name}].expose.hostPrefix) ? self[{name}].expose.hostPrefix : {name})");
-    // `in` a list of one, where `==` would do: older API servers cannot tell how long these strings are, and take that
+    // `in` a list of one, where `==` would do: older API servers do not know how long these strings are, and take that
     // for endless.
     let is_alone = format!(
         "!({}) || self.exists_one(other, {} && {} in [{}])",

@@ -9,7 +9,7 @@ use super::Ages;
 /// One effect on the cluster. Idempotent; names its object by uid wherever it takes something away.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Store this list as the Performer's `metadata.finalizers` (it holds ours), provided nobody
+    /// Store this list as the Performer's `metadata.finalizers` (it holds ours), provided no other client
     /// changed the Performer meanwhile.
     AddFinalizer { finalizers: Vec<String> },
     /// Delete the pod, provided it still is this one in this version. `replacements` is the count
@@ -25,7 +25,7 @@ pub enum Action {
     RepairService { patch: Value },
     /// Delete the Service, provided it still is this one.
     DeleteService { uid: Box<str>, resource_version: Box<str> },
-    /// Store this list as the Performer's `metadata.finalizers` (ours taken out), provided nobody
+    /// Store this list as the Performer's `metadata.finalizers` (ours taken out), provided no other client
     /// changed the Performer meanwhile.
     ReleaseFinalizer { finalizers: Vec<String> },
 }

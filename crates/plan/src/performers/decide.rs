@@ -138,7 +138,7 @@ fn replacement(pod: &PodFacts, desired: &Desired, ages: &Ages, policy: &Policy) 
         return now(Cause::SpecChanged);
     }
     if !pod.is_selected {
-        // From its creation on: a hand edit of a pod that is no longer young is mended at once, and
+        // From its creation on: a hand edit of a pod that is no longer young is repaired at once, and
         // a webhook that takes the label from every pod does not make us replace without end.
         return after(Cause::Edited, policy.failure_delay_after(pod.replacements), State::Existing, pod.replacements);
     }

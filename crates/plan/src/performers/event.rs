@@ -1,4 +1,4 @@
-//! What to tell the user, once, when something changes.
+//! Events for the user, once, when something changes.
 
 use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::performer::PerformerStatus;

@@ -36,7 +36,7 @@ pub struct PodFacts {
     pub restarts: u32,
     /// `status.reason` and `status.message`, for example of an eviction.
     pub ended: Option<Box<str>>,
-    /// Image of that container; empty where it cannot be told from others.
+    /// Image of that container; empty where it cannot be distinguished from others.
     pub image: Box<str>,
     /// [`api::performer::IMAGE_ANNOTATION`], kept only where it differs from `image`.
     pub asked_image: Option<Box<str>>,
@@ -138,7 +138,7 @@ impl PodPhase {
 /// The PodScheduled condition.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Scheduled {
-    /// Nobody looked yet.
+    /// Not read yet.
     #[default]
     NotYet,
     /// `True`, since then.

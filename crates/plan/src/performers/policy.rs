@@ -18,8 +18,8 @@ pub struct Policy {
     /// How long past its grace period a pod or Service may hold up the Performer's deletion, for
     /// example by a foreign finalizer or on a lost node.
     pub deletion_margin: Duration,
-    /// What the API server is unable to do for this long, try after try, is reported. A report costs two status writes, and
-    /// a server that was away for a moment has better things to do.
+    /// What the API server is unable to do for this long, try after try, is reported. A report costs two status writes,
+    /// and a server that was away for a moment has better things to do.
     pub problem_delay: Duration,
     /// A container that ended twice and not in this window is no longer in a crash loop; kubelet
     /// forgets its own back-off after the same ten minutes.

@@ -96,7 +96,7 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
     found(Reason::SchedulingFailed, format!("no node can run the pod: {why}"))
 }
 
-/// What was said of the image before, while kubelet only waits for its next try: that tells nothing new about the cause,
+/// What was said of the image before, while kubelet only waits for its next try: that says nothing new about the cause,
 /// and the two take turns.
 fn said_before(round: &Round<'_>, waiting: Option<&Waiting>) -> Option<String> {
     waiting.filter(|waiting| &*waiting.reason == "ImagePullBackOff")?;
@@ -126,7 +126,7 @@ fn crash_message(pod: &PodFacts, identity: &Identity) -> String {
 }
 
 /// A problem reported before that nothing in this round speaks for or against: the next try is not
-/// far enough to tell. Keeping it makes a failing retry cost no status write.
+/// far enough to know. Keeping it makes a failing retry cost no status write.
 fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Why> {
     let former = former_problem(round)?;
     let is_open = match former.reason {

@@ -64,7 +64,7 @@ impl Round<'_> {
         self.plan.actions().zip(self.progress).any(|(action, progress)| !progress.is_done() && is_meant(action))
     }
 
-    /// Whether there is nothing to say, or nobody to say it to.
+    /// Whether there is nothing to report, or no object to report it on.
     fn is_mute(&self) -> bool {
         let is_unread = self.observed.pod == Slot::Unknown
             || self.observed.service == Slot::Unknown
@@ -113,7 +113,7 @@ impl<'a> View<'a> {
         let pod = present.filter(|p| p.deletion.is_none());
         let is_up = pod.is_some_and(|p| p.phase == PodPhase::Running && p.is_ready && p.is_selected);
         let outdated = present.filter(|p| checked.as_ref().is_ok_and(|desired| is_other_release(p, desired)));
-        // Remembered, both: between the two pods nothing observable tells of a replacement or upgrade.
+        // Remembered, both: between the two pods nothing observable shows a replacement or upgrade.
         let begun = former.and_then(|s| s.condition(ConditionType::Progressing)).filter(|c| {
             c.status == ConditionStatus::True && c.observed_generation == round.performer.metadata.generation
         });
@@ -289,7 +289,7 @@ fn without_numbers(text: &str) -> String {
 }
 
 /// Far below the 32768 characters the schema allows: a message holds words of others (kubelet, the
-/// scheduler, webhooks) of any length, and nobody reads more than this.
+/// scheduler, webhooks) of any length, and users do not read more than this.
 const LONGEST_MESSAGE: usize = 4096;
 
 fn shortened(mut message: String) -> String {

@@ -93,7 +93,7 @@ pub enum Action {
         uid: String,
         resource_version: String,
     },
-    /// Tells that a rollback that was asked for cannot be, and does not come back to it.
+    /// Reports that a requested rollback is impossible, and does not try it again.
     RefuseRollback {
         message: String,
     },

@@ -1,4 +1,4 @@
-//! What a release asks for beyond the caches, and what it is told.
+//! What a release asks for beyond the caches, and the answers.
 
 use std::time::Duration;
 

@@ -30,7 +30,7 @@ const IDENTITY_LOOK: Duration = Duration::from_secs(30);
 /// Without a watch on a kind, drift of its objects is looked for this often, to be corrected within half a minute.
 const UNHEARD_LOOK: Duration = Duration::from_secs(20);
 
-/// Stands for the content of a revision that somebody else made, once it is rolled back to.
+/// Stands for the content of a revision that another client made, once it is rolled back to.
 const FOREIGN: &str = "foreign";
 
 /// The next steps, from all that is known. What is missing for them is among the wants.
@@ -151,7 +151,7 @@ impl Deciding<'_> {
         match self.observed.job {
             Job::Idle => return false,
             Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => {}
-            // Without a look at Helm's storage nobody knows what an end means.
+            // Without a look at Helm's storage it is unknown what an end means.
             Job::Finished(_) if self.observed.stored().is_none() => plan.look_within(LOOK_AGAIN),
             Job::Finished(_) => plan.look_within(Duration::ZERO),
         }

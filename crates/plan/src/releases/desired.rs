@@ -27,7 +27,7 @@ pub struct Policy {
     pub other_namespaces: bool,
     /// Whether charts may come from the operator's own disk: who may write HelmReleases could read it then.
     pub local_charts: bool,
-    /// How long somebody else's unfinished operation is left alone after its last change.
+    /// How long another client's unfinished operation is left alone after its last change.
     pub lock_patience: Duration,
     /// How often what ended an attempt from outside may do so before it counts as a failure.
     pub max_interruptions: u32,

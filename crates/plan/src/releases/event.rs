@@ -1,4 +1,4 @@
-//! What to tell the user, once, when something changes.
+//! Events for the user, once, when something changes.
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::workspace::HelmReleaseStatus;

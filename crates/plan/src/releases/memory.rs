@@ -30,7 +30,7 @@ impl Memory {
     pub fn recall(object: &HelmRelease, observed: &Surroundings, now: Timestamp) -> Self {
         let mut status = object.status.clone().unwrap_or_default();
         let former = status.history.clone();
-        // How the records end is told, not how they come about.
+        // The end of the records is reported, not how they come about.
         if let Some(stored) = observed.stored().filter(|_| !observed.is_at_work()) {
             status.history = history(&former, stored);
         }
@@ -121,7 +121,7 @@ fn end(
     let left_lock = observed.newest().is_some_and(|newest| {
         newest.status.is_pending() && is_made_by(operation, newest, former) && !ended.is_in_progress()
     });
-    // What tells that a lock is ours stays until it is gone.
+    // What shows that a lock is ours stays until it is gone.
     if !left_lock {
         status.operation = None;
     }
@@ -146,7 +146,7 @@ fn end(
         (Err(failure), kind) if failure.class.is_interruption() => {
             if !take_over(status, operation, observed, former) {
                 status.interruptions += 1;
-                // What it was to remedy stays the thing to tell.
+                // What it was to remedy stays the thing to report.
                 if kind != OperationKind::Rollback || status.failures == 0 {
                     fail(status, kind, failure);
                 }
@@ -237,8 +237,8 @@ fn reason_of(kind: OperationKind, class: FailureClass) -> Reason {
     }
 }
 
-/// An operation that status tells of and nobody carries out: its operator is gone. What it did is in Helm's storage;
-/// what it did not do is tried again and counts as nobody's failure. A lock that it left stays known as ours.
+/// An operation that status names and no process carries out: its operator is gone. What it did is in Helm's storage;
+/// what it did not do is tried again and does not count as a failure. A lock that it left stays known as ours.
 fn settle_interrupted(status: &mut HelmReleaseStatus, observed: &Surroundings, former: &[ReleaseRevision]) {
     let (Some(begun), Some(_)) = (status.operation.clone(), observed.stored()) else { return };
     let newest = observed.newest();

@@ -16,7 +16,7 @@ pub enum Known<T> {
     No(String),
 }
 
-/// What the caches tell of a release.
+/// What the caches hold of a release.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
     /// Where the Helm release is, and its name.
@@ -60,14 +60,14 @@ pub struct Surroundings {
     pub is_watched: bool,
     pub workloads: Replicas,
     pub object_changes: u64,
-    /// Whether the newest revision holds PersistentVolumeClaims, where somebody looked and could tell.
+    /// Whether the newest revision holds PersistentVolumeClaims, where it was read and is known.
     pub holds_data: Option<bool>,
     pub is_namespace_terminating: bool,
     /// Another HelmRelease that was first to claim this release.
     pub rival: Option<String>,
 }
 
-/// One revision as its Secret's labels tell of it.
+/// One revision as its Secret's labels show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stored {
     pub revision: u32,
@@ -76,7 +76,7 @@ pub struct Stored {
     /// Of the Secret, for a write that must not overtake another.
     pub resource_version: String,
     pub created_at: Option<Timestamp>,
-    /// When it last changed; known only where somebody asked, that is for an unfinished revision. Not from Helm's own
+    /// When it last changed; known only where it was asked for, that is for an unfinished revision. Not from Helm's own
     /// label of that name: Helm 4 carries it over from revision to revision.
     pub modified_at: Option<Timestamp>,
 }
@@ -141,7 +141,7 @@ pub enum Chart {
     Resolved {
         version: String,
         digest: Option<String>,
-        /// Whether nobody is asking at the moment if there is a newer one.
+        /// Whether no lookup for a newer one is running at the moment.
         is_checked: bool,
     },
     /// Being looked up or fetched.
@@ -169,7 +169,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Whether helm found the release locked by somebody else.
+    /// Whether helm found the release locked by another client.
     pub(super) fn is_in_progress(&self) -> bool {
         matches!(&self.result, Err(failure) if failure.class == FailureClass::InProgress)
     }
@@ -230,7 +230,7 @@ pub enum Identity {
 /// Whether live objects are as the release has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Drift {
-    /// Nobody looked since something may have changed.
+    /// Not read since something may have changed.
     NotLooked,
     None,
     Found(Vec<Difference>),

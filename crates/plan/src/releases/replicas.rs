@@ -24,7 +24,7 @@ pub fn due(stopped: bool, former: &[StoppedWorkload], live: &[StoppedWorkload]) 
 
 /// Former replicas are stored as soon as they are seen, so before anything is scaled, and forgotten when nothing is left
 /// to be scaled back.
-/// What somebody scales up while it is stopped is no former replica, but what a newer revision brings is. What is not
+/// What a user scales up while it is stopped is no former replica, but what a newer revision brings is. What is not
 /// seen is gone with a revision that is deployed, and of any other may be on its way.
 pub fn remember(stopped: bool, newest: Option<&Stored>, former: &mut Vec<StoppedWorkload>, observed: &Replicas) {
     let Replicas::Live(live) = observed else { return };

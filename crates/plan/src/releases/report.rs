@@ -81,7 +81,7 @@ impl Round<'_> {
         self.done().any(|action| matches!(action, Action::ReleaseFinalizer { .. }))
     }
 
-    /// Nobody fetches for what is blocked before, nor for what goes.
+    /// Nothing is fetched for what is blocked before, nor for what goes.
     fn is_fetching(&self) -> bool {
         let is_going = self.object.metadata.deletion_timestamp.is_some();
         self.observed.chart == Chart::Fetching && self.plan.blocked.is_empty() && !is_going
@@ -311,7 +311,7 @@ impl<'a> Facts<'a> {
         let former = self.round.object.status.as_ref().and_then(|status| status.condition(ConditionType::Ready));
         let is_at_zero = match &self.round.observed.workloads {
             super::Replicas::Live(live) => live.iter().all(|workload| workload.replicas == 0),
-            // What was said holds until somebody has looked again.
+            // What was said holds until the next look.
             super::Replicas::NotLooked | super::Replicas::Unknown(_) => former.is_some_and(|former| {
                 former.reason == Reason::Stopped
                     && former.status == ConditionStatus::True
@@ -333,7 +333,7 @@ impl<'a> Facts<'a> {
         (status, reason, message)
     }
 
-    /// That it waits or is at work is one text: a write for the difference would help nobody.
+    /// That it waits or is at work is one text: a write for the difference would be of no use.
     fn progress(&self, kind: OperationKind) -> String {
         match (kind, &self.status.last_attempted_revision) {
             (OperationKind::Fetch, _) => "the chart is being looked up and fetched".to_owned(),
@@ -421,7 +421,7 @@ impl<'a> Facts<'a> {
             }
             Drift::Found(found) => (ConditionStatus::True, Reason::DriftDetected, listed(found)),
             Drift::Unknown(why) => (ConditionStatus::Unknown, Reason::StateUnknown, why.clone()),
-            // What was said last holds until somebody has looked again.
+            // What was said last holds until the next look.
             Drift::NotLooked | Drift::None => {
                 let former = self.round.object.status.as_ref().and_then(|s| s.condition(ConditionType::Drifted));
                 match former

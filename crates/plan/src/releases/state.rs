@@ -8,7 +8,7 @@ use super::{Desired, Drift, Memory, Stored, StoredStatus, Surroundings};
 pub enum State<'a> {
     /// Helm has no record of it.
     Absent,
-    /// An operation is unfinished and nobody of ours carries it out.
+    /// An operation is unfinished and no process of ours carries it out.
     Locked {
         stored: &'a Stored,
         is_ours: bool,
@@ -26,7 +26,7 @@ pub enum State<'a> {
 pub enum OutOfSync {
     /// Chart or values changed.
     Changed,
-    /// Somebody else made it.
+    /// Another client made it.
     Foreign,
     /// The annotation asks for it.
     Forced,

@@ -223,7 +223,7 @@ async fn a_panic_costs_one_subscriber_until_it_is_filled_anew() {
     assert_eq!(taken(&fragile_log), ["+a"]);
     assert_eq!(taken(&sound_log), ["+a", "+poison", "+b"], "the other goes on");
     assert_eq!(fragile.freshness().interruption.as_deref(), Some("panic: poisoned"));
-    assert_eq!(fragile.mention().as_deref(), Some("panic: poisoned"), "it is told without being unready");
+    assert_eq!(fragile.mention().as_deref(), Some("panic: poisoned"), "it is mentioned without being unready");
     assert!(fragile.readiness().is_ok() && fragile.get(&Key::new("n", "a")).is_some(), "what was known stays");
 
     // After a second it is filled again, and panics again.
@@ -233,7 +233,8 @@ async fn a_panic_costs_one_subscriber_until_it_is_filled_anew() {
     assert_eq!(script.count("limit=500"), 2);
     assert_eq!(fragile.freshness().interruption.as_deref(), Some("panic: poisoned"));
     assert_eq!(taken(&sound_log), [""; 0]);
-    // Two seconds after that, all is well, and everything is told anew: nothing is known of what was missed.
+    // Two seconds after that, all is well, and listeners are notified of everything again: nothing is known of what was
+    // missed.
     IS_WELL.store(true, Ordering::Relaxed);
     taken(&fragile_log);
     script.then([all(), quiet()]);

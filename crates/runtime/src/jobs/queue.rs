@@ -163,7 +163,7 @@ impl<T> Queue<T> {
                     });
                     self.budgets.hold(pots, &key, &line.namespace, ticket);
                 }
-                // It waits for its own namespace, and nobody else is to wait for that.
+                // It waits for its own namespace, and no other namespace is to wait for that.
                 Fit::OverShare => self.budgets.release_hold(&key),
                 Fit::Behind => {}
             }

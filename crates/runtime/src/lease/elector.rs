@@ -183,7 +183,7 @@ impl Elector {
         }
     }
 
-    /// Takes or renews the Lease if nobody else holds it. Whether the next attempt can wait.
+    /// Acquires or renews the Lease if no other replica holds it. Whether the next attempt can wait.
     async fn attempt(&self) -> bool {
         if !self.held_for().is_zero() {
             self.set(Term::Standby);

@@ -96,7 +96,7 @@ impl Seen {
         next_epoch(self.epoch, now)
     }
 
-    /// When another's hold ends by what we saw; `None` if nobody else holds it.
+    /// When another's hold ends by what we saw; `None` if no other replica holds it.
     pub(super) fn expiry(&self, config: &LeaseConfig) -> Option<Instant> {
         let Some(spec) = self.lease.as_ref().and_then(|lease| lease.spec.as_ref()) else { return self.barred_until };
         if !is_held_by_another(spec, &config.identity) {

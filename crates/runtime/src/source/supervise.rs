@@ -31,7 +31,7 @@ fn wait(peer: &impl Peer, failures: u32) -> Duration {
 struct Slot<P: Peer, V> {
     pool: Arc<Pool<P, V>>,
     peer: P,
-    /// Tell this source from one that took its place.
+    /// Distinguishes this source from one that took its place.
     signals: Arc<Signals>,
 }
 

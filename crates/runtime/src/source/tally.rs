@@ -26,7 +26,7 @@ pub(crate) struct Tally {
     pub interruptions: Vec<String>,
 }
 
-/// Troubles beyond these are only counted.
+/// Interruptions beyond these are only counted.
 pub(super) const MENTIONED: usize = 3;
 
 /// Sources with their types erased.
@@ -56,8 +56,9 @@ impl<P: Peer, V: Send + Sync + 'static> Tallied for Sources<P, V> {
                 continue;
             };
             tally.unknown += 1;
-            let heard = age.map_or("never connected".to_owned(), |age| format!("last contact {} s ago", age.as_secs()));
-            tally.interruptions.push(format!("{peer}: {interruption} ({heard})"));
+            let contact =
+                age.map_or("never connected".to_owned(), |age| format!("last contact {} s ago", age.as_secs()));
+            tally.interruptions.push(format!("{peer}: {interruption} ({contact})"));
         }
         tally.interruptions.sort();
         tally.interruptions.truncate(MENTIONED);

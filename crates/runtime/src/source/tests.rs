@@ -52,7 +52,7 @@ async fn count(feed: Feed<u64>, period: Duration) -> Result<(), Lost> {
     }
 }
 
-/// What a controller does: looks at its peers when it is told to, and at nothing else.
+/// What a controller does: looks at its peers when it is notified, and at nothing else.
 #[tokio::test(start_paused = true)]
 async fn dead_slow_and_panicking_peers_delay_no_other() {
     let clock = Clock::default();

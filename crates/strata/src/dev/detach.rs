@@ -1,7 +1,7 @@
 //! `dev up --detach`: the same, in a background process that reports through a pipe until it is up.
 //!
-//! Its standard input says whether anybody still wants it: a line means that it is to go on alone, the end of the pipe
-//! before that means that the command which started it is gone.
+//! Its standard input says whether the starting command still wants it: a line means that it is to go on alone, the end
+//! of the pipe before that means that the command which started it is gone.
 
 use std::{fs::OpenOptions, os::unix::fs::OpenOptionsExt, process::Stdio};
 
@@ -22,7 +22,7 @@ use crate::Failure;
 
 /// Starts the background process and waits until all is up; `false` if another process was quicker.
 pub async fn start(place: &Place, flags: &UpFlags, report: &Report) -> Result<bool, Failure> {
-    // Makes the directory, and finds out what is wrong with it where that can still be told plainly.
+    // Makes the directory, and finds out what is wrong with it where that can still be reported plainly.
     if place.hold()?.is_none() {
         return Ok(false);
     }
@@ -97,7 +97,7 @@ pub async fn supervise(place: &Place, flags: UpFlags) -> Result<(), Failure> {
             anstream::eprintln!("{text}");
         }
         let line = serde_json::to_string(&event).expect("events have a JSON form");
-        // Nobody reads any more once the command that started us has returned.
+        // The pipe has no reader any more once the command that started us has returned.
         let _ = std::io::Write::write_all(&mut std::io::stdout(), format!("{line}\n").as_bytes());
     });
     let Some(_hold) = place.hold()? else {

@@ -43,7 +43,7 @@ impl Steps {
             Event::Step { step, detail } => self.go_on(&step, &detail),
             Event::Done { step, detail } => self.finish(&step, &detail),
             Event::Note(text) => self.line(&text),
-            // Whoever asked for the work says how it ended; half-done steps would only blur that.
+            // The caller reports how the work ended; half-done steps would only blur that.
             Event::Up(_) | Event::Busy | Event::Failed { .. } => self.clear(),
         }
     }
@@ -84,7 +84,7 @@ impl Steps {
 
     fn line(&self, text: &str) {
         match &self.live {
-            // Fails only when standard error is gone, and then there is nobody to tell.
+            // Fails only when standard error is gone, and then the message has no reader.
             Some(live) => drop(live.println(text)),
             None => anstream::eprintln!("{text}"),
         }

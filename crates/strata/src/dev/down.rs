@@ -53,7 +53,7 @@ pub async fn end(place: &Place, report: &Report) -> Result<bool, Failure> {
 
 /// Sends the signal and waits. The kernel itself names the holder, so this never hits a stranger.
 async fn is_gone_after(place: &Place, holder: Pid, signal: Signal, patience: Duration) -> bool {
-    // Fails when it is gone already, which the loop sees, or belongs to somebody else, which it reports.
+    // Fails when it is gone already, which the loop sees, or belongs to another user, which it reports.
     let _ = kill_process(holder, signal);
     let deadline = Instant::now() + patience;
     while place.holder() == Some(holder) {

@@ -1,4 +1,4 @@
-//! What a start tells the person who waits for it; crosses a pipe when the work is done in the background.
+//! What a start reports to the user who waits for it; crosses a pipe when the work is done in the background.
 
 use std::sync::Arc;
 

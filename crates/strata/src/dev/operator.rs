@@ -50,7 +50,7 @@ impl Operator {
             .args(["--lease-namespace", NAMESPACE, "--log-format", "json"])
             .args([OsStr::new("--helm"), helm.as_os_str()])
             .args([OsStr::new("--helm-directory"), place.file("helm").as_os_str()])
-            // Whoever uses this environment may read this disk anyway.
+            // The user of this environment may read this disk anyway.
             .args(["--helm-local-charts"])
             // Within the grace that it gets itself.
             .args(["--helm-grace-period", "5s"])
@@ -94,7 +94,7 @@ async fn until<T>(
     }
 }
 
-/// Waits for the end of the operator, and tells of it.
+/// Waits for the end of the operator, and reports it.
 pub async fn ended(child: &Child) -> Failure {
     let status = child.exited().await;
     let (log, tail) = (child.program().log.display(), child.log_tail());

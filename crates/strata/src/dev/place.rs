@@ -28,7 +28,7 @@ pub struct Place {
 }
 
 /// Proof that this process, and no other, runs the environment. The kernel takes it back when the process ends, and
-/// names its holder to others: no file with a process id can be stale or name somebody else.
+/// names its holder to others: no file with a process id can be stale or name another process.
 pub struct Hold {
     _lock: File,
 }

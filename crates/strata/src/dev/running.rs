@@ -23,7 +23,7 @@ use crate::Failure;
 
 /// On simulated nodes pods run within a second or two; a busy machine was seen to need twenty times that.
 const SETTLE_PATIENCE: Duration = Duration::from_mins(2);
-/// On a cluster of the user's own nobody promises that examples can run at all.
+/// On a cluster of the user's own it is not certain that examples can run at all.
 const GUEST_SETTLE_PATIENCE: Duration = Duration::from_secs(30);
 /// A program that ends is started again after the first, doubled each time up to the second; after a quiet time of
 /// that length the count begins anew.

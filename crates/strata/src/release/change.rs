@@ -18,7 +18,7 @@ use crate::{
     objects::{Objects, decode, name_of},
     output::{indented, one_line},
     verb::{ChangeFlags, Verb},
-    wait::{Standing, Verdict, may_pass, told},
+    wait::{Standing, Verdict, may_pass, summary},
 };
 
 /// Some releases of a namespace, or all.
@@ -55,7 +55,7 @@ pub async fn reconcile(
         })
     };
     let patch = |object: &DynamicObject| active(releases, object).map(|_| patch.clone());
-    Verb { objects: releases, view: &VIEW, told: "asked to reconcile", patch: &patch, judge: &judge }
+    Verb { objects: releases, view: &VIEW, summary: "asked to reconcile", patch: &patch, judge: &judge }
         .run(names, flags)
         .await
 }
@@ -78,7 +78,7 @@ pub async fn roll_back(
         let asked = object.metadata.annotations.as_ref().and_then(|all| all.get(ROLLBACK_ANNOTATION));
         judge(releases, object, |status, _| status.last_handled_rollback.as_ref() == asked)
     };
-    Verb { objects: releases, view: &VIEW, told: "asked to roll back", patch: &patch, judge: &judge }
+    Verb { objects: releases, view: &VIEW, summary: "asked to roll back", patch: &patch, judge: &judge }
         .run(std::slice::from_ref(&name), flags)
         .await
 }
@@ -105,9 +105,9 @@ pub async fn suspend(releases: &Objects, selection: &Selection, suspend: bool) -
         };
         Ok(Standing { verdict, ..standing })
     };
-    let told = if suspend { "suspended" } else { "resumed" };
+    let summary = if suspend { "suspended" } else { "resumed" };
     let patch = |_: &DynamicObject| -> Result<Value, Failure> { Ok(patch.clone()) };
-    Verb { objects: releases, view: &VIEW, told, patch: &patch, judge: &judge }.run(&names, &selection.change).await
+    Verb { objects: releases, view: &VIEW, summary, patch: &patch, judge: &judge }.run(&names, &selection.change).await
 }
 
 /// The release, if the operator would act on it.
@@ -170,7 +170,7 @@ fn judge(
         }
         _ => Verdict::Done,
     };
-    Ok(Standing { told: told(ready), verdict })
+    Ok(Standing { summary: summary(ready), verdict })
 }
 
 /// What the condition says, and helm's own words where they are not the same.

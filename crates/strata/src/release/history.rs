@@ -12,7 +12,7 @@ use crate::{
     output::{Format, OutputFlags, Table, lines, print, print_data},
 };
 
-/// As many of a digest's digits as tell two of them apart.
+/// As many of a digest's digits as distinguish two of them.
 const DIGEST_SHOWN: usize = 12;
 
 pub async fn run(releases: &Objects, name: &str, flags: &OutputFlags) -> Result<ExitCode, Failure> {

@@ -32,7 +32,7 @@ pub const VIEW: View = View {
     row,
 };
 
-/// Prints what the flags select; that there is nothing is told on standard error.
+/// Prints what the flags select; that there is nothing is printed on standard error.
 pub async fn list(objects: &Objects, flags: &Flags, view: &View) -> Result<ExitCode, Failure> {
     let items = objects.list(flags.selector.as_deref()).await?;
     if items.is_empty() {

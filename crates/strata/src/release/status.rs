@@ -35,7 +35,7 @@ fn page(object: &DynamicObject, now: Timestamp) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Names of values' sources alone: what they hold is nobody's business here.
+/// Names of values' sources alone: what they hold is not shown here.
 fn facts(object: &DynamicObject, spec: &HelmReleaseSpec, status: &HelmReleaseStatus, now: Timestamp) -> String {
     let chart = &spec.chart;
     let mut values: Vec<_> = spec.values_from.iter().map(|s| format!("{:?}/{}[{}]", s.kind, s.name, s.key())).collect();

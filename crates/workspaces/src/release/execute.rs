@@ -130,7 +130,7 @@ impl ReleaseController {
         self.runner.submit(request).map_err(|_| Error::Outdated)
     }
 
-    /// Marks a revision that nobody works on as failed. Gone or changed meanwhile is for the next round to see.
+    /// Marks a revision that no process works on as failed. Gone or changed meanwhile is for the next round to see.
     async fn unlock(&self, release: &Key, revision: u32, uid: &str, version: &str, fence: &Fence) -> Result<(), Error> {
         let stored = self.stored_in(release, revision).await?.ok_or(Error::Outdated)?;
         let patch = storage::failed(stored, uid, version).await.map_err(|why| unreadable(release, revision, why))?;
@@ -152,7 +152,7 @@ impl ReleaseController {
     /// Helm leaves behind what it may not look at, and forgets the release all the same.
     async fn check_removal(&self, object: &HelmRelease, credentials: &Credentials, fence: &Fence) -> Result<(), Error> {
         let release = release_key(object);
-        // With its namespace everything goes, whoever may do what.
+        // With its namespace everything goes, no matter who may do what.
         let Answer::NamespaceTerminating(false) = self.is_terminating(&release.namespace).await? else {
             return Ok(());
         };

@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// that was made anew is another.
 type Account = Option<(Key, String)>;
 
-/// What is needed to act in somebody's name.
+/// What is needed to act in the name of a ServiceAccount.
 #[derive(Clone)]
 pub struct Credentials {
     pub client: Client,

@@ -156,7 +156,7 @@ impl Discovered {
         Ok(found)
     }
 
-    /// The first thing that a removal of the targets needs and whoever acts may not do.
+    /// The first thing that a removal of the targets needs and the acting account may not do.
     pub async fn undeletable(&self, acting: &Acting<'_>, targets: &[Target]) -> Result<Option<String>, Error> {
         let mut asked = HashSet::new();
         for target in targets {
@@ -194,16 +194,16 @@ impl Discovered {
         targets: &[Target],
         ignore: &[DriftIgnore],
     ) -> Result<Vec<Difference>, Error> {
-        let (mut found, mut trouble) = (Vec::new(), None);
+        let (mut found, mut failure) = (Vec::new(), None);
         for target in targets {
             match self.drift_of(acting, target, ignore).await {
                 Ok(what) => found.extend(what.map(|what| Difference { object: target.title(), what })),
                 // One that cannot be looked at hides none of the others.
-                Err(error) if is_answer(&error) => trouble = Some(error),
+                Err(error) if is_answer(&error) => failure = Some(error),
                 Err(other) => return Err(other),
             }
         }
-        match trouble {
+        match failure {
             Some(error) if found.is_empty() => Err(error),
             _ => Ok(found),
         }
@@ -252,7 +252,7 @@ impl Discovered {
             let scale = match acting.ask(api.get_scale(&target.key.name)).await {
                 Ok(scale) => scale,
                 Err(error) if error.is_not_found() => continue,
-                Err(trouble) => return Err(trouble),
+                Err(failure) => return Err(failure),
             };
             let replicas = scale.spec.and_then(|spec| spec.replicas).unwrap_or(0);
             let (kind, name) = (target.kind.kind.clone(), target.key.name.to_string());

@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_broken_document_is_named_and_not_quoted() {
-        for (text, told) in [
+        for (text, expected) in [
             ("a: [hunter2", "not a YAML document"),
             ("just hunter2", "a map of names"),
             ("- hunter2", "a map of names"),
@@ -192,7 +192,7 @@ mod tests {
             ("a: 1\nhunter2: 1\nhunter2: 2", "key values.yaml, line 3: a key appears twice"),
         ] {
             let Err(Values::Invalid(why)) = read(&source(false), object(text)) else { panic!("{text} was taken") };
-            assert!(why.contains("Secret s") && why.contains(told) && !why.contains("hunter2"), "{why}");
+            assert!(why.contains("Secret s") && why.contains(expected) && !why.contains("hunter2"), "{why}");
         }
     }
 }

@@ -7,7 +7,7 @@ use runtime::{Key, Metadata};
 
 use crate::workspace::projection;
 
-/// A Secret as far as its metadata tell of it.
+/// A Secret as far as its metadata show it.
 #[derive(Clone, Debug)]
 pub struct SecretFacts {
     /// The release whose revision Helm keeps in it, if it is one of Helm's.

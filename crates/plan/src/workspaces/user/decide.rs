@@ -25,7 +25,7 @@ pub struct Observed {
 }
 
 /// Whether a Workspace stands behind the User and stays: if the User goes, it is made again. `workspace` is the one
-/// of its owner's name. One whose spec cannot be read may list anybody.
+/// of its owner's name. One whose spec cannot be read may list any user.
 pub fn is_listed(user: &User, workspace: Option<&Workspace>) -> bool {
     let (Some(workspace), Some(spec)) = (workspace, &user.spec) else { return false };
     let mut owners = user.metadata.owner_references.iter().flatten().filter(|owner| owner.controller == Some(true));
