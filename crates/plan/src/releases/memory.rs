@@ -119,7 +119,8 @@ fn end(
     status.last_attempted_at = Some(now);
     let operation = &ended.operation;
     let left_lock = observed.newest().is_some_and(|newest| {
-        newest.status.is_pending() && is_made_by(operation, newest, former) && !ended.is_in_progress()
+        let is_begun = newest.status.is_pending() && is_made_by(operation, newest, former);
+        (is_begun || is_half_removed(operation, newest)) && !ended.is_in_progress()
     });
     // What shows that a lock is ours stays until it is gone.
     if !left_lock {
@@ -165,6 +166,11 @@ fn end(
 /// by hand or by the operation itself.
 fn is_made_by(operation: &Operation, newest: &Stored, former: &[ReleaseRevision]) -> bool {
     newest.revision > operation.revision || !former.iter().any(|known| is_of(known, newest))
+}
+
+/// Whether an install was cut off while it removed the failed one of before.
+fn is_half_removed(operation: &Operation, newest: &Stored) -> bool {
+    operation.kind == OperationKind::Install && newest.status == StoredStatus::Uninstalling
 }
 
 /// A failed revision is ours as well.
@@ -241,11 +247,11 @@ fn reason_of(kind: OperationKind, class: FailureClass) -> Reason {
 /// what it did not do is tried again and does not count as a failure. A lock that it left stays known as ours.
 fn settle_interrupted(status: &mut HelmReleaseStatus, observed: &Surroundings, former: &[ReleaseRevision]) {
     let (Some(begun), Some(_)) = (status.operation.clone(), observed.stored()) else { return };
-    let newest = observed.newest();
-    if !newest.is_some_and(|newest| newest.status.is_pending()) {
+    let (newest, begun) = (observed.newest(), Operation::from(&begun));
+    if !newest.is_some_and(|newest| newest.status.is_pending() || is_half_removed(&begun, newest)) {
         status.operation = None;
     }
-    if !take_over(status, &(&begun).into(), observed, former) {
+    if !take_over(status, &begun, observed, former) {
         reopen(status, observed);
     }
 }

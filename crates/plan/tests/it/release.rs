@@ -11,7 +11,7 @@ use api::workspace::{
 };
 use plan::releases::{
     Action, Ask, Chart, Dependency, Difference, Drift, Failure, FailureClass, Former, Identity, Job, Known, Policy,
-    Replicas, Round, StoredStatus, Surroundings, Values, cycle, status,
+    Replicas, Round, Stored, StoredStatus, Surroundings, Values, cycle, status,
 };
 use plan::round::Progress;
 use serde_json::{Value, json};
@@ -167,6 +167,31 @@ fn w27_an_install_cut_off_where_numbers_begin_anew_counts_for_what_it_did() {
             let expected: &[_] = if left == StoredStatus::Deployed { &[Install] } else { &[Install, Install] };
             assert_eq!(world.kinds(), expected, "{left:?} {with_operator}");
         }
+    }
+}
+
+#[test]
+fn w27_an_install_cut_off_while_it_removes_the_failed_one_goes_on() {
+    for with_operator in [true, false] {
+        let mut world = World::new(json!({}));
+        world.observed.holds_data = Some(false);
+        world.failures = vec![FailureClass::Other];
+        world.settle();
+        let failed = world.storage()[0].clone();
+        world.change("v2");
+        world.cut = Some(Cut { kind: Install, left: None, with_operator });
+        while world.cut.is_some() {
+            let _ = world.round();
+        }
+        world.storage().push(Stored { status: StoredStatus::Uninstalling, ..failed });
+        // No longer than after any other interruption, although the record moved just now.
+        let (at, pause) = (world.now, if with_operator { 0 } else { 2 });
+        world.storage()[0].modified_at = Some(at);
+        world.settle();
+        world.now += Duration::from_secs(pause);
+        world.settle();
+        assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True, "{with_operator}");
+        assert_eq!(world.kinds(), [Install, Install]);
     }
 }
 

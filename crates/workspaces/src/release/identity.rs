@@ -20,10 +20,10 @@ use tokio::time::Instant;
 
 use crate::helm::Private;
 
-/// A token outlasts the operation it is for by as long as that may wait in line. An operation that waited longer is not
-/// begun but planned anew.
+/// A token outlasts the operation that it is made for by this, so that it serves the next ones as well.
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
-/// One that would leave less than this for the wait is not used again.
+/// One that would outlast an operation by less than this is not used again: between the round that checks an operation and
+/// its turn lies the wait in line.
 const SHORTEST_WAIT: Duration = Duration::from_mins(30);
 /// What the runner adds to an operation's own timeout before it kills, and a little for clocks that differ.
 const OVERTIME: Duration = Duration::from_mins(2);

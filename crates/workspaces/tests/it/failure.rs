@@ -7,10 +7,12 @@ use api::workspace::HelmRelease;
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
+use plan::releases::Policy;
 use serde_json::json;
+use testbed::audit::Entry;
 
 use crate::{
-    space::{Space, condition, eventually, message},
+    space::{HelmRole, Space, condition, eventually, message},
     world::World,
 };
 
@@ -198,16 +200,22 @@ async fn w21_a_budget_that_cannot_be_met_is_refused_with_a_condition() -> Result
     let space = world.space("memory").await?;
     space.create("large", space.four(json!({ "memory": "64Gi" }))).await?;
     space.create("small", space.four(json!({ "memory": "64Mi" }))).await?;
+    space.create("long", space.four(json!({ "timeout": "99999h" }))).await?;
+    space.create("most", space.four(json!({ "memory": "2Gi" }))).await?;
     space.create("local", space.four(json!({ "targetNamespace": "elsewhere" }))).await?;
     let large = space.condition("large", "Ready", "False", "MemoryExceedsBudget").await?;
     assert!(message(&large).contains("--helm-memory"), "{}", message(&large));
     let small = space.condition("small", "Ready", "False", "InvalidSpec").await?;
     assert!(message(&small).contains("128Mi"), "{}", message(&small));
+    let long = space.condition("long", "Ready", "False", "InvalidSpec").await?;
+    assert!(message(&long).contains("spec.timeout") && message(&long).contains("--helm-max-timeout"), "{long:?}");
+    let most = space.condition("most", "Ready", "False", "InvalidSpec").await?;
+    assert!(message(&most).contains("--helm-max-operation-memory"), "{}", message(&most));
     let local = space.condition("local", "Ready", "False", "InvalidSpec").await?;
     assert!(message(&local).contains("--helm-other-namespaces"), "{}", message(&local));
     space.change("large", json!({ "memory": "512Mi" })).await?;
     space.ready("large").await?;
-    try_join_all(["small", "local"].map(async |name| {
+    try_join_all(["small", "long", "most", "local"].map(async |name| {
         space.delete(name).await?;
         space.gone(name).await
     }))
@@ -280,15 +288,51 @@ async fn w37_metrics_tell_of_operations_and_releases() -> Result<()> {
 }
 
 #[tokio::test]
+async fn w22_the_most_that_one_release_may_ask_for_keeps_no_other_waiting() -> Result<()> {
+    // With the operator's defaults.
+    let adjust = |config: &mut workspaces::Config| config.policy.total_memory = Policy::default().total_memory;
+    let world = World::start(HelmRole::Bound, adjust).await?;
+    let (greedy, other) = (world.space("greedy").await?, world.space("other").await?);
+    let asks = |memory: &str, timeout: &str| {
+        let fields = json!({ "memory": memory, "timeout": timeout, "values": { "fault": "not-ready" } });
+        greedy.spec("broken", "1.0.0", fields)
+    };
+    greedy.create("all", asks("1280Mi", "1h")).await?;
+    greedy.create("forever", asks("1Gi", "99999h")).await?;
+    for (name, field) in [("all", "spec.memory"), ("forever", "spec.timeout")] {
+        let refused = greedy.condition(name, "Ready", "False", "InvalidSpec").await?;
+        assert!(message(&refused).contains(field), "{}", message(&refused));
+    }
+    // One gets what it may have, and as much again waits for it.
+    for name in ["one", "two"] {
+        greedy.create(name, asks("1Gi", "1h")).await?;
+    }
+    let is_full = || async {
+        let in_use = world.operator.metric("strata_helm_memory_bytes", &[]);
+        Ok(in_use >= f64::from(1 << 30) && world.operator.metric("strata_helm_waiting", &[]) >= 1.0)
+    };
+    eventually("it has all that it may have", is_full).await?;
+    for name in ["a", "b", "c"] {
+        other.install(name, other.four(json!({}))).await?;
+    }
+    other.change("a", json!({ "values": { "note": "b" } })).await?;
+    other.ready("a").await?;
+    assert!(is_full().await?, "and has it still");
+    Ok(())
+}
+
+#[tokio::test]
 async fn w14_one_namespace_at_a_standstill_delays_no_other_and_one_release_is_serial() -> Result<()> {
     // A world of its own: its budget admits four at once, and it is to be used up.
-    let world = World::start(crate::space::HelmRole::Bound, |config| config.policy.total_memory = 1 << 30).await?;
+    let world = World::start(HelmRole::Bound, |config| config.policy.total_memory = 1 << 30).await?;
     let (slow, quick) = (world.space("slow").await?, world.space("quick").await?);
     let stuck = json!({ "timeout": "1m", "values": { "fault": "not-ready" } });
     let names = ["a", "b", "c", "d", "e", "f"];
     try_join_all(names.map(|name| slow.create(name, slow.spec("broken", "1.0.0", stuck.clone())))).await?;
-    let is_full = || async { Ok(world.operator.metric("strata_helm_waiting", &[]) > 0.0) };
-    eventually("more wants to run than may", is_full).await?;
+    let count = |metric: &str| world.operator.metric(metric, &[]);
+    let is_full = || async { Ok(count("strata_helm_waiting") > 0.0 && count("strata_helm_running") >= 3.0) };
+    eventually("different releases run at once, and more wants to than may", is_full).await?;
+    let mark = quick.mark().await?;
     quick.install("web", quick.four(json!({}))).await?;
     assert!(ended(&world, "install", "timeout") < 1.0, "it waited for the others' end");
 
@@ -301,6 +345,25 @@ async fn w14_one_namespace_at_a_standstill_delays_no_other_and_one_release_is_se
     assert_eq!(note["strata.dev/note"], "d");
     let history = quick.history("web").await?;
     assert!(history.iter().all(|(_, state)| state == "superseded" || state == "deployed"), "{history:?}");
+    // Each revision was finished before the next one was begun.
+    let is_record = |entry: &&Entry| {
+        entry.namespace == quick.namespace && entry.resource == "secrets" && entry.name.starts_with("sh.helm.release")
+    };
+    let mut entries = world.control_plane.audit().entries_after(mark)?;
+    entries.sort_by_key(|entry| entry.received_at);
+    let written: Vec<_> = entries
+        .iter()
+        .filter(is_record)
+        .filter(|entry| entry.is_write())
+        .map(|entry| (entry.verb.as_str(), entry.name.as_str()))
+        .collect();
+    let begun: Vec<_> = (0..written.len()).filter(|at| written[*at].0 == "create").collect();
+    assert_eq!(begun.len(), history.len(), "{written:?}");
+    for pair in begun.windows(2) {
+        let former = written[pair[0]].1;
+        let is_finished = written[pair[0] + 1..pair[1]].iter().any(|(verb, name)| *verb == "update" && *name == former);
+        assert!(is_finished, "{former} was overtaken: {written:?}");
+    }
     Ok(())
 }
 

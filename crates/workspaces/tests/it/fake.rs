@@ -16,7 +16,10 @@ use workspaces::helm::{
     Class, Contents, Failure, First, Operation, OperationKind, Private, Reading, Refused, Request, State, Unread,
 };
 
-use crate::harness::{Scene, deploy, install, is_alive, request, uninstall, with};
+use crate::{
+    harness::{Scene, deploy, install, is_alive, request, uninstall, with},
+    memory::own_memory,
+};
 
 /// Tells that it runs, and ends when the test opens the gate.
 const GATED: &str = r#"echo "$1 $2" >>"$SCENE/log"; until [ -e "$SCENE/gate" ]; do sleep 0.02; done"#;
@@ -150,17 +153,81 @@ async fn w22_a_busy_namespace_does_not_keep_another_waiting() -> Result<()> {
 }
 
 #[tokio::test]
-async fn w23_a_thousand_requests_cost_no_thread_each() -> Result<()> {
+async fn w22_whatever_one_namespace_asks_for_another_is_served() -> Result<()> {
+    // What the greedy run never ends by itself.
+    let greedy = r#"echo "$2" >>"$SCENE/log"; case $2 in greedy-*) while :; do sleep 1000; done;; esac"#;
+    let scene = Scene::fake(greedy, |_| {})?;
+    let ask = |name: &str, mebibytes: u64| {
+        let memory = Some(mebibytes << 20);
+        scene.runner.submit(Request { memory, ..install(&Key::new("greedy", format!("greedy-{name}"))) })
+    };
+    let calm = async |name: &str| {
+        scene.run(install(&Key::new("calm", name))).await?.result?;
+        anyhow::Ok(())
+    };
+    // All it may have at once, then as much again and more in all sizes, which then wait.
+    for (name, mebibytes) in [("all", 768), ("again", 768), ("some", 512), ("least", 128)] {
+        ask(name, mebibytes)?;
+        calm(name).await?;
+    }
+    assert_eq!((scene.runner.snapshot().running, scene.runner.snapshot().waiting), (1, 3));
+    // In small parts it gets no more of it.
+    scene.runner.cancel(&Key::new("greedy", "greedy-all"));
+    for number in 0..10 {
+        ask(&format!("part-{number}"), 128)?;
+        calm(&format!("later-{number}")).await?;
+    }
+    let snapshot = scene.runner.snapshot();
+    assert!(snapshot.bytes_in_use <= 768 << 20, "{snapshot:?}");
+    scene.runner.drain(Duration::ZERO).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn w22_a_large_request_starts_although_small_ones_keep_coming() -> Result<()> {
+    let scene = Scene::fake(r#"echo "$2" >>"$SCENE/log"; sleep 0.05"#, |_| {})?;
+    let small = |number: usize| {
+        let key = Key::new(["a", "b", "c"][number % 3], format!("small-{number}"));
+        scene.runner.submit(install(&key))
+    };
+    for number in 0..6 {
+        small(number)?;
+    }
+    let large = Key::new("large", "large");
+    scene.runner.submit(Request { memory: Some(768 << 20), ..install(&large) })?;
+    let mut next = 6;
+    let is_served = || {
+        // As fast as they end, others come.
+        while scene.runner.snapshot().waiting < 4 {
+            small(next).unwrap();
+            next += 1;
+        }
+        scene.runner.take(&large)
+    };
+    let served = scene.until("the large one starves", is_served).await?;
+    assert_eq!(served.result, Ok(()));
+    scene.idle().await
+}
+
+#[tokio::test]
+async fn w23_a_thousand_requests_cost_neither_a_thread_nor_their_contents() -> Result<()> {
     let threads = || fs::read_dir("/proc/self/task").map(Iterator::count);
     let scene = Scene::fake(GATED, |_| {})?;
-    let before = threads()?;
+    let (before, memory) = (threads()?, own_memory("VmRSS"));
     for name in 0..1000 {
-        scene.runner.submit(install(&spread(name)))?;
+        let contents: Reading = Box::new(|| {
+            let values = vec![Private::new(vec![b' '; 2 << 20])];
+            let install = Operation::Install(deploy("/none.tgz".into()));
+            Box::pin(async { Ok(Contents { values, ..Contents::new(install) }) })
+        });
+        scene.runner.submit(Request { contents, ..install(&spread(name)) })?;
     }
     scene.until("four never ran", || (scene.lines("log").len() == 4).then_some(())).await?;
     assert_eq!(scene.runner.snapshot().waiting, 996);
-    // Other tests of this process start threads as well, but not hundreds.
+    // Other tests of this process start threads and take memory as well, but neither hundreds nor 2 GiB.
     assert!(threads()? < before + 100, "{before} threads became {}", threads()?);
+    let grown = own_memory("VmRSS").saturating_sub(memory);
+    assert!(grown < 512 << 20, "they take {grown} bytes");
     scene.runner.drain(Duration::ZERO).await;
     Ok(())
 }
