@@ -282,7 +282,7 @@ impl JsonSchema for Condition {
             "properties": {
                 "type": {
                     "type": "string",
-                    "description": "What the condition speaks about: Progressing, Degraded or Available.",
+                    "description": "What the condition is about. Each kind has its own types; status.conditions names them.",
                     "maxLength": 316,
                     "pattern": r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
                 },

@@ -164,7 +164,7 @@ impl Metrics {
             self.namespaced_errors.clone(),
         );
         r.register("strata_watch_errors", "Interrupted watches by resource", self.watch_errors.clone());
-        r.register("strata_events_dropped", "Events given up because too many waited", self.events_dropped.clone());
+        r.register("strata_events_dropped", "Events that were not stored", self.events_dropped.clone());
         r.register("strata_leader", "1 while this replica leads", self.leading.clone());
         r.register("strata_build", "What is running", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
         r.register_collector(Box::new(self.queues.clone()));
@@ -251,10 +251,12 @@ impl Metrics {
 
 /// The queues of all controllers. One collector for all: a metric has one HELP and one TYPE, whatever its labels.
 #[derive(Clone, Debug, Default)]
-struct Queues(Arc<Mutex<Vec<(Named, Arc<Queue>)>>>);
+struct Queues(Arc<Mutex<Vec<NamedQueue>>>);
+
+type NamedQueue = (Named, Arc<Queue>);
 
 impl Queues {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Named, Arc<Queue>)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<NamedQueue>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

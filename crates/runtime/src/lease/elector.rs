@@ -229,7 +229,7 @@ impl Elector {
                 let (namespace, name) = (&self.config.namespace, &self.config.name);
                 let trouble = format!("lease {namespace}/{name} cannot be taken: {}", status.message);
                 if self.trouble.set(Some(trouble.clone())) {
-                    tracing::warn!("{trouble}; nothing is reconciled until that is mended");
+                    tracing::warn!("{trouble}; nothing is reconciled until that is repaired");
                 }
             }
             other => tracing::debug!(error = %Brief(other), "could not take or renew the lease"),
