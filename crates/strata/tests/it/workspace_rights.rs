@@ -165,10 +165,18 @@ async fn lead_a_release(client: &Client, place: &str, charts: &str) -> Result<()
     }
     let releases = objects(client, place, "HelmRelease");
     until_ready(&releases, "web", "True", "InstallSucceeded").await?;
-    let stored = objects(client, place, "Secret");
+    let (stored, record) = (objects(client, place, "Secret"), "sh.helm.release.v1.web.v1");
+    let before = stored.get(record).await?.metadata.uid;
     let unfinished = json!({ "metadata": { "labels": { "status": "pending-upgrade" } } });
-    patch(&stored, "sh.helm.release.v1.web.v1", unfinished).await?;
-    until_ready(&releases, "web", "True", "UpgradeSucceeded").await?;
+    patch(&stored, record, unfinished).await?;
+    // By its records the release was never deployed: what follows is an install again.
+    eventually("web is installed anew", || async {
+        let Some(found) = stored.get_opt(record).await? else { return Ok(false) };
+        let status = found.metadata.labels.as_ref().and_then(|labels| labels.get("status"));
+        Ok(found.metadata.uid != before && status.is_some_and(|status| status == "deployed"))
+    })
+    .await?;
+    until_ready(&releases, "web", "True", "InstallSucceeded").await?;
     releases.delete("web", &DeleteParams::default()).await?;
     until_gone(&releases, "web").await
 }
