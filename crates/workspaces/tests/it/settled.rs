@@ -8,7 +8,7 @@ use workspaces::Config;
 
 use crate::{
     space::{OPERATOR_USER, eventually},
-    teams,
+    workspace,
     world::{Running, Vacant},
 };
 
@@ -35,7 +35,7 @@ async fn w12_fifty_users_and_twenty_releases_settled_cost_no_request_and_no_helm
         .map(|number| (format!("service-{number}"), json!({ "chart": space.chart("four", "1.0.0") })))
         .collect();
     let users: Vec<Value> = (0..USERS).map(user).collect();
-    let team = teams::Space { client: space.client.clone(), namespace: space.namespace.clone() };
+    let team = workspace::Space { client: space.client.clone(), namespace: space.namespace.clone() };
     team.ready_workspace("team", json!({ "users": users, "services": services })).await?;
     let periods = async |count: u32| {
         tokio::try_join!(
