@@ -17,7 +17,7 @@ pub struct Request {
     /// In whose turn it may start; that namespace is charged for its memory. None: in the turn of the key's own.
     pub namespaces: Vec<Arc<str>>,
     pub operation: OperationKind,
-    /// What the caller knows this request by; comes back in [`Finished`].
+    /// What the caller knows this request by; comes back in [`Finished`](super::Finished).
     pub label: Arc<str>,
     /// helm's own limit for each wait.
     pub timeout: Duration,
