@@ -4,32 +4,27 @@ use std::time::Duration;
 
 use api::workspace::{ChartReference, DriftIgnore, HelmRelease, ValuesSource};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-use kube::{
-    Api,
-    api::{ListParams, PartialObjectMeta},
-};
 use plan::{
     fact::{Class, Failure},
-    releases::{self, Answer, Ask, FailureClass, ObjectRef, Resolved, Stored, last_good, validate},
+    releases::{self, Answer, Ask, FailureClass, ObjectRef, Resolved, last_good, validate},
 };
 use runtime::{Error, Fence, Key, Metadata};
 
 use super::{
     ReleaseController,
     execute::unreadable,
-    gather::{failure, sorted},
+    gather::failure,
     live::{self, Acting, Target},
     release_key,
     storage::{self, Detail, secret_name},
-    view,
 };
 
 impl ReleaseController {
     pub(super) async fn answer(&self, ask: &Ask, fence: &Fence) -> Result<Answer, Failure> {
         match ask {
             Ask::Revisions { namespace, release, .. } => {
-                let stored = self.list_revisions(&Key::new(namespace.as_str(), release.as_str())).await;
-                stored.map(Answer::Revisions).map_err(|error| unknown(&Error::of_client("list", "secrets", error)))
+                let stored = self.preparation.list_revisions(&Key::new(namespace.as_str(), release.as_str())).await;
+                stored.map(Answer::Revisions).map_err(|error| unknown(&error))
             }
             Ask::Source { namespace, kind, name, key, optional, version } => {
                 let source =
@@ -67,14 +62,6 @@ impl ReleaseController {
         let found = self.writer.read::<Metadata<Namespace>>("namespaces", &Key::new("", namespace)).await?;
         let is_going = found.is_none_or(|found| found.metadata.deletion_timestamp.is_some());
         Ok(Answer::NamespaceTerminating(is_going))
-    }
-
-    async fn list_revisions(&self, release: &Key) -> Result<Vec<Stored>, kube::Error> {
-        let secrets: Api<Secret> = Api::namespaced(self.writer.client(), &release.namespace);
-        let params = ListParams::default().labels(&format!("owner=helm,name={}", release.name));
-        let list = secrets.list_metadata(&params).await?;
-        let revision = |secret: PartialObjectMeta<Secret>| view::revision(&secret.metadata).map(|(_, stored)| stored);
-        Ok(sorted(list.items.into_iter().filter_map(revision).collect()))
     }
 
     /// The Secret with Helm's whole record of a revision.
@@ -153,8 +140,7 @@ impl ReleaseController {
         fence: &'a Fence,
     ) -> Result<(Vec<Target>, Acting<'a>), Error> {
         let release = release_key(object);
-        let stored = self.list_revisions(&release).await;
-        let stored = stored.map_err(|error| Error::of_client("list", "secrets", error))?;
+        let stored = self.preparation.list_revisions(&release).await?;
         let newest = stored.last().ok_or(Error::Outdated)?;
         if secret_uid.is_some_and(|uid| uid != newest.uid) {
             return Err(Error::Outdated);

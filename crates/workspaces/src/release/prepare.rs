@@ -11,21 +11,23 @@ use futures::FutureExt;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
-    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, PartialObjectMeta, Patch, PatchParams},
 };
 use plan::{
     Why,
-    releases::{Desired, Former, Operation, Policy, Values, config_digest, removable, validate},
+    releases::{Desired, Former, Operation, Policy, Stored, StoredStatus, Values, config_digest, removable, validate},
 };
 use runtime::{Error, Fence, Key, Leadership, Writer};
 use serde_json::Value;
 
 use super::{
     Identities,
+    gather::sorted,
     identity::Credentials,
     live::Acting,
     release_key,
     values::{self, Document},
+    view,
 };
 use crate::{
     helm::{self, ChartRef, Charts, Class, Contents, Deploy, Failure, First, Found, Private, Unread, archive},
@@ -67,9 +69,7 @@ impl Preparation {
             OperationKind::Install | OperationKind::Upgrade => {
                 let (values, secret_values) = self.checked_values(key, object, &desired, operation).await?;
                 let (helm, first) = self.deployment(key, object, &desired, operation, &credentials).await?;
-                // Waited for, since what is still going would be taken over.
-                let before = (operation.former == Former::Uninstall)
-                    .then_some(helm::Operation::Uninstall { keep_history: false, wait: true });
+                let before = self.removal(object, operation).await?;
                 Contents { values, secret_values, first, before, ..Contents::new(helm) }
             }
             _ => {
@@ -79,6 +79,29 @@ impl Preparation {
         };
         contents.kubeconfig = Some(credentials.kubeconfig);
         Ok(contents)
+    }
+
+    /// Helm's revisions, past the cache.
+    pub async fn list_revisions(&self, release: &Key) -> Result<Vec<Stored>, Error> {
+        let secrets: Api<Secret> = Api::namespaced(self.writer.client(), &release.namespace);
+        let params = ListParams::default().labels(&format!("owner=helm,name={}", release.name));
+        let list = secrets.list_metadata(&params).await.map_err(|error| Error::of_client("list", "secrets", error))?;
+        let revision = |secret: PartialObjectMeta<Secret>| view::revision(&secret.metadata).map(|(_, stored)| stored);
+        Ok(sorted(list.items.into_iter().filter_map(revision).collect()))
+    }
+
+    /// The removal of a failed install, if that is still what is there.
+    async fn removal(&self, object: &HelmRelease, operation: &Operation) -> Result<Option<helm::Operation>, Error> {
+        if operation.former != Former::Uninstall {
+            return Ok(None);
+        }
+        let stored = self.list_revisions(&release_key(object)).await?;
+        let is_it = |newest: &Stored| newest.revision == operation.revision && newest.status == StoredStatus::Failed;
+        if !stored.last().is_some_and(is_it) {
+            return Err(Error::Outdated);
+        }
+        // Waited for, since what is still going would be taken over.
+        Ok(Some(helm::Operation::Uninstall { keep_history: false, wait: true }))
     }
 
     pub fn desired(&self, object: &HelmRelease, operation: &Operation) -> Result<Desired, Error> {
