@@ -83,21 +83,6 @@ impl<K: Resource + Metadata<Ty = ObjectMeta>> Subject<K> {
         self.patch(kind, key, Some("status"), patch).await
     }
 
-    /// Reports how the round ended, if the object still exists.
-    pub async fn report<W: View, T: Send + Sync + 'static, S: Serialize>(
-        &self,
-        kind: &Kind<W, T>,
-        key: &Key,
-        before: &S,
-        after: &S,
-    ) -> Result<(), Error> {
-        match self.patch_status(kind, key, before, after).await {
-            // Deleted meanwhile.
-            Err(error) if error.is_not_found() => Ok(()),
-            result => result,
-        }
-    }
-
     /// Records events, each once however often it is recorded: by the object's version and by `apart`.
     pub fn record(&self, recorder: &Recorder, key: &Key, apart: &str, events: Vec<Event>) {
         for event in events {
