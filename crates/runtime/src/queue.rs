@@ -8,7 +8,6 @@
 mod waiting;
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, HashMap, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -307,7 +306,8 @@ impl Queue {
     pub(crate) fn slow(&self, limit: Duration) -> Vec<(Key, Duration)> {
         let mut slow = self.lock().running_for(self.clock.instant());
         slow.retain(|(_, running)| *running > limit);
-        slow.sort_by_key(|(_, running)| Reverse(*running));
+        // By key where equal, so that two looks show the same.
+        slow.sort_by(|(a, since_a), (b, since_b)| since_b.cmp(since_a).then_with(|| a.cmp(b)));
         slow
     }
 
