@@ -32,8 +32,8 @@ const CHANGING: Duration = Duration::from_secs(1);
 /// One fact about a release.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Ask {
-    /// Helm's revisions, from the server. `after` is the operation that has ended: what was read before is not asked
-    /// for.
+    /// Helm's revisions, from the server. `after` is the operation that has ended, or when the last one was reported:
+    /// what was read before that, or while it ran, is not asked for.
     Revisions {
         namespace: String,
         release: String,
@@ -203,8 +203,8 @@ pub(super) fn assess(
         }
         _ => decide(object, &surroundings, now, policy),
     };
-    spoil_revisions(&mut plan, observed);
     plan.wants.extend(asking.wants);
+    hold_to_revisions(&mut plan, object, observed);
     if observed.is_changing {
         plan.look_within(CHANGING);
     }
@@ -253,16 +253,17 @@ impl<'a> Asking<'a> {
         });
         let is_unfinished =
             newest.is_some_and(|newest| newest.status.is_pending() || newest.status == StoredStatus::Uninstalling);
-        let is_idle = self.observed.job == Job::Idle;
-        let is_leaving = self.object.metadata.deletion_timestamp.is_some() && is_idle;
-        let after = match &self.observed.job {
-            Job::Finished(ended) => Some(ended.operation.label()),
-            _ => None,
+        let is_leaving = self.object.metadata.deletion_timestamp.is_some();
+        let is_needed = match &self.observed.job {
+            Job::Finished(_) => true,
+            Job::Idle => is_behind || is_leaving || is_unfinished,
+            // What helm makes of the release is known when it ends; until then nothing is decided on it.
+            Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => false,
         };
-        if !(after.is_some() || is_behind || is_leaving || (is_unfinished && is_idle)) {
+        if !is_needed {
             return Known::Yes(cached.clone());
         }
-        match self.want(revisions_ask(self.observed, after), MOMENT) {
+        match self.want(revisions_ask(self.object, self.observed), MOMENT) {
             Some(Fact::Known { value: Answer::Revisions(stored), .. }) => Known::Yes(stored.clone()),
             Some(Fact::Unknown { why, .. }) => {
                 Known::No(format!("Helm's storage Secrets cannot be listed: {}", why.message))
@@ -472,26 +473,43 @@ pub(super) fn look_age(is_watched: bool, interval: Duration) -> Duration {
 
 /// Whether an operation has ended and the round knew what it did.
 pub fn has_ended(round: &super::RoundOf<'_>) -> bool {
-    let Job::Finished(ended) = &round.observed.job else { return false };
-    let ask = revisions_ask(round.observed, Some(ended.operation.label()));
+    if !matches!(round.observed.job, Job::Finished(_)) {
+        return false;
+    }
+    let ask = revisions_ask(round.object, round.observed);
     // A round that waits for any fact reports nothing yet.
     let is_complete = round.plan.wants.iter().all(|want| round.inputs.facts.get(&want.ask).is_some());
     is_complete && matches!(round.inputs.facts.get(&ask), Some(Fact::Known { .. }))
 }
 
-/// What was read of Helm's storage before an operation says nothing about what it made.
-fn spoil_revisions(plan: &mut Plan<Action, Ask>, observed: &Observed) {
+/// What was read of Helm's storage before an operation says nothing about what it made, and nothing is let go or
+/// unlocked on what is not true any more.
+fn hold_to_revisions(plan: &mut Plan<Action, Ask>, object: &HelmRelease, observed: &Observed) {
+    let ask = revisions_ask(object, observed);
     for step in &mut plan.steps {
         match &step.action {
             Action::Start(operation) => {
-                step.spoils.extend([None, Some(operation.label())].map(|after| revisions_ask(observed, after)));
+                let ended = Ask::Revisions {
+                    namespace: observed.namespace.clone(),
+                    release: observed.release.clone(),
+                    after: Some(operation.label()),
+                };
+                step.spoils.extend([ask.clone(), ended]);
             }
-            Action::Unlock { .. } => step.spoils.push(revisions_ask(observed, None)),
+            Action::Unlock { .. } => step.spoils.push(ask.clone()),
+            Action::ReleaseFinalizer { .. } if plan.wants.iter().any(|want| want.ask == ask) => {
+                step.rests_on.push(Want { ask: ask.clone(), max_age: MOMENT });
+            }
             _ => {}
         }
     }
 }
 
-fn revisions_ask(observed: &Observed, after: Option<String>) -> Ask {
+fn revisions_ask(object: &HelmRelease, observed: &Observed) -> Ask {
+    let reported_at = || object.status.as_ref()?.last_attempted_at.map(|at| at.to_string());
+    let after = match &observed.job {
+        Job::Finished(ended) => Some(ended.operation.label()),
+        _ => reported_at(),
+    };
     Ask::Revisions { namespace: observed.namespace.clone(), release: observed.release.clone(), after }
 }

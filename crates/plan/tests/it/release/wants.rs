@@ -251,3 +251,28 @@ fn a_snapshot_read_back_from_a_file_plans_the_same() {
         assert_eq!(planned(&object, &observed, &inputs), plan);
     }
 }
+
+#[test]
+fn a_look_at_storage_while_helm_works_on_it_decides_nothing_later() {
+    let (mut object, mut observed) = settled(json!({}));
+    // The revision that status knows is gone: a failed install is removed before the next one.
+    observed.revisions.clear();
+    let status = object.status.as_mut().unwrap();
+    status.last_attempted_at = None;
+    observed.job = Job::Running(api::workspace::OperationKind::Install);
+    assert!(!asks(&planned(&object, &observed, &Known::default())).contains(&"revisions"));
+    observed.job = Job::Idle;
+    object.metadata.deletion_timestamp =
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH));
+    let question = |object: &HelmRelease| {
+        let mut inputs = Known::default();
+        let (plan, _) = answered(object, &observed, &mut inputs);
+        let [release] = &plan.steps[..] else { panic!("{plan:?}") };
+        assert!(matches!(release.action, Action::ReleaseFinalizer { .. }), "{release:?}");
+        let [rest] = &release.rests_on[..] else { panic!("the finalizer rests on what is stored: {release:?}") };
+        rest.ask.clone()
+    };
+    let before = question(&object);
+    object.status.as_mut().unwrap().last_attempted_at = Some(now());
+    assert_ne!(question(&object), before, "what was read before an end is not believed after it");
+}
