@@ -12,11 +12,12 @@ mod handover;
 mod life;
 mod load;
 mod operator;
+mod plain;
 mod print;
 mod releases;
 mod tally;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -35,14 +36,17 @@ pub enum Benchmark {
     Releases(releases::Flags),
 }
 
-#[derive(Args, Clone, Copy)]
+#[derive(Args, Clone)]
 pub struct Flags {
-    /// How many performers (the simulated nodes have room for 6000)
-    #[arg(long, default_value_t = 500, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=6000))]
-    count: u32,
+    /// How many performers (the simulated nodes have room for 6000); several counts are measured one after another
+    #[arg(long, default_value = "500", value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=6000))]
+    count: Vec<u32>,
     /// Print one JSON document on standard output; progress stays on standard error
     #[arg(long)]
     json: bool,
+    /// Measure this program, an earlier build for example, instead of building one
+    #[arg(long, value_name = "PROGRAM")]
+    operator: Option<PathBuf>,
 }
 
 /// Everything that was measured, in the order in which it was.
@@ -52,6 +56,7 @@ pub struct Results {
     conditions: Conditions,
     raw_creates: Vec<floor::RawCreates>,
     floor: floor::Floor,
+    plain: plain::Plain,
     load: load::Load,
     rest: life::Rest,
     change: change::Change,
@@ -64,7 +69,11 @@ pub fn run(benchmark: &Benchmark) -> Result<()> {
     if cfg!(debug_assertions) {
         return build::go_on_optimised();
     }
-    let program = build::operator()?;
+    let given = match benchmark {
+        Benchmark::Performers(flags) => flags.operator.clone(),
+        Benchmark::Releases(_) => None,
+    };
+    let program = given.map_or_else(build::operator, Ok)?;
     // One thread, as the operator has: the benchmark shares the machine with what it measures.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -78,10 +87,13 @@ pub fn run(benchmark: &Benchmark) -> Result<()> {
 async fn bench(benchmark: &Benchmark, program: &Path) -> Result<()> {
     match benchmark {
         Benchmark::Performers(flags) => {
-            let results = measure(*flags, program).await?;
             let peer =
                 format!("the published Go operator with {} performers on this kind of machine", goal::PEER.count);
-            tell(&results, &goal::goals(&results), &goal::PEER, &peer, flags.json)
+            for count in &flags.count {
+                let results = Box::pin(measure(*count as usize, flags.json, program)).await?;
+                tell(&results, &goal::goals(&results), &goal::PEER, &peer, flags.json)?;
+            }
+            Ok(())
         }
         Benchmark::Releases(flags) => {
             let results = releases::measure(*flags, program).await?;
@@ -100,15 +112,18 @@ fn tell(results: &impl Serialize, goals: &[goal::Goal], peer: &impl Serialize, n
     Ok(())
 }
 
-async fn measure(flags: Flags, program: &Path) -> Result<Results> {
-    let count = flags.count as usize;
+async fn measure(count: usize, json: bool, program: &Path) -> Result<Results> {
     let show = |text: String| {
-        if !flags.json {
+        if !json {
             println!("{text}");
         }
     };
-    progress("starting the control plane");
-    let ground = Ground::performers(count).await.context("the control plane did not start")?;
+    // A new control plane is quicker than removing thousands of objects from the old one.
+    let start = async || {
+        progress("starting a control plane");
+        Ground::performers(count).await.context("the control plane did not start")
+    };
+    let ground = start().await?;
     let conditions = Conditions::read(&ground)?;
     show(print::conditions(&conditions));
 
@@ -118,13 +133,20 @@ async fn measure(flags: Flags, program: &Path) -> Result<Results> {
     progress("floor two: the objects of all performers, written without an operator");
     let floor = floor::objects(&ground).await?;
     show(print::floor(&floor));
+    ground.control_plane.stop().await?;
+    let ground = start().await?;
+    progress("floor three: the operator's requests by a plain loop");
+    let plain = plain::measure(&ground).await?;
+    show(print::plain(&plain, count));
+    ground.control_plane.stop().await?;
 
+    let ground = start().await?;
     let namespace = ground.control_plane.namespace("performers").await?;
     let operator = Operator::start(&ground, program, "operator").await?;
     operator.leads(&ground).await?;
     progress("performers from nothing to Ready");
     let load = load::measure(&ground, &operator, &namespace).await?;
-    show(print::load(&load, &floor));
+    show(print::load(&load, &floor, &plain));
     progress(&format!("{} s at rest", life::REST.as_secs()));
     let rest = life::rest(&ground, &operator).await?;
     show(print::rest(&rest));
@@ -142,7 +164,7 @@ async fn measure(flags: Flags, program: &Path) -> Result<Results> {
     show(print::hand_over("SIGKILL", &killed));
     progress("ending the control plane");
     ground.control_plane.stop().await?;
-    Ok(Results { conditions, raw_creates, floor, load, rest, change, restart, terminated, killed })
+    Ok(Results { conditions, raw_creates, floor, plain, load, rest, change, restart, terminated, killed })
 }
 
 fn progress(what: &str) {

@@ -170,11 +170,13 @@ struct Memory<C: Controller> {
     note: C::Note,
     /// Rounds in a row that only asked, and what they all observed: a change is a reason to ask again.
     asked: Option<(C::Observed, u32)>,
+    /// Since when a provisional status waits to be stored.
+    deferred_at: Option<Instant>,
 }
 
 impl<C: Controller> Default for Memory<C> {
     fn default() -> Self {
-        Self { uid: None, note: C::Note::default(), asked: None }
+        Self { uid: None, note: C::Note::default(), asked: None, deferred_at: None }
     }
 }
 

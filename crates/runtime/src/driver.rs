@@ -229,6 +229,7 @@ mod tests {
             Report {
                 status: PerformerStatus::default(),
                 fallback: None,
+                is_provisional: false,
                 done: Vec::new(),
                 transitions: Vec::new(),
                 discriminator: String::new(),

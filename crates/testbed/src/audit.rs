@@ -30,6 +30,8 @@ pub struct Entry {
     pub user_agent: String,
     pub uri: String,
     pub received_at: jiff::Timestamp,
+    /// When the answer was sent.
+    pub answered_at: jiff::Timestamp,
 }
 
 impl Entry {
@@ -109,6 +111,7 @@ struct Line {
     #[serde(default)]
     response_status: ResponseStatus,
     request_received_timestamp: jiff::Timestamp,
+    stage_timestamp: jiff::Timestamp,
 }
 
 #[derive(Deserialize)]
@@ -147,6 +150,7 @@ impl From<Line> for Entry {
             user_agent: line.user_agent,
             uri: line.request_uri,
             received_at: line.request_received_timestamp,
+            answered_at: line.stage_timestamp,
         }
     }
 }

@@ -1,20 +1,12 @@
 //! The performers of the benchmark, and writing or removing many objects.
 
-use std::{
-    collections::HashSet,
-    fmt::Debug,
-    time::{Duration, Instant},
-};
+use std::collections::HashSet;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use api::performer::{Performer, Phase};
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::{Pod, Service};
-use kube::{
-    Api, Resource,
-    api::{DeleteParams, ListParams, PostParams},
-};
-use serde::{Serialize, de::DeserializeOwned};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Resource, api::PostParams};
 use serde_json::json;
 
 use super::ground::{Ground, WRITERS};
@@ -61,34 +53,4 @@ pub fn all_ready<K: Resource>(count: usize, is_ready: fn(&K) -> bool) -> impl Fn
         }
         ready.len() >= count
     }
-}
-
-/// Removes everything a crowd is made of and waits until it is gone. Meant for performers no operator looks after.
-pub async fn remove(ground: &Ground, namespace: &str) -> Result<()> {
-    clear::<Performer>(ground, namespace).await?;
-    clear::<Pod>(ground, namespace).await?;
-    clear::<Service>(ground, namespace).await?;
-    ground.settled().await
-}
-
-async fn clear<K>(ground: &Ground, namespace: &str) -> Result<()>
-where
-    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
-        + Clone
-        + DeserializeOwned
-        + Debug
-        + Serialize,
-{
-    // Emptiness has no event to wait for, and nothing is measured meanwhile.
-    const LOOK: Duration = Duration::from_millis(200);
-    let api: Api<K> = Api::namespaced(ground.client.clone(), namespace);
-    api.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
-    let deadline = Instant::now() + ground.patience();
-    while !api.list_metadata(&ListParams::default().limit(1)).await?.items.is_empty() {
-        if Instant::now() > deadline {
-            bail!("{} of the last step do not go away", K::plural(&()));
-        }
-        tokio::time::sleep(LOOK).await;
-    }
-    Ok(())
 }

@@ -92,7 +92,6 @@ pub async fn objects(ground: &Ground) -> Result<Floor> {
     let (ended, ()) = futures::try_join!(ready, write_objects(ground, &namespace, &performers))?;
     ground.settled().await?;
     let all_writes = AllWrites::of(&ground.entries_after(mark)?, ground.count);
-    crowd::remove(ground, &namespace).await?;
     Ok(Floor { writers: WRITERS, wall_seconds: ended.duration_since(started).as_secs_f64(), all_writes })
 }
 

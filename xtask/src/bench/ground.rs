@@ -14,6 +14,8 @@ use testbed::{
     audit::{Entry, Mark},
 };
 
+use super::operator::LEASE;
+
 pub const OPERATOR_NAMESPACE: &str = "strata-system";
 const OPERATOR_ACCOUNT: &str = "strata";
 /// As the audit log names the operator.
@@ -40,7 +42,7 @@ impl Ground {
     pub async fn performers(count: usize) -> Result<Self> {
         let options = Options { workloads: Some(Workloads::large()), ..Options::default() };
         let mut ground = Self::start(count, options).await?;
-        let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, performers::rights::CLUSTER);
+        let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, performers::rights::CLUSTER).with_lease(LEASE);
         ground.install([json!(api::performer::crd())].into_iter().chain(rbac.objects())).await?;
         ground.operator_flags = vec!["--layers=performers".into()];
         Ok(ground)
@@ -49,7 +51,7 @@ impl Ground {
     /// Releases of the benchmark have no pods, so the usual few nodes are plenty.
     pub async fn releases(count: usize) -> Result<Self> {
         let mut ground = Self::start(count, Options::default()).await?;
-        let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, workspaces::rights::CLUSTER);
+        let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, workspaces::rights::CLUSTER).with_lease(LEASE);
         let crds = api::workspace::crds().map(|crd| json!(crd));
         let helm = [
             json!(workspaces::rights::helm_role()),

@@ -46,6 +46,8 @@ pub struct Usage {
     pub rss_mb: f64,
     /// Of the resident memory, the part that is the program file itself.
     pub rss_file_mb: f64,
+    /// What the operator itself has allocated, stacks included.
+    pub anonymous_mb: f64,
     pub peak_mb: f64,
 }
 
@@ -136,7 +138,13 @@ fn usage(pid: u32) -> Result<Usage> {
         let number = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
         number.map(|kib| kib * 1024.0 / 1e6).with_context(|| format!("no {name} in the process's status"))
     };
-    Ok(Usage { cpu_ms: cpu_ms(pid)?, rss_mb: mb("VmRSS:")?, rss_file_mb: mb("RssFile:")?, peak_mb: mb("VmHWM:")? })
+    Ok(Usage {
+        cpu_ms: cpu_ms(pid)?,
+        rss_mb: mb("VmRSS:")?,
+        rss_file_mb: mb("RssFile:")?,
+        anonymous_mb: mb("RssAnon:")?,
+        peak_mb: mb("VmHWM:")?,
+    })
 }
 
 /// Nanoseconds on a CPU, summed over the threads. `stat` counts in steps of 10 ms, which is coarse for a minute at rest.

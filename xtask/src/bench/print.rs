@@ -1,7 +1,7 @@
 //! The results for people.
 
 use super::{
-    change::Change,
+    change::{Change, Times},
     conditions::Conditions,
     floor::{Floor, RawCreates},
     goal::Goal,
@@ -9,6 +9,7 @@ use super::{
     life::{Rest, Restart},
     load::Load,
     operator::Usage,
+    plain::Plain,
     tally::{AllWrites, Tally, each},
 };
 
@@ -61,23 +62,37 @@ fn all_writes(writes: &AllWrites) -> String {
     format!("{:.2} each, and {:.2} events", writes.objects, writes.events)
 }
 
-pub fn load(load: &Load, floor: &Floor) -> String {
+pub fn plain(plain: &Plain, count: usize) -> String {
+    format!(
+        "Floor three: the operator's requests by a plain loop, one client
+  wall to all Ready        {:.2} s
+  CPU                      {:.2} ms each
+  writes of everybody      {}\n",
+        plain.wall_seconds,
+        plain.cpu_ms / each(count, 1),
+        all_writes(&plain.all_writes),
+    )
+}
+
+pub fn load(load: &Load, floor: &Floor, plain: &Plain) -> String {
     format!(
         "{} performers from nothing to Ready
-  wall                     {:.2} s = {:.2} × floor two (creating them took {:.2} s of it)
+  wall                     {:.2} s = {:.2} × floor two, {:.2} × floor three (creating them took {:.2} s of it)
   writes of everybody      {}; floor two: {}
   own requests each        {}
-  CPU                      {:.2} ms each
+  CPU                      {:.2} ms each = {:.2} × floor three
   memory before            {}
   memory after             {}\n",
         load.count,
         load.wall_seconds,
         load.wall_seconds / floor.wall_seconds,
+        load.wall_seconds / plain.wall_seconds,
         load.creating_seconds,
         all_writes(&load.all_writes),
         all_writes(&floor.all_writes),
         tally(&load.own, load.count),
         load.cpu_ms / each(load.count, 1),
+        load.cpu_ms / plain.cpu_ms,
         memory(&load.before),
         memory(&load.after),
     )
@@ -106,8 +121,8 @@ fn tally(tally: &Tally, by: usize) -> String {
 
 pub fn memory(usage: &Usage) -> String {
     format!(
-        "{:.1} MB resident ({:.1} of it the program file), at most {:.1}",
-        usage.rss_mb, usage.rss_file_mb, usage.peak_mb
+        "{:.1} MB anonymous, {:.1} resident ({:.1} of it the program file), at most {:.1}",
+        usage.anonymous_mb, usage.rss_mb, usage.rss_file_mb, usage.peak_mb
     )
 }
 
@@ -127,9 +142,20 @@ pub fn rest(rest: &Rest) -> String {
 pub fn change(change: &Change) -> String {
     format!(
         "Spec change to new pod, {} one after another
-  p50 {:.0} ms, p99 {:.0} ms, slowest {:.0} ms\n",
-        change.changes, change.p50_ms, change.p99_ms, change.slowest_ms,
+  whole                          {}
+  patch answered → delete sent   {}
+  old pod gone → create sent     {}
+  slowest of all                 {}\n",
+        change.changes,
+        times(&change.whole),
+        times(&change.delete),
+        times(&change.create),
+        change.slowest,
     )
+}
+
+fn times(times: &Times) -> String {
+    format!("p50 {:.1} ms, p99 {:.1} ms, slowest {:.1} ms", times.p50, times.p99, times.slowest)
 }
 
 pub fn restart(restart: &Restart) -> String {

@@ -95,6 +95,7 @@ mod tests {
             user_agent: String::new(),
             uri: String::new(),
             received_at: k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
+            answered_at: k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
         }
     }
 

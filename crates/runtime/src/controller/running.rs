@@ -22,6 +22,9 @@ use crate::{error::Error, fence::Fence, key::Key, queue::Next, subject::Subject}
 const MOST_FETCHES: u32 = 4;
 /// When a round that could not learn a fact looks again.
 const UNKNOWN_LOOK: Duration = Duration::from_secs(5);
+/// How long a provisional status may wait: most pods whose image is there have started by then, and a user who looks
+/// that soon sees the pod itself.
+const LONGEST_DEFERRAL: Duration = Duration::from_secs(1);
 
 /// One round under way.
 pub(super) struct Running<'a, C: Controller> {
@@ -172,6 +175,10 @@ impl<C: Controller> Running<'_, C> {
             (memory.uid, memory.note) = (self.object.metadata().uid.clone(), report.note);
         }
         self.record(&report.discriminator, report.done);
+        if let Some(rest) = self.deferral(report.is_provisional) {
+            self.plan.look_within(rest);
+            return Ok(());
+        }
         let stored = match self.store(&report.status, report.fallback.as_ref()).await {
             // Deleted meanwhile: there is no object left to report to.
             Err(error) if error.is_not_found() => Ok(()),
@@ -183,6 +190,20 @@ impl<C: Controller> Running<'_, C> {
         }
         tracing::info!(phase = report.phase, actions = self.plan.steps.len(), "reconciled");
         stored
+    }
+
+    /// How long the status may still wait.
+    fn deferral(&self, is_provisional: bool) -> Option<Duration> {
+        let now = self.shared.clock.instant();
+        let mut memory = self.shared.memory();
+        let deferred_at = &mut memory.entry(self.key.clone()).or_default().deferred_at;
+        let is_deferred = is_provisional && (deferred_at.is_some() || self.shared.queue.is_busy());
+        let waited = is_deferred.then(|| now.saturating_duration_since(*deferred_at.get_or_insert(now)));
+        let rest = waited.and_then(|waited| LONGEST_DEFERRAL.checked_sub(waited)).filter(|rest| !rest.is_zero());
+        if rest.is_none() {
+            *deferred_at = None;
+        }
+        rest
     }
 
     fn record(&self, discriminator: &str, events: Vec<Event>) {

@@ -136,6 +136,7 @@ impl Controller for Slow {
         Report {
             status: PerformerStatus::default(),
             fallback: None,
+            is_provisional: false,
             done: Vec::new(),
             transitions: Vec::new(),
             discriminator: String::new(),

@@ -54,6 +54,7 @@ mod tests {
             user_agent: user_agent.into(),
             uri: String::new(),
             received_at: k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
+            answered_at: k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
         };
         let entries = [
             entry("", "patch", "helmreleases", "status"),
