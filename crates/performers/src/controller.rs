@@ -11,7 +11,8 @@ use plan::{
     },
     round::{Plan, Report},
 };
-use runtime::{Clock, Controller, Error, InputsOf, Key, Kind, RoundOf, ServerClock, Turn, View};
+use process::Clock;
+use runtime::{Controller, Error, InputsOf, Key, Kind, RoundOf, ServerClock, Turn, View};
 use serde_json::json;
 use tokio::time::Instant;
 

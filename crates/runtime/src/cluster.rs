@@ -9,12 +9,11 @@ use std::{
 };
 
 use kube::Client;
+use process::{Clock, Pulse};
 use tokio::sync::watch as signal;
 
 use crate::{
-    clock::Clock,
     followers::WatchMetrics,
-    health::Pulse,
     hub::{Context, Hub, Subscription},
     kind::{Change, Kind},
     lease::Leadership,

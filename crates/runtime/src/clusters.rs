@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use process::Pulse;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
@@ -17,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{Cluster, Common},
-    health::Pulse,
     hub::Context,
     kubeconfig::{self, KubeconfigError},
 };

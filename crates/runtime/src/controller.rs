@@ -18,12 +18,12 @@ use plan::{
     fact::{Class, Failure},
     round::{Inputs, Peer, Plan, Progress, Report, Round, Step},
 };
+use process::Clock;
 use serde::Serialize;
 use tokio::{sync::Semaphore, time::Instant};
 
 use self::running::Running;
 use crate::{
-    clock::Clock,
     error::Error,
     event::Recorder,
     facts::FactCache,

@@ -4,20 +4,18 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use jiff::Timestamp;
+use process::{Clock, Pulse, panic};
 use tokio::{sync::Semaphore, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::{
-    clock::Clock,
     controller::{Controller, Shared},
     error::{Chain, Class, Error},
     event::Recorder,
-    health::Pulse,
     key::Key,
     lease::Leadership,
     metrics::{Metrics, RoundResult},
-    panic,
     queue::{Next, Queue, Turn},
 };
 
@@ -173,10 +171,11 @@ mod tests {
         round::{Plan, Report},
     };
 
+    use process::Health;
+
     use super::*;
     use crate::{
         controller::{InputsOf, RoundOf, Turn as Effect},
-        health::Health,
         kind::Kind,
         scripted::Script,
         view::Json,

@@ -12,14 +12,13 @@ use kube::{
     api::{ApiResource, DynamicObject, GroupVersionKind},
     discovery,
 };
+use process::{Interruption, Pulse};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Brief,
     followers::DYNAMIC,
-    health::Pulse,
-    interruption::Interruption,
     kind::{Cache, Change, Kind},
     selection::Selection,
     view::Metadata,

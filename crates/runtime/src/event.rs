@@ -14,9 +14,10 @@ use kube::{
     Api, Client,
     api::{ObjectMeta, PostParams},
 };
+use process::{Clock, Pulse};
 use tokio::sync::mpsc;
 
-use crate::{clock::Clock, error::Brief, health::Pulse, lease::Leadership, metrics::Metrics};
+use crate::{error::Brief, lease::Leadership, metrics::Metrics};
 
 /// Enough for a burst of every object of a large cluster; beyond it events are dropped and counted, because a slow
 /// API server must not make the operator's memory grow.
@@ -183,7 +184,7 @@ mod tests {
             recorder.record(occurrence("x"));
             drop(recorder);
             let started = clock.instant();
-            publisher.run(crate::health::Health::default().pulse("events")).await;
+            publisher.run(process::Health::default().pulse("events")).await;
             let waited = waited.map_or(Duration::ZERO, Duration::from_secs);
             assert_eq!(clock.instant() - started, waited, "with {left} s of the lead left");
         }

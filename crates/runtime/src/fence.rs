@@ -2,9 +2,10 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use process::Clock;
 use tokio::time::Instant;
 
-use crate::{clock::Clock, error::Error, lease::Leadership};
+use crate::{error::Error, lease::Leadership};
 
 /// Checked before each effect, and awaited by long ones.
 #[derive(Clone)]

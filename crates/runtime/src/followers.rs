@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use process::{Clock, Interruption, panic};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -20,9 +21,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{
-    clock::Clock, interruption::Interruption, key::Key, panic, raw::Raw, selection::Requirements, watch::Target,
-};
+use crate::{key::Key, raw::Raw, selection::Requirements, watch::Target};
 
 /// Who follows a watch: a projection of its objects with its own store. Calls for one subscriber come one after the
 /// other. A panic in one costs this subscriber its place until it is filled anew, and no other anything.

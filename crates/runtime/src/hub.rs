@@ -6,17 +6,15 @@ use std::{
 };
 
 use futures::FutureExt;
+use process::{Clock, Health, Pulse, panic};
 use tokio::{sync::Notify, task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    clock::Clock,
     cluster::{Cluster, Freshness},
     followers::{AFTER_PANIC, Followers, Member, Subscriber, WatchMetrics, Wish},
-    health::{Health, Pulse},
     key::Key,
     metrics::Metrics,
-    panic,
     raw::Raw,
     watch::Watcher,
 };

@@ -28,9 +28,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 pub use budget::{Budget, Draw, Refill};
+use process::Clock;
 pub use stop::{Stop, Stopped, Stops};
 
-use crate::{child::KILL_PATIENCE, clock::Clock, key::Key, lease::Leadership};
+use crate::{child::KILL_PATIENCE, key::Key, lease::Leadership};
 use queue::Queue;
 use stop::Stopper;
 

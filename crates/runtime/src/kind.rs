@@ -10,6 +10,7 @@ use std::{
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Request};
+use process::Interruption;
 use serde::Serialize;
 use serde_json::json;
 use tokio::time::Instant;
@@ -19,7 +20,6 @@ use crate::{
     error::{Chain, Error},
     followers::Wish,
     hub::Subscription,
-    interruption::Interruption,
     key::Key,
     queue::Queue,
     selection::{Requirements, Selection},

@@ -11,9 +11,10 @@ use std::{
 use k8s_openapi::{
     api::rbac::v1::ClusterRole, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
+use process::Health;
 use tokio::{sync::watch as signal, time::Instant};
 
-use crate::{health::Health, kind::Cache, rights::Right};
+use crate::{kind::Cache, rights::Right};
 
 /// What a layer is to the outside: a constant of its crate, from which `--layers`, roles, definitions and the chart are
 /// made.
@@ -157,9 +158,11 @@ mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
     use tokio_util::sync::CancellationToken;
 
+    use process::Clock;
+
     use super::*;
     use crate::{
-        Clock, Fatal, Kind, ListMode, Operator, Settings,
+        Fatal, Kind, ListMode, Operator, Settings,
         scripted::{Answer, Script, page, quiet},
     };
 

@@ -13,10 +13,10 @@ mod seen;
 
 use std::time::Duration;
 
+use process::Clock;
 use tokio::{sync::watch, time::Instant};
 
 pub use self::elector::Elector;
-use crate::clock::Clock;
 
 #[derive(Clone, Debug)]
 pub struct LeaseConfig {

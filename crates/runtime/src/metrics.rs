@@ -6,18 +6,18 @@ use std::{
     time::Duration,
 };
 
+use process::Registry;
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text},
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
     metrics::{
         MetricType,
         counter::{ConstCounter, Counter},
         family::Family,
         gauge::{ConstGauge, Gauge},
         histogram::Histogram,
-        info::Info,
     },
-    registry::Registry,
+    registry,
 };
 
 use crate::{
@@ -88,7 +88,7 @@ impl RoundResult {
 }
 
 pub struct Metrics {
-    registry: Mutex<Registry>,
+    registry: Arc<Registry>,
     reconciles: Family<Reconcile, Counter>,
     errors: Family<Controller, Counter>,
     terminal: Family<Controller, Counter>,
@@ -116,7 +116,7 @@ impl Default for Metrics {
     fn default() -> Self {
         let seconds = || Seconds::new_with_constructor(round_seconds as fn() -> Histogram);
         let metrics = Self {
-            registry: Mutex::default(),
+            registry: Arc::default(),
             reconciles: Family::default(),
             errors: Family::default(),
             terminal: Family::default(),
@@ -133,15 +133,13 @@ impl Default for Metrics {
             leading: Gauge::default(),
             queues: Queues::default(),
         };
-        metrics.register();
+        metrics.registry.register(|r| metrics.register(r));
         metrics
     }
 }
 
 impl Metrics {
-    fn register(&self) {
-        let mut registry = self.lock();
-        let r = &mut *registry;
+    fn register(&self, r: &mut registry::Registry) {
         r.register("controller_runtime_reconcile", "Rounds by controller and result", self.reconciles.clone());
         r.register("controller_runtime_reconcile_errors", "Rounds that failed", self.errors.clone());
         r.register(
@@ -173,17 +171,17 @@ impl Metrics {
         );
         r.register("strata_events_dropped", "Events dropped because too many waited", self.events_dropped.clone());
         r.register("strata_leader", "1 while this replica leads", self.leading.clone());
-        r.register(
-            "strata_build",
-            "Version of the running operator",
-            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
-        );
         r.register_collector(Box::new(self.queues.clone()));
     }
 
     /// Adds metrics that are computed when they are asked for.
     pub fn collect(&self, collector: Box<dyn Collector>) {
-        self.lock().register_collector(collector);
+        self.registry.collect(collector);
+    }
+
+    /// What `/metrics` answers from.
+    pub(crate) fn registry(&self) -> Arc<Registry> {
+        self.registry.clone()
     }
 
     pub(crate) fn queue(&self, controller: &'static str, queue: Arc<Queue>) {
@@ -254,13 +252,7 @@ impl Metrics {
 
     /// The text that `/metrics` answers.
     pub fn encode(&self) -> Result<String, fmt::Error> {
-        let mut out = String::new();
-        text::encode(&mut out, &self.lock())?;
-        Ok(out)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registry.encode()
     }
 }
 
@@ -319,8 +311,9 @@ impl Collector for Queues {
 
 #[cfg(test)]
 mod tests {
+    use process::Clock;
+
     use super::*;
-    use crate::clock::Clock;
 
     #[test]
     fn a_failed_round_counts_under_every_name() {

@@ -10,12 +10,11 @@ use std::{
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::{Client, api::GroupVersionKind};
+use process::{Clock, Health, ListenError, Part, Parts, Pulse, Tasks, admin};
 use tokio::{sync::watch as signal, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    admin,
-    clock::Clock,
     cluster::{Cluster, Common},
     clusters::Clusters,
     controller::Controller,
@@ -23,13 +22,11 @@ use crate::{
     dynamic::{DynamicWatches, Trace},
     event::{Publisher, Recorder},
     followers::WatchMetrics,
-    health::{Health, Pulse},
     hub::Context,
     kind::{Cache, Change, Kind},
     layer::{Begun, Layer, Layers},
     lease::{Elector, Leadership, LeaseConfig},
     metrics::Metrics,
-    part::{Part, Parts},
     queue::Queue,
     selection::Selection,
     server_clock::ServerClock,
@@ -59,8 +56,8 @@ pub struct Settings {
 /// Why the operator ended other than by being asked to.
 #[derive(Debug, thiserror::Error)]
 pub enum Fatal {
-    #[error("cannot listen on {address}: {source}")]
-    Listen { address: SocketAddr, source: std::io::Error },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     #[error("task {0} ended")]
     TaskEnded(String),
     #[error(
@@ -401,45 +398,9 @@ async fn serve(
         addresses.health = Some(tasks.listen("health", address, admin::health_routes(health)).await?);
     }
     if let Some(address) = settings.metrics_address {
-        addresses.metrics = Some(tasks.listen("metrics", address, admin::metrics_routes(metrics)).await?);
+        addresses.metrics = Some(tasks.listen("metrics", address, admin::metrics_routes(metrics.registry())).await?);
     }
     Ok(addresses)
-}
-
-/// Tasks that must live as long as the process.
-#[derive(Default)]
-struct Tasks {
-    set: JoinSet<String>,
-}
-
-impl Tasks {
-    fn spawn(&mut self, name: impl Into<String>, task: impl Future<Output = ()> + Send + 'static) {
-        let name = name.into();
-        self.set.spawn(async move {
-            task.await;
-            name
-        });
-    }
-
-    async fn listen(
-        &mut self,
-        name: &'static str,
-        address: SocketAddr,
-        routes: axum::Router,
-    ) -> Result<SocketAddr, Fatal> {
-        let (listener, bound) = admin::bind(address).await.map_err(|source| Fatal::Listen { address, source })?;
-        self.spawn(name, admin::serve(listener, routes));
-        Ok(bound)
-    }
-
-    /// The name of the first task that ended or panicked.
-    async fn any_ended(&mut self) -> String {
-        match self.set.join_next().await {
-            Some(Ok(name)) => name,
-            Some(Err(error)) => error.to_string(),
-            None => std::future::pending().await,
-        }
-    }
 }
 
 /// Keeps the leader gauge.

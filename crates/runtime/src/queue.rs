@@ -14,14 +14,11 @@ use std::{
     time::Duration,
 };
 
+use process::{Clock, jittered};
 use tokio::{sync::Notify, time::Instant};
 
 use self::waiting::{Slots, Urgency, Waiting};
-use crate::{
-    clock::{Clock, jittered},
-    error::Class,
-    key::Key,
-};
+use crate::{error::Class, key::Key};
 
 /// The first retry comes this soon: shorter would be a hot loop, longer would be felt by a user who waits.
 const FIRST_RETRY: Duration = Duration::from_millis(100);

@@ -13,14 +13,13 @@ use axum::{
     http::{Request, Response, StatusCode},
 };
 use futures::{StreamExt, stream};
+use process::{Clock, Health};
 use serde_json::{Value, json};
 use tokio::{task::JoinHandle, time::sleep};
 
 use crate::{
-    clock::Clock,
     cluster::{Cluster, Common},
     followers::WatchMetrics,
-    health::Health,
     hub::Context,
     lease::Leadership,
     metrics::Metrics,

@@ -9,9 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use http::{HeaderMap, header::DATE};
 use jiff::{SignedDuration, Timestamp, fmt::rfc2822};
 use kube::Client;
+use process::Clock;
 use tokio::time::Instant;
-
-use crate::clock::Clock;
 
 /// Clones share what was read.
 #[derive(Clone, Debug, Default)]

@@ -3,7 +3,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{health::Health, queue::Queue};
+use process::Health;
+
+use crate::queue::Queue;
 
 /// A round makes a handful of requests, each bounded by the request timeout, and stops at the first without an answer.
 /// One that takes as long as three of them hangs somewhere else, or goes on though it should have stopped.
@@ -62,8 +64,10 @@ fn note(queue: &Queue, limit: Duration) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use process::Clock;
+
     use super::*;
-    use crate::{clock::Clock, key::Key, queue::Next};
+    use crate::{key::Key, queue::Next};
 
     #[tokio::test(start_paused = true)]
     async fn a_round_that_does_not_end_is_named_once_in_the_log_and_as_long_as_it_lasts_in_readiness() {

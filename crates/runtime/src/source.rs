@@ -12,6 +12,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
+use process::{Clock, Pulse};
 use tokio::{
     sync::{Notify, Semaphore},
     task::JoinSet,
@@ -19,7 +20,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{clock::Clock, error::Chain, health::Pulse};
+use crate::error::Chain;
 
 mod supervise;
 mod tally;

@@ -14,10 +14,10 @@ use kube::{
     core::Status,
     runtime::watcher,
 };
+use process::Clock;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::{
-    clock::Clock,
     cluster::Cluster,
     error::{Brief, undecodable},
     followers::Followers,

@@ -3,7 +3,8 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args};
-use runtime::{Clock, LeaseConfig, ListMode, Operator, Settings, rights::DEFAULT_LEASE};
+use process::Clock;
+use runtime::{LeaseConfig, ListMode, Operator, Settings, rights::DEFAULT_LEASE};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -105,10 +106,10 @@ fn start_logs(values: &Values) -> Result<(), Failure> {
     let on_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let default = if on_terminal { LogFormat::Pretty } else { LogFormat::Json };
     let format = match values.log_format.unwrap_or(default) {
-        LogFormat::Json => runtime::LogFormat::Json,
-        LogFormat::Pretty => runtime::LogFormat::Pretty,
+        LogFormat::Json => process::LogFormat::Json,
+        LogFormat::Pretty => process::LogFormat::Pretty,
     };
-    runtime::init_logs(format, values.log_level.as_deref().unwrap_or("info")).map_err(Failure::new)
+    process::init_logs(format, values.log_level.as_deref().unwrap_or("info")).map_err(Failure::new)
 }
 
 async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
@@ -121,7 +122,7 @@ async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
     let stop = CancellationToken::new();
     let mut operator = Operator::new(client, settings, clock, stop.clone());
     layers::install(&mut operator, &values, &client_config)?;
-    runtime::spawn_watchdog(operator.health.clone())
+    process::spawn_watchdog(operator.health.clone())
         .map_err(|error| Failure::new(format!("cannot start the watchdog: {error}")))?;
     tokio::spawn(stop_on_signal(stop));
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "strata operator starts");

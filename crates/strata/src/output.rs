@@ -71,7 +71,7 @@ pub fn print_page(
     if flags.is_for_programs() {
         print_objects(Shown::One(Box::new(object)), view, flags)
     } else {
-        print(&page(&object, runtime::Clock::default().now())?)
+        print(&page(&object, process::Clock::default().now())?)
     }
 }
 
@@ -94,7 +94,7 @@ pub fn print_objects(objects: Shown, view: &View, flags: &OutputFlags) -> Result
             let wide = if format == Format::Wide { view.wide } else { &[] };
             let columns = of_all_namespaces.then_some("NAMESPACE").into_iter();
             let mut table = Table::new(columns.chain(view.columns.iter().copied()).chain(wide.iter().copied()));
-            let now = runtime::Clock::default().now();
+            let now = process::Clock::default().now();
             for item in &items {
                 let namespace = item.metadata.namespace.clone().unwrap_or_default();
                 table.add(of_all_namespaces.then_some(namespace).into_iter().chain((view.row)(item, now)?));

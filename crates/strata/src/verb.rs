@@ -88,6 +88,6 @@ impl Verb<'_> {
 }
 
 pub fn waiting<'a>(objects: &'a Objects, progress: &'a Progress, flags: &WaitFlags) -> Waiting<'a> {
-    let deadline = runtime::Clock::default().instant() + flags.timeout;
+    let deadline = process::Clock::default().instant() + flags.timeout;
     Waiting { objects, progress, timeout: flags.timeout, deadline }
 }

@@ -25,9 +25,8 @@ use plan::{
     releases::{self, Action, Answer, Ask, Note, Observed, Policy},
     round::{Peer, Plan, Report},
 };
-use runtime::{
-    Clock, Controller, DynamicWatches, Error, Fence, Index, InputsOf, Json, Key, Kind, RoundOf, Turn, Writer,
-};
+use process::Clock;
+use runtime::{Controller, DynamicWatches, Error, Fence, Index, InputsOf, Json, Key, Kind, RoundOf, Turn, Writer};
 use tokio::time::Instant;
 
 pub(crate) use identity::Identities;

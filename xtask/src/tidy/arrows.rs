@@ -8,15 +8,16 @@ use serde::Deserialize;
 const ARROWS: &[(&str, &[&str])] = &[
     ("api", &[]),
     ("plan", &["api"]),
-    ("runtime", &["api", "plan"]),
-    ("performers", &["api", "plan", "runtime"]),
-    ("workspaces", &["api", "plan", "runtime"]),
+    ("process", &[]),
+    ("runtime", &["api", "plan", "process"]),
+    ("performers", &["api", "plan", "process", "runtime"]),
+    ("workspaces", &["api", "plan", "process", "runtime"]),
     ("hetzner", &["api"]),
-    ("shard", &["api", "plan"]),
+    ("shard", &["api", "plan", "process"]),
     ("talos", &["api"]),
     ("testbed", &["api", "talos"]),
-    ("strata", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
-    ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed", "strata"]),
+    ("strata", &["api", "plan", "process", "runtime", "shard", "performers", "workspaces", "testbed"]),
+    ("xtask", &["api", "plan", "process", "runtime", "performers", "workspaces", "testbed", "strata"]),
 ];
 
 /// Packages that would let a pure crate reach the outside.

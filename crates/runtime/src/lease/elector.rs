@@ -16,6 +16,7 @@ use kube::{
         watcher::{self, Event},
     },
 };
+use process::{Clock, Interruption, Pulse};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -23,7 +24,7 @@ use super::{
     Leadership, LeaseConfig, Term,
     seen::{Seen, Verdict, claim, is_held_by, released},
 };
-use crate::{clock::Clock, error::Brief, health::Pulse, interruption::Interruption, watch::describe};
+use crate::{error::Brief, watch::describe};
 
 pub struct Elector {
     api: Api<Lease>,

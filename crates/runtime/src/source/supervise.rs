@@ -7,13 +7,13 @@ use std::{
 };
 
 use futures::FutureExt;
+use process::panic;
 use tokio::{
     sync::SemaphorePermit,
     time::{Instant, sleep, sleep_until, timeout_at},
 };
 
 use super::{Entry, Feed, Lost, Peer, Pool, QUICK, Signals, Sink, spread};
-use crate::panic;
 
 /// The first wait after a loss; with what is added to spread peers apart, the longest is 30 s.
 const FIRST_WAIT: Duration = Duration::from_secs(1);

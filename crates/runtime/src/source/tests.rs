@@ -1,10 +1,10 @@
 use std::{collections::BTreeMap, sync::atomic::Ordering};
 
+use process::Health;
 use tokio::time::sleep;
 
 use super::{tally::MENTIONED, *};
 use crate::{
-    health::Health,
     key::Key,
     metrics::Metrics,
     queue::{Next, Queue},

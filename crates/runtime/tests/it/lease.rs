@@ -22,9 +22,9 @@ use plan::{
     fact::Never,
     round::{Plan, Report},
 };
+use process::Clock;
 use runtime::{
-    Clock, Controller, Error, Fatal, InputsOf, Json, Key, Kind, Leadership, LeaseConfig, Operator, RoundOf, Settings,
-    Turn,
+    Controller, Error, Fatal, InputsOf, Json, Key, Kind, Leadership, LeaseConfig, Operator, RoundOf, Settings, Turn,
 };
 use serde_json::json;
 use testbed::{

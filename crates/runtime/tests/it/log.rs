@@ -5,7 +5,7 @@
 use std::process::{Command, Stdio};
 
 use anyhow::Result;
-use runtime::LogFormat;
+use process::LogFormat;
 
 #[test]
 fn a_lost_standard_error_costs_the_log_and_nothing_else() -> Result<()> {
@@ -26,7 +26,7 @@ fn a_lost_standard_error_costs_the_log_and_nothing_else() -> Result<()> {
 #[test]
 #[ignore = "started by a_lost_standard_error_costs_the_log_and_nothing_else"]
 fn logs_and_goes_on() {
-    runtime::init_logs(LogFormat::Json, "info").unwrap();
+    process::init_logs(LogFormat::Json, "info").unwrap();
     tracing::info!("nobody reads this");
     println!("went on");
 }

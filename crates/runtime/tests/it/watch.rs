@@ -239,7 +239,7 @@ fn admin(control_plane: &ControlPlane) -> Result<kube::config::Kubeconfig> {
 /// An operator through a proxy that watches ConfigMaps.
 fn through(proxy: kube::Client, mode: ListMode) -> (Operator, Arc<Kind<Metadata<ConfigMap>, String>>) {
     let settings = Settings { list_mode: Some(mode), ..settings() };
-    let mut operator = Operator::new(proxy, settings, runtime::Clock::default(), CancellationToken::new());
+    let mut operator = Operator::new(proxy, settings, process::Clock::default(), CancellationToken::new());
     let maps = Kind::new("configmaps", operator.writer("test"), |map: Metadata<ConfigMap>| map.metadata.name);
     operator.watch(&maps, |_| {});
     (operator, maps)

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kube::Client;
-use runtime::{Clock, Fatal, Health, Operator, Settings};
+use process::{Clock, Health};
+use runtime::{Fatal, Operator, Settings};
 use testbed::ControlPlane;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;

@@ -42,7 +42,7 @@ impl Credentials {
     /// Renews the token for as long as it is polled. A failure is tried again: the old token is good for a while.
     pub fn keep(&self, cluster: &Cluster, place: &Place) -> impl Future<Output = ()> + Send + 'static {
         let (mut renew_at, cluster, place) = (self.renew_at, cluster.clone(), place.clone());
-        let clock = runtime::Clock::default();
+        let clock = process::Clock::default();
         async move {
             loop {
                 tokio::time::sleep(CHECK_INTERVAL).await;
@@ -69,7 +69,7 @@ async fn renew(cluster: &Cluster, place: &Place) -> Result<Timestamp, Failure> {
     let token = answer.status.expect("a granted token request has a status");
     place.write(TOKEN_FILE, &token.token)?;
     // At half its life, so that several failures in a row do no harm. The server may grant less than was asked.
-    let left = token.expiration_timestamp.0.duration_since(runtime::Clock::default().now());
+    let left = token.expiration_timestamp.0.duration_since(process::Clock::default().now());
     Ok(token.expiration_timestamp.0 - left / 2)
 }
 

@@ -40,7 +40,7 @@ pub async fn reconcile(
     force: bool,
     flags: &ChangeFlags,
 ) -> Result<ExitCode, Failure> {
-    let now = runtime::Clock::default().now().to_string();
+    let now = process::Clock::default().now().to_string();
     let mut annotations = json!({ RECONCILE_ANNOTATION: now });
     if force {
         annotations[FORCE_ANNOTATION] = json!(now);
@@ -66,7 +66,7 @@ pub async fn roll_back(
     revision: Option<u32>,
     flags: &ChangeFlags,
 ) -> Result<ExitCode, Failure> {
-    let now = runtime::Clock::default().now();
+    let now = process::Clock::default().now();
     let annotation = |object: &DynamicObject| {
         let history = active(releases, object)?.status.unwrap_or_default().history;
         target(&name, &history, revision).map(|revision| format!("{revision}@{now}"))

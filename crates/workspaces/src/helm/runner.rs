@@ -10,8 +10,9 @@ use std::{collections::BTreeMap, ffi::OsString, fmt, io, path::PathBuf, sync::Ar
 
 use jiff::Timestamp;
 use plan::releases::LEAST_MEMORY;
+use process::Clock;
 use runtime::{
-    Clock, Key, Leadership,
+    Key, Leadership,
     child::{self, Guard, OperationDirectory, Private, PrivateDirectory, Report, private_directories},
     jobs::{self, Budget, Draw, Ended, Executor, Job, Jobs, NotBegun, Stopped, Stops, Tally},
 };

@@ -14,7 +14,8 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, Config as ClientConfig, api::PostParams, core::Status};
 use plan::releases::Identity;
-use runtime::{Clock, Error, Key};
+use process::Clock;
+use runtime::{Error, Key};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 

@@ -7,7 +7,8 @@ use kube::{
     Config as ClientConfig,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use runtime::{Clock, Fatal, LeaseConfig, Metrics, Operator, Settings};
+use process::Clock;
+use runtime::{Fatal, LeaseConfig, Metrics, Operator, Settings};
 use tempfile::TempDir;
 use testbed::{
     ControlPlane, Options,

@@ -25,7 +25,7 @@ impl io::Write for Logs {
 }
 
 impl Logs {
-    /// Takes in what this thread logs, in the form that `runtime::init_logs` gives it, and more of it than by default.
+    /// Takes in what this thread logs, in the form that `process::init_logs` gives it, and more of it than by default.
     pub fn capture(&self) -> DefaultGuard {
         let logs = self.clone();
         let subscriber = tracing_subscriber::fmt()

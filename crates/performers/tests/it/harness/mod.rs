@@ -25,7 +25,8 @@ use kube::{
 };
 use performers::Config;
 use plan::performers::Policy;
-use runtime::{Addresses, Clock, Fatal, Metrics, Operator, Settings, rights};
+use process::Clock;
+use runtime::{Addresses, Fatal, Metrics, Operator, Settings, rights};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use testbed::{ControlPlane, Options, User};

@@ -9,8 +9,9 @@ use std::{
 };
 
 use jiff::Timestamp;
+use process::Clock;
 use runtime::{
-    Clock, Key,
+    Key,
     jobs::{Draw, Ended, Finished, Job, Jobs},
 };
 use serde::{Deserialize, Serialize};

@@ -2,7 +2,8 @@
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
-use runtime::{Clock, child::Guard, jobs::OnChange};
+use process::Clock;
+use runtime::{child::Guard, jobs::OnChange};
 
 /// How a runner works.
 pub struct Config {

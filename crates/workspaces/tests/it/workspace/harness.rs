@@ -22,7 +22,8 @@ use kube::{
         watcher,
     },
 };
-use runtime::{Clock, Operator, Settings};
+use process::Clock;
+use runtime::{Operator, Settings};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use testbed::{

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{health::Health, metrics::Metrics};
+use crate::{health::Health, metrics::Registry};
 
 /// From accepting a connection to the last byte of the answer. Prometheus gives a scrape ten seconds, kubelet a probe
 /// one; more is of no use.
@@ -38,7 +38,7 @@ const MOST_CONNECTIONS: usize = 64;
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Answers health questions.
-pub(crate) fn health_routes(health: Health) -> Router {
+pub fn health_routes(health: Health) -> Router {
     let live = {
         let health = health.clone();
         move || async move {
@@ -69,7 +69,7 @@ fn readiness(health: &Health) -> (StatusCode, String) {
     (if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
 }
 
-pub(crate) fn metrics_routes(metrics: Arc<Metrics>) -> Router {
+pub fn metrics_routes(metrics: Arc<Registry>) -> Router {
     let answer = move || async move {
         match metrics.encode() {
             Ok(text) => {
@@ -83,7 +83,7 @@ pub(crate) fn metrics_routes(metrics: Arc<Metrics>) -> Router {
 }
 
 /// Listens on `address`; on all IPv4 addresses where all addresses are asked for and there is no IPv6.
-pub(crate) async fn bind(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+pub async fn bind(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let listener = bind_with(address, TcpListener::bind).await?;
     let bound = listener.local_addr()?;
     Ok((listener, bound))
@@ -104,7 +104,7 @@ fn is_without_ipv6(error: &io::Error) -> bool {
 }
 
 /// Answers until the process ends.
-pub(crate) async fn serve(listener: TcpListener, routes: Router) {
+pub async fn serve(listener: TcpListener, routes: Router) {
     let mut connections = VecDeque::new();
     loop {
         let stream = match listener.accept().await {

@@ -51,7 +51,7 @@ impl Pulse {
     }
 
     /// The task ended as it should: no more beats are expected.
-    pub(crate) fn retire(&self) {
+    pub fn retire(&self) {
         self.last_millis.store(RETIRED, Ordering::Relaxed);
     }
 
@@ -66,7 +66,7 @@ impl Pulse {
 }
 
 /// Nothing is expected of the task any more once this is dropped, however the task ended.
-pub(crate) struct PassingPulse {
+pub struct PassingPulse {
     pub pulse: Pulse,
     task: String,
     health: Health,
@@ -127,7 +127,7 @@ impl Health {
     }
 
     /// The pulse of a task that comes and goes.
-    pub(crate) fn passing_pulse(&self, task: String) -> PassingPulse {
+    pub fn passing_pulse(&self, task: String) -> PassingPulse {
         PassingPulse { pulse: self.pulse(task.as_str()), task, health: self.clone() }
     }
 

@@ -4,18 +4,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Interruption(Arc<Mutex<Option<String>>>);
+pub struct Interruption(Arc<Mutex<Option<String>>>);
 
 impl Interruption {
     /// Stores it; true if it is new, so that it is logged once and not with every attempt.
-    pub(crate) fn set(&self, interruption: Option<String>) -> bool {
+    pub fn set(&self, interruption: Option<String>) -> bool {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_news = *known != interruption;
         *known = interruption;
         is_news
     }
 
-    pub(crate) fn get(&self) -> Option<String> {
+    pub fn get(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

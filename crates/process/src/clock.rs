@@ -43,7 +43,7 @@ impl Clock {
 /// Spreads `period` by ±10 %, so that objects made together do not come due together for ever.
 ///
 /// The spread is derived from `seed` (a key's hash and a counter): no random source, so tests can repeat it.
-pub(crate) fn jittered(period: Duration, seed: u64) -> Duration {
+pub fn jittered(period: Duration, seed: u64) -> Duration {
     // SplitMix64's finaliser: neighbouring seeds give unrelated values.
     let mut x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::health::{Health, Pulse};
 
-pub(crate) struct Part {
+pub struct Part {
     pub name: String,
     /// How long it may take to end when asked to.
     pub limit: Duration,
@@ -16,7 +16,7 @@ pub(crate) struct Part {
 }
 
 /// All parts, running.
-pub(crate) struct Parts {
+pub struct Parts {
     running: Vec<Running>,
     stop: CancellationToken,
 }
@@ -29,7 +29,7 @@ struct Running {
 }
 
 impl Parts {
-    pub(crate) fn start(parts: Vec<Part>, health: &Health) -> Self {
+    pub fn start(parts: Vec<Part>, health: &Health) -> Self {
         let stop = CancellationToken::new();
         let start = |part: Part| {
             let pulse = health.pulse(format!("part {}", part.name));
@@ -40,7 +40,7 @@ impl Parts {
     }
 
     /// The name of the first part that ended or panicked, unasked.
-    pub(crate) async fn any_ended(&mut self) -> String {
+    pub async fn any_ended(&mut self) -> String {
         if self.running.is_empty() {
             return std::future::pending().await;
         }
@@ -49,7 +49,7 @@ impl Parts {
     }
 
     /// Asks all to stop and waits for each within its limit.
-    pub(crate) async fn drain(self) {
+    pub async fn drain(self) {
         self.stop.cancel();
         join_all(self.running.into_iter().map(Running::drain)).await;
     }

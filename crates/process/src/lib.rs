@@ -1,0 +1,20 @@
+//! What every program of strata runs on, whatever it does: the clock, health and its watchdog, metrics, logs, admin ports,
+//! parts that live as long as the process, and the order in which they end. No Kubernetes.
+
+pub mod admin;
+mod clock;
+mod health;
+mod interruption;
+mod metrics;
+pub mod panic;
+mod part;
+mod task;
+mod telemetry;
+
+pub use clock::{Clock, jittered};
+pub use health::{Health, PassingPulse, Pulse, spawn_watchdog};
+pub use interruption::Interruption;
+pub use metrics::Registry;
+pub use part::{Part, Parts};
+pub use task::{ListenError, Tasks};
+pub use telemetry::{LogFormat, init as init_logs};
