@@ -33,9 +33,12 @@ impl Pulse {
         self.last_millis.store(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Waits one beat and notes it; to be raced against what the task really waits for.
+    /// Waits for the next beat and notes it; to be raced against what the task really waits for. All tasks beat at the
+    /// same moments, so that a process at rest wakes once for all of them.
     pub async fn tick(&self) {
-        tokio::time::sleep(BEAT).await;
+        let elapsed = self.clock.instant().saturating_duration_since(self.started);
+        let beats = u32::try_from(elapsed.as_nanos() / BEAT.as_nanos()).unwrap_or(u32::MAX);
+        tokio::time::sleep_until(self.started + BEAT * beats.saturating_add(1)).await;
         self.beat();
     }
 
@@ -94,19 +97,27 @@ struct Inner {
 }
 
 /// What `/readyz` and `/livez` answer from.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Health {
     inner: Arc<Mutex<Inner>>,
     clock: Clock,
+    started: tokio::time::Instant,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self::new(Clock::default())
+    }
 }
 
 impl Health {
     pub fn new(clock: Clock) -> Self {
-        Self { inner: Arc::default(), clock }
+        Self { inner: Arc::default(), started: clock.instant(), clock }
     }
 
     pub fn pulse(&self, task: impl Into<String>) -> Pulse {
-        let pulse = Pulse { last_millis: Arc::default(), started: self.clock.instant(), clock: self.clock.clone() };
+        let pulse = Pulse { last_millis: Arc::default(), started: self.started, clock: self.clock.clone() };
+        pulse.beat();
         self.lock().pulses.insert(task.into(), pulse.clone());
         pulse
     }
@@ -176,6 +187,7 @@ fn tell_within(limit: Duration, stalled: Vec<String>) {
     let (told, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         tracing::error!(tasks = ?stalled, "stalled; ending the process so that it is restarted");
+        crate::flush_logs(limit);
         let _ = told.send(());
     });
     let _ = done.recv_timeout(limit);

@@ -1,6 +1,13 @@
 //! Logs: one line per thing that happened, as JSON for machines or as text for people, on stderr.
 
+use std::{sync::OnceLock, time::Duration};
+
 use tracing_subscriber::EnvFilter;
+
+use crate::log_writer::LogWriter;
+
+/// Of this process.
+static WRITER: OnceLock<LogWriter> = OnceLock::new();
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
@@ -18,7 +25,9 @@ pub fn init(format: LogFormat, filter: &str) -> Result<(), String> {
         ));
     }
     let filter = EnvFilter::try_new(quiet(filter)).map_err(|error| format!("log filter {filter:?}: {error}"))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Unfailing);
+    let writer = LogWriter::start(std::io::stderr()).map_err(|error| format!("no thread for the log: {error}"))?;
+    let writer = WRITER.get_or_init(|| writer);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| writer.clone());
     let started = match format {
         LogFormat::Json => builder.json().flatten_event(true).with_current_span(true).with_span_list(false).try_init(),
         LogFormat::Pretty => builder.compact().try_init(),
@@ -32,18 +41,10 @@ fn quiet(filter: &str) -> String {
     if filter.contains("kube_client") { filter.to_owned() } else { format!("{filter},kube_client=off") }
 }
 
-/// Standard error, whose loss must cost the log and nothing else: a failed write would be reported on standard error
-/// again, and that panics.
-struct Unfailing;
-
-impl std::io::Write for Unfailing {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let _ = std::io::stderr().write_all(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+/// Waits until what was logged is written, but no longer than `limit`: to be called before the process ends.
+pub fn flush(limit: Duration) {
+    if let Some(writer) = WRITER.get() {
+        writer.flush(limit);
     }
 }
 

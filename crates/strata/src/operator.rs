@@ -99,8 +99,12 @@ pub fn run(flags: &Flags) -> Result<(), Failure> {
     let result = runtime.block_on(operate(flags, values));
     // Nothing that is still in flight may hold up the exit.
     runtime.shutdown_background();
+    process::flush_logs(LAST_LINES);
     result
 }
+
+/// For the last lines of the log: a reader that is stuck must not hold up the end.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 fn start_logs(values: &Values) -> Result<(), Failure> {
     let on_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
@@ -145,6 +149,7 @@ async fn stop_on_signal(stop: CancellationToken) {
     tracing::info!("stopping");
     stop.cancel();
     next().await;
+    process::flush_logs(LAST_LINES);
     std::process::exit(130);
 }
 

@@ -174,6 +174,8 @@ impl Elector {
         let wait = match (held.is_zero(), succeeded) {
             (false, _) => held,
             (true, true) => self.config.renew_interval(),
+            // A missing right or namespace is not there an instant later.
+            (true, false) if self.interruption.get().is_some() => self.config.renew_interval(),
             (true, false) => self.config.renew_interval() / 8,
         };
         pulse.beat();
