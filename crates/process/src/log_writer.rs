@@ -45,13 +45,11 @@ impl LogWriter {
         let (written, is_written) = channel();
         // A full line has no event for room in it.
         for _ in 0..=limit.as_millis() / LOOK.as_millis() {
-            match self.sender.try_send(Message::Flush(written.clone())) {
-                Err(TrySendError::Full(_)) => std::thread::sleep(LOOK),
-                _ => {
-                    let _ = is_written.recv_timeout(limit);
-                    return;
-                }
+            if !matches!(self.sender.try_send(Message::Flush(written.clone())), Err(TrySendError::Full(_))) {
+                let _ = is_written.recv_timeout(limit);
+                return;
             }
+            std::thread::sleep(LOOK);
         }
     }
 }
