@@ -117,7 +117,7 @@ mod tests {
         allow.send(()).unwrap();
         assert_eq!(seen.recv().unwrap(), b"0");
         drop(allow);
-        writer.flush(Duration::from_secs(60));
+        writer.flush(Duration::from_mins(1));
         assert_eq!(seen.try_iter().count() + 1 + dropped, WAITING_LINES + 10, "all that was taken is written");
     }
 }
