@@ -153,7 +153,7 @@ async fn discover(kind: &GroupVersionKind, interruption: &Interruption, writer: 
             Ok(Err(error)) => Brief(&error).to_string(),
             Err(_) => "no answer".to_owned(),
         };
-        if interruption.set(Some(why.clone())) {
+        if interruption.set(Some(why.clone().into())) {
             tracing::warn!(kind = kind.kind, group = kind.group, version = kind.version, why, "cannot be watched yet");
         }
         tokio::time::sleep(delay).await;

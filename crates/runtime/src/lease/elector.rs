@@ -228,7 +228,7 @@ impl Elector {
             kube::Error::Api(status) if status.code != 409 && status.code < 500 => {
                 let (namespace, name) = (&self.config.namespace, &self.config.name);
                 let interruption = format!("lease {namespace}/{name} cannot be acquired: {}", status.message);
-                if self.interruption.set(Some(interruption.clone())) {
+                if self.interruption.set(Some(interruption.clone().into())) {
                     tracing::warn!("{interruption}; nothing is reconciled until this is fixed");
                 }
             }
