@@ -361,13 +361,18 @@ async fn a_step_that_waits_for_a_change_does_not_hold_up_what_the_others_asked_f
         let mut plan = Plan::default();
         match inputs.note {
             // The next round follows because something was done.
-            0 => ["wrong", "right"].into_iter().for_each(|action| drop(plan.push(action))),
+            0 => {
+                plan.push("wrong");
+                plan.push("right");
+            }
             // And the one after that because the plan asked for it.
             1 => {
                 plan.push("wrong");
                 plan.look_within(Duration::from_millis(100));
             }
-            2 => drop(plan.push("last")),
+            2 => {
+                plan.push("last");
+            }
             _ => {}
         }
         plan
