@@ -4,7 +4,6 @@
 pub mod admin;
 mod clock;
 mod health;
-mod interruption;
 mod log_writer;
 mod metrics;
 pub mod panic;
@@ -14,7 +13,6 @@ mod telemetry;
 
 pub use clock::{Clock, jittered};
 pub use health::{Health, PassingPulse, Pulse, spawn_watchdog};
-pub use interruption::Interruption;
 pub use metrics::Registry;
 pub use part::{Part, Parts};
 pub use task::{ListenError, Tasks};

@@ -9,6 +9,7 @@ use std::{
 };
 
 use kube::Client;
+use plan::fact::{Class, Fact, Failure};
 use process::{Clock, Pulse};
 use tokio::sync::watch as signal;
 
@@ -19,6 +20,7 @@ use crate::{
     lease::Leadership,
     metrics::Metrics,
     selection::Selection,
+    server_clock::ServerClock,
     view::View,
     watch::{ListMode, SLOWEST_RECONNECT},
     writer::Writer,
@@ -34,6 +36,17 @@ pub struct Freshness {
 }
 
 impl Freshness {
+    /// What the cache holds, as a plan sees it: `value` is taken from the cache.
+    pub fn fact<T>(&self, value: T) -> Fact<T> {
+        match (&self.interruption, self.age) {
+            (None, Some(age)) => Fact::Known { value, age },
+            (why, age) => {
+                let message = why.clone().unwrap_or_else(|| "not synced yet".to_owned());
+                Fact::Unknown { why: Failure { class: Class::Transient, message }, last: age.map(|age| (value, age)) }
+            }
+        }
+    }
+
     /// Whether what the cache holds is what the server has, but for what is on its way. Otherwise it is unknown, and
     /// the cache holds what was known last.
     pub fn is_known(&self) -> bool {
@@ -49,6 +62,7 @@ struct Inner {
     /// Empty for the cluster that the operator runs for.
     name: Arc<str>,
     clock: Clock,
+    server_clock: ServerClock,
     client: RwLock<Client>,
     /// Counts how often the client was exchanged.
     exchanges: signal::Sender<u64>,
@@ -78,6 +92,7 @@ impl Cluster {
         Self(Arc::new(Inner {
             name: name.into(),
             clock: common.clock.clone(),
+            server_clock: ServerClock::new(common.clock.clone()),
             client: RwLock::new(client),
             exchanges: signal::Sender::new(0),
             wanted_mode: common.list_mode,
@@ -132,16 +147,23 @@ impl Cluster {
         &self.0.clock
     }
 
-    /// From now on the cluster is reached in another way; all watches begin anew.
+    /// What its API server's clock shows.
+    pub fn server_clock(&self) -> &ServerClock {
+        &self.0.server_clock
+    }
+
+    /// From now on the cluster is reached in another way; all watches begin anew, and until they have listed what the
+    /// server there has, it is unknown.
     pub(crate) fn exchange(&self, client: Client) {
         *self.0.client.write().unwrap_or_else(PoisonError::into_inner) = client;
+        self.0.hub.exchanged();
         self.0.exchanges.send_modify(|exchanges| *exchanges += 1);
     }
 
-    /// Ends all watches. What its kinds hold stays, and grows old.
+    /// Ends all watches. What its kinds hold is dropped: it is unknown from now on.
     pub(crate) fn close(&self) {
         let subscriptions = std::mem::take(&mut *self.subscriptions());
-        drop(subscriptions);
+        subscriptions.into_iter().for_each(Subscription::close);
     }
 
     fn subscriptions(&self) -> MutexGuard<'_, Vec<Subscription>> {

@@ -54,7 +54,7 @@ impl Clusters {
     }
 
     /// The cluster of this name, reached by this kubeconfig from now on. One that is known already keeps its kinds: what
-    /// they hold is checked against what the server now says. The same kubeconfig again changes nothing; one that is
+    /// they hold is unknown until it is checked against what the server now says. The same kubeconfig again changes nothing; one that is
     /// refused does not either. No cluster is asked here, so this does not wait for any.
     pub async fn set(&self, name: &str, kubeconfig: &[u8]) -> Result<Cluster, KubeconfigError> {
         assert!(!name.is_empty(), "the operator's own cluster is not set");
@@ -81,9 +81,12 @@ impl Clusters {
         self.lock().get(name).map(|entry| entry.cluster.clone())
     }
 
-    /// From now on nothing is watched there.
+    /// From now on nothing is watched there, and what was known of it is dropped: a kind of it is empty and
+    /// unknown.
     pub fn remove(&self, name: &str) {
-        if let Some(entry) = self.lock().remove(name) {
+        // Listeners are notified below, and may ask for clusters.
+        let removed = self.lock().remove(name);
+        if let Some(entry) = removed {
             entry.stop.cancel();
             entry.cluster.close();
         }

@@ -1,5 +1,6 @@
 //! The round of one object: gather → plan → execute → report, the same for every controller.
 
+mod fallback;
 mod running;
 
 use std::{
@@ -16,13 +17,13 @@ use k8s_openapi::{Metadata, Resource, apimachinery::pkg::apis::meta::v1::ObjectM
 use kube::core::object::HasStatus;
 use plan::{
     fact::{Class, Failure},
-    round::{Inputs, Peer, Plan, Progress, Report, Round, Step},
+    round::{Inputs, Peer, Plan, Progress, Report, Round},
 };
 use process::Clock;
 use serde::Serialize;
 use tokio::{sync::Semaphore, time::Instant};
 
-use self::running::Running;
+use self::{fallback::Refusals, running::Running};
 use crate::{
     error::Error,
     event::Recorder,
@@ -45,8 +46,6 @@ const FETCHES: usize = 16;
 const FETCHES_OF_NAMESPACE: usize = 5;
 /// A fact is one request, or a few; who has not answered by then is unknown.
 const FETCH_LIMIT: Duration = Duration::from_secs(30);
-/// How long a fallback is written without trying the full status: the definition may be updated any time.
-const FALLBACK: Duration = Duration::from_mins(10);
 
 /// One kind of object that strata keeps in its declared state. A layer has one or several.
 pub trait Controller: Send + Sync + Sized + 'static {
@@ -135,7 +134,6 @@ pub type RoundOf<'a, C> = Round<
     <C as Controller>::Answer,
 >;
 type PlanOf<C> = Plan<<C as Controller>::Action, <C as Controller>::Ask>;
-type StepOf<C> = Step<<C as Controller>::Action, <C as Controller>::Ask>;
 
 /// What an effect may use: the object it is for, what was observed, and the right to act.
 pub struct Turn<'a, C: Controller> {
@@ -144,6 +142,15 @@ pub struct Turn<'a, C: Controller> {
     pub observed: &'a C::Observed,
     pub inputs: &'a InputsOf<C>,
     pub fence: &'a Fence,
+}
+
+/// How a round ended.
+pub(crate) struct Ended {
+    pub next: Next,
+    /// Something was written.
+    pub has_acted: bool,
+    /// A failure that leaves what comes next to the rest of the round.
+    pub failure: Option<Error>,
 }
 
 /// In which line a fetch waits: of a peer, or of a namespace there.
@@ -160,8 +167,7 @@ pub(crate) struct Shared<C: Controller> {
     facts: FactCache<C::Ask, C::Answer>,
     fetches: Mutex<HashMap<Line, Arc<Semaphore>>>,
     memory: Mutex<HashMap<Key, Memory<C>>>,
-    /// When a definition last refused a status that has a fallback.
-    refused_at: Mutex<Option<Instant>>,
+    refusals: Mutex<Refusals>,
 }
 
 /// What is kept of an object between its rounds.
@@ -199,7 +205,7 @@ impl<C: Controller> Shared<C> {
             facts: FactCache::default(),
             fetches: Mutex::default(),
             memory: Mutex::default(),
-            refused_at: Mutex::default(),
+            refusals: Mutex::default(),
         })
     }
 
@@ -215,13 +221,13 @@ impl<C: Controller> Shared<C> {
         keys
     }
 
-    pub(crate) async fn round(self: &Arc<Self>, key: &Key, now: Timestamp) -> Result<(Next, bool), Error> {
+    pub(crate) async fn round(self: &Arc<Self>, key: &Key, now: Timestamp) -> Result<Ended, Error> {
         let kind = self.controller.kind();
         kind.settle(key).await?;
         let Some(found) = kind.get(key) else {
             self.memory().remove(key);
             self.controller.forget(key);
-            return Ok((Next::Forget, false));
+            return Ok(Ended { next: Next::Forget, has_acted: false, failure: None });
         };
         let uid = found.value.metadata().uid.clone();
         // A namesake is another object.
@@ -247,6 +253,9 @@ impl<C: Controller> Shared<C> {
             silent: HashSet::new(),
             error: None,
             has_written: false,
+            lacking: Vec::new(),
+            is_outdated: false,
+            is_unknown: false,
         };
         running.execute().await;
         let reported = running.report().await;
@@ -330,8 +339,7 @@ impl<C: Controller> Shared<C> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn must_fall_back(&self) -> bool {
-        let refused_at = *self.refused_at.lock().unwrap_or_else(PoisonError::into_inner);
-        refused_at.is_some_and(|at| self.clock.instant().saturating_duration_since(at) <= FALLBACK)
+    fn refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

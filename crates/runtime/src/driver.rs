@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::{
-    controller::{Controller, Shared},
+    controller::{Controller, Ended, Shared},
     error::{Chain, Class, Error},
     event::Recorder,
     key::Key,
@@ -18,9 +18,6 @@ use crate::{
     metrics::{Metrics, RoundResult},
     queue::{Next, Queue, Turn},
 };
-
-/// How a round ended well: what the queue does next, and whether anything was written.
-type Ended = (Next, bool);
 
 /// A controller with its types erased, so that the loop below is compiled once.
 trait Rounds: Send + Sync + 'static {
@@ -71,6 +68,7 @@ impl Driver {
         metrics.concurrency(C::NAME, concurrency);
         queue.slots(concurrency);
         metrics.queue(C::NAME, queue.clone());
+        recorder.give_way_to(queue.clone());
         let shared =
             Shared::new(controller, queue.clone(), clock.clone(), leadership.clone(), recorder, metrics.clone());
         Self { rounds: Arc::new(shared), queue, clock, leadership, metrics, concurrency }
@@ -129,14 +127,16 @@ impl Driver {
             Err(Error::Panicked(panic::message(&*payload)))
         });
         let took = self.clock.instant().saturating_duration_since(started);
+        let failed = |error: &Error| {
+            let class = error.class();
+            self.rounds.span(&turn.key).in_scope(|| log_failure(controller, error, class));
+            RoundResult::Error(class)
+        };
         let (next, has_acted, result) = match result {
-            Ok((next @ Next::Look(_), has_acted)) => (next, has_acted, RoundResult::RequeueAfter),
-            Ok((next, has_acted)) => (next, has_acted, RoundResult::Success),
-            Err(error) => {
-                let class = error.class();
-                self.rounds.span(&turn.key).in_scope(|| log_failure(controller, &error, class));
-                (Next::Failed(class, error.retry_after()), false, RoundResult::Error(class))
-            }
+            Ok(Ended { next, has_acted, failure: Some(error) }) => (next, has_acted, failed(&error)),
+            Ok(Ended { next: next @ Next::Look(_), has_acted, .. }) => (next, has_acted, RoundResult::RequeueAfter),
+            Ok(Ended { next, has_acted, .. }) => (next, has_acted, RoundResult::Success),
+            Err(error) => (Next::Failed(error.class(), error.retry_after()), false, failed(&error)),
         };
         self.metrics.round_ended(controller, &turn.key, took, result);
         if self.queue.done(&turn.key, next, has_acted) {
@@ -158,117 +158,5 @@ fn log_failure(controller: &'static str, error: &Error, class: Class) {
         tracing::debug!(controller, error = %Chain(error), class = class.label(), recovery, "round failed");
     } else {
         tracing::error!(controller, error = %Chain(error), class = class.label(), recovery, "round failed");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    use api::performer::{Performer, PerformerStatus};
-    use plan::{
-        fact::Never,
-        round::{Plan, Report},
-    };
-
-    use process::Health;
-
-    use super::*;
-    use crate::{
-        controller::{InputsOf, RoundOf, Turn as Effect},
-        kind::Kind,
-        scripted::Script,
-        view::Json,
-    };
-
-    type Performers = Arc<Kind<Json<Performer>, Performer>>;
-
-    /// Panics in its first two rounds of the key `shaky`.
-    struct Shaky {
-        performers: Performers,
-        rounds: Arc<AtomicU32>,
-    }
-
-    impl Controller for Shaky {
-        const NAME: &'static str = "shaky";
-        type View = Json<Performer>;
-        type Object = Performer;
-        type Status = PerformerStatus;
-        type Observed = ();
-        type Action = ();
-        type Done = ();
-        type Note = ();
-        type Ask = Never;
-        type Answer = Never;
-
-        fn kind(&self) -> &Performers {
-            &self.performers
-        }
-
-        fn span(_: &Key) -> tracing::Span {
-            tracing::Span::none()
-        }
-
-        async fn gather(&self, key: &Key, _: &Performer, (): &()) -> Result<(), Error> {
-            if &*key.name == "shaky" {
-                assert!(self.rounds.fetch_add(1, Ordering::SeqCst) >= 2, "shaken");
-            }
-            Ok(())
-        }
-
-        fn plan(&self, _: &Performer, (): &(), _: &InputsOf<Self>, _: Timestamp) -> Plan<()> {
-            Plan::default()
-        }
-
-        async fn execute(&self, _: &Effect<'_, Self>, (): &()) -> Result<(), Error> {
-            Ok(())
-        }
-
-        fn report(&self, _: &RoundOf<'_, Self>, _: Timestamp) -> Report<PerformerStatus> {
-            Report {
-                status: PerformerStatus::default(),
-                fallback: None,
-                is_provisional: false,
-                done: Vec::new(),
-                transitions: Vec::new(),
-                discriminator: String::new(),
-                phase: String::new(),
-                note: (),
-            }
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_panic_ends_its_round_only_and_is_counted_and_retried() {
-        let (clock, metrics) = (Clock::default(), Arc::<Metrics>::default());
-        let queue = Arc::new(Queue::new(clock.clone(), Duration::from_mins(2)));
-        let rounds = Arc::<AtomicU32>::default();
-        // A server that answers nothing: these rounds ask for nothing.
-        let (script, leadership) = (Script::default(), Leadership::always(clock.clone()));
-        let (recorder, _publisher) =
-            Recorder::new(script.client(), clock.clone(), leadership.clone(), "test".into(), metrics.clone());
-        let performers: Performers = Kind::new("performers", script.world(None).cluster.writer("test"), |_| None);
-        let controller = Shaky { performers: performers.clone(), rounds: rounds.clone() };
-        let driver = Driver::new(controller, queue.clone(), clock, leadership, recorder, metrics.clone(), 1);
-        for name in ["shaky", "calm"] {
-            performers.store().observe(Key::new("n", name), 1, Performer::default());
-            queue.changed(&Key::new("n", name));
-        }
-        let stop = CancellationToken::new();
-        let pulse = Health::default().pulse("driver");
-        let running = tokio::spawn(driver.run(stop.clone(), Duration::from_secs(5), pulse));
-        // Time moves by itself while everything waits; the resync would bring further rounds after two minutes.
-        tokio::time::sleep(Duration::from_secs(10)).await;
-        stop.cancel();
-        running.await.unwrap();
-        assert_eq!(rounds.load(Ordering::SeqCst), 3);
-        let text = metrics.encode().unwrap();
-        for line in [
-            r#"controller_runtime_reconcile_panics_total{controller="shaky"} 2"#,
-            r#"controller_runtime_reconcile_errors_total{controller="shaky"} 2"#,
-            r#"controller_runtime_reconcile_total{controller="shaky",result="success"} 2"#,
-        ] {
-            assert!(text.contains(line), "{line} is missing in\n{text}");
-        }
     }
 }

@@ -12,13 +12,14 @@ use kube::{
     api::{ApiResource, DynamicObject, GroupVersionKind},
     discovery,
 };
-use process::{Interruption, Pulse};
+use process::Pulse;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Brief,
     followers::DYNAMIC,
+    interruption::Interruption,
     kind::{Cache, Change, Kind},
     selection::Selection,
     view::Metadata,
@@ -152,7 +153,7 @@ async fn discover(kind: &GroupVersionKind, interruption: &Interruption, writer: 
             Ok(Err(error)) => Brief(&error).to_string(),
             Err(_) => "no answer".to_owned(),
         };
-        if interruption.set(Some(why.clone())) {
+        if interruption.set(Some(why.clone().into())) {
             tracing::warn!(kind = kind.kind, group = kind.group, version = kind.version, why, "cannot be watched yet");
         }
         tokio::time::sleep(delay).await;

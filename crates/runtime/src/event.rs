@@ -1,11 +1,14 @@
 //! Kubernetes Events: recorded once per transition, never in the way of a round.
 
+mod waiting;
+
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use futures::{StreamExt, stream::FuturesUnordered};
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::MicroTime,
@@ -15,13 +18,18 @@ use kube::{
     api::{ObjectMeta, PostParams},
 };
 use process::{Clock, Pulse};
-use tokio::sync::mpsc;
+use tokio::{sync::Notify, time::sleep};
 
-use crate::{error::Brief, lease::Leadership, metrics::Metrics};
+use self::waiting::{Item, Waiting};
+use crate::{error::Brief, lease::Leadership, metrics::Metrics, queue::Queue};
 
-/// Enough for a burst of every object of a large cluster; beyond it events are dropped and counted, because a slow
-/// API server must not make the operator's memory grow.
-const WAITING_EVENTS: usize = 8192;
+/// Rounds go first: an event is written when no key waits for a round, but not later than this.
+const LATEST: Duration = Duration::from_secs(1);
+/// How often the queues are asked whether a key waits, while an event does: short beside [`LATEST`].
+const LOOK: Duration = Duration::from_millis(50);
+/// Events written at once, of one namespace one: a write that hangs on a webhook holds up the events of its namespace
+/// alone, and all together take few of the API server's slots.
+const WRITES: usize = 4;
 /// An event is worth one attempt of this length, not more.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 /// With the hash behind it the event's own name stays below the limit of 253.
@@ -42,14 +50,48 @@ pub struct Occurrence {
     pub discriminator: String,
 }
 
+/// Clones share what waits.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    sender: mpsc::Sender<Occurrence>,
-    metrics: Arc<Metrics>,
+    handle: Arc<Handle>,
+}
+
+/// Dropped with the last recorder.
+#[derive(Debug)]
+struct Handle {
+    line: Arc<Line>,
+    clock: Clock,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.line.lock().is_closed = true;
+        self.line.changed.notify_one();
+    }
+}
+
+/// What recorders and the publisher share.
+#[derive(Debug, Default)]
+struct Line {
+    waiting: Mutex<Waiting>,
+    changed: Notify,
+    /// Whose rounds go first.
+    queues: Mutex<Vec<Arc<Queue>>>,
+}
+
+impl Line {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_round_waiting(&self) -> bool {
+        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.iter().any(|queue| queue.has_waiting())
+    }
 }
 
 pub(crate) struct Publisher {
-    waiting: mpsc::Receiver<Occurrence>,
+    line: Arc<Line>,
     client: Client,
     clock: Clock,
     leadership: Leadership,
@@ -65,41 +107,81 @@ impl Recorder {
         instance: String,
         metrics: Arc<Metrics>,
     ) -> (Self, Publisher) {
-        let (sender, waiting) = mpsc::channel(WAITING_EVENTS);
-        (Self { sender, metrics: metrics.clone() }, Publisher { waiting, client, clock, leadership, instance, metrics })
+        let line = Arc::<Line>::default();
+        let handle = Arc::new(Handle { line: line.clone(), clock: clock.clone() });
+        (Self { handle }, Publisher { line, client, clock, leadership, instance, metrics })
     }
 
     pub fn record(&self, occurrence: Occurrence) {
-        if self.sender.try_send(occurrence).is_err() {
-            self.metrics.event_dropped();
-        }
+        let Handle { line, clock } = &*self.handle;
+        line.lock().push(Item { occurrence, at: clock.now(), since: clock.instant() });
+        line.changed.notify_one();
+    }
+
+    /// From now on rounds of this queue go before events.
+    pub(crate) fn give_way_to(&self, queue: Arc<Queue>) {
+        self.handle.line.queues.lock().unwrap_or_else(PoisonError::into_inner).push(queue);
     }
 }
 
 impl Publisher {
-    pub(crate) async fn run(mut self, pulse: Pulse) {
+    pub(crate) async fn run(self, pulse: Pulse) {
+        let mut writes = FuturesUnordered::new();
         loop {
             pulse.beat();
-            let occurrence = tokio::select! {
-                occurrence = self.waiting.recv() => occurrence,
-                () = pulse.tick() => continue,
+            while writes.len() < WRITES
+                && let Some((namespace, item, limit)) = self.take()
+            {
+                let write = self.publish(item, limit);
+                writes.push(async move { (namespace, write.await) });
+            }
+            let (is_waiting, is_over) = {
+                let waiting = self.line.lock();
+                (waiting.oldest().is_some() && writes.len() < WRITES, waiting.is_closed && waiting.is_empty())
             };
-            let Some(occurrence) = occurrence else { return };
-            let is_stored = match self.leadership.time_left() {
-                Some(left) => self.publish(occurrence, left.min(PUBLISH_TIMEOUT)).await,
-                None => false,
-            };
-            if !is_stored {
-                self.metrics.event_dropped();
+            if is_over && writes.is_empty() {
+                return;
+            }
+            tokio::select! {
+                Some((namespace, is_stored)) = writes.next() => {
+                    self.line.lock().written(namespace);
+                    if !is_stored {
+                        self.metrics.event_dropped();
+                    }
+                }
+                () = self.line.changed.notified() => {}
+                () = sleep(LOOK), if is_waiting => {}
+                () = pulse.tick() => {}
             }
         }
     }
 
+    /// The next event to write now, and how long its write may take. Without the lead all are dropped: another replica
+    /// sees and reports what there is.
+    fn take(&self) -> Option<(Arc<str>, Item, Duration)> {
+        let now = self.clock.instant();
+        let mut waiting = self.line.lock();
+        let left = self.leadership.time_left();
+        if left.is_none() {
+            waiting.clear();
+        }
+        let oldest = waiting.oldest();
+        let is_late = oldest.is_some_and(|since| now.saturating_duration_since(since) >= LATEST);
+        let is_due = oldest.is_some() && (waiting.is_closed || is_late || !self.line.is_round_waiting());
+        let taken = if is_due { waiting.take(now) } else { None };
+        for _ in 0..std::mem::take(&mut waiting.dropped) {
+            self.metrics.event_dropped();
+        }
+        let (namespace, item) = taken?;
+        Some((namespace, item, left?.min(PUBLISH_TIMEOUT)))
+    }
+
     /// Whether it is stored. A write must not outlive the lead, so `limit` is what is left of it at most.
-    async fn publish(&self, occurrence: Occurrence, limit: Duration) -> bool {
+    async fn publish(&self, item: Item, limit: Duration) -> bool {
+        let Item { occurrence, at, .. } = item;
         let api: Api<Event> =
             Api::namespaced(self.client.clone(), occurrence.regarding.namespace.as_deref().unwrap_or("default"));
-        let event = event(occurrence, &self.instance, self.clock.now());
+        let event = event(occurrence, &self.instance, at);
         match tokio::time::timeout(limit, api.create(&PostParams::default(), &event)).await {
             Ok(Ok(_)) => return true,
             Ok(Err(kube::Error::Api(status))) if status.is_already_exists() => return true,
@@ -110,7 +192,7 @@ impl Publisher {
     }
 }
 
-fn event(occurrence: Occurrence, instance: &str, now: jiff::Timestamp) -> Event {
+fn event(occurrence: Occurrence, instance: &str, at: jiff::Timestamp) -> Event {
     let Occurrence { regarding, is_warning, reason, action, mut note, discriminator } = occurrence;
     if note.len() > LONGEST_NOTE {
         let end = (0..=LONGEST_NOTE - '…'.len_utf8()).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
@@ -132,7 +214,7 @@ fn event(occurrence: Occurrence, instance: &str, now: jiff::Timestamp) -> Event 
         reason: Some(reason),
         action: Some(action),
         note: Some(note),
-        event_time: Some(MicroTime(now)),
+        event_time: Some(MicroTime(at)),
         reporting_controller: Some("strata.dev/operator".into()),
         reporting_instance: Some(instance.to_owned()),
         regarding: Some(regarding),
@@ -145,10 +227,14 @@ mod tests {
     use super::*;
 
     fn occurrence(note: &str) -> Occurrence {
+        occurrence_in("n", note)
+    }
+
+    pub(super) fn occurrence_in(namespace: &str, note: &str) -> Occurrence {
         Occurrence {
             regarding: ObjectReference {
                 name: Some("a".into()),
-                namespace: Some("n".into()),
+                namespace: Some(namespace.into()),
                 uid: Some("u".into()),
                 ..Default::default()
             },
@@ -189,6 +275,91 @@ mod tests {
             assert_eq!(clock.instant() - started, waited, "with {left} s of the lead left");
         }
         assert!(metrics.encode().unwrap().contains("strata_events_dropped_total 3"));
+    }
+
+    /// A server that stores every event but those of the namespace `hangs`, and notes which and when.
+    #[derive(Clone, Default)]
+    struct Server(Arc<Mutex<Vec<(String, Duration)>>>);
+
+    impl Server {
+        fn client(&self, clock: &Clock) -> Client {
+            let (server, clock, began) = (self.clone(), clock.clone(), clock.instant());
+            let answer = move |request: http::Request<axum::body::Body>| {
+                let (server, at) = (server.clone(), clock.instant() - began);
+                async move {
+                    let namespace = request.uri().path().split('/').nth(5).unwrap_or_default().to_owned();
+                    if namespace == "hangs" {
+                        std::future::pending::<()>().await;
+                    }
+                    server.0.lock().unwrap().push((namespace, at));
+                    http::Response::new(axum::body::Body::from(r#"{"metadata": {}}"#))
+                }
+            };
+            Client::new(axum::Router::new().fallback(answer), "default")
+        }
+
+        fn stored(&self, namespace: &str) -> Vec<Duration> {
+            let stored = self.0.lock().unwrap();
+            stored.iter().filter(|(other, _)| other == namespace).map(|(_, at)| *at).collect()
+        }
+    }
+
+    fn publishing(server: &Server, leadership: Leadership) -> (Recorder, Arc<Metrics>) {
+        let (clock, metrics) = (Clock::default(), Arc::<Metrics>::default());
+        let client = server.client(&clock);
+        let (recorder, publisher) = Recorder::new(client, clock, leadership, "i".into(), metrics.clone());
+        tokio::spawn(publisher.run(process::Health::default().pulse("events")));
+        (recorder, metrics)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_namespace_whose_events_hang_delays_no_other() {
+        let server = Server::default();
+        let (recorder, metrics) = publishing(&server, Leadership::always(Clock::default()));
+        for number in 0..2000 {
+            recorder.record(occurrence_in("hangs", &number.to_string()));
+        }
+        recorder.record(occurrence_in("calm", "x"));
+        sleep(Duration::from_millis(10)).await;
+        assert_eq!(server.stored("calm"), [Duration::ZERO]);
+        // Its own wait no longer than they are of use.
+        sleep(Duration::from_mins(6)).await;
+        recorder.record(occurrence_in("hangs", "late"));
+        sleep(Duration::from_secs(30)).await;
+        assert!(metrics.encode().unwrap().contains("strata_events_dropped_total 2001"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_give_way_to_rounds_for_a_second_at_most() {
+        let (server, clock) = (Server::default(), Clock::default());
+        let (recorder, _metrics) = publishing(&server, Leadership::always(clock.clone()));
+        let queue = Arc::new(Queue::new(clock, Duration::from_hours(1)));
+        recorder.give_way_to(queue.clone());
+        queue.changed(&crate::Key::new("n", "a"));
+        recorder.record(occurrence("busy"));
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(server.stored("n").len(), 1);
+        assert!((LATEST..LATEST + LOOK * 2).contains(&server.stored("n")[0]), "{:?}", server.stored("n"));
+        recorder.record(occurrence("soon idle"));
+        sleep(Duration::from_millis(200)).await;
+        assert_eq!(server.stored("n").len(), 1);
+        queue.next().await;
+        sleep(LOOK * 2).await;
+        assert_eq!(server.stored("n").len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_when_the_lead_ends_is_dropped() {
+        let (server, clock) = (Server::default(), Clock::default());
+        let until = clock.instant() + Duration::from_millis(500);
+        let (recorder, metrics) = publishing(&server, Leadership::until(until, clock.clone()));
+        let queue = Arc::new(Queue::new(clock, Duration::from_hours(1)));
+        recorder.give_way_to(queue.clone());
+        queue.changed(&crate::Key::new("n", "a"));
+        (0..10).for_each(|number| recorder.record(occurrence(&number.to_string())));
+        sleep(Duration::from_secs(2)).await;
+        assert!(server.stored("n").is_empty());
+        assert!(metrics.encode().unwrap().contains("strata_events_dropped_total 10"));
     }
 
     #[test]

@@ -10,18 +10,27 @@ use std::{
     time::Duration,
 };
 
-use process::{Clock, Interruption, panic};
+use process::{Clock, panic};
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
-    metrics::counter::ConstCounter,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{
+        counter::{ConstCounter, Counter},
+        family::Family,
+    },
 };
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
 };
 
-use crate::{key::Key, raw::Raw, selection::Requirements, watch::Target};
+use crate::{
+    interruption::{Cause, Interruption},
+    key::Key,
+    raw::Raw,
+    selection::Requirements,
+    watch::Target,
+};
 
 /// Who follows a watch: a projection of its objects with its own store. Calls for one subscriber come one after the
 /// other. A panic in one costs this subscriber its place until it is filled anew, and no other anything.
@@ -40,11 +49,13 @@ pub(crate) trait Subscriber: Send + Sync {
     fn deleted_by_another(&self, key: &Key, version: u64);
     /// The server spoke.
     fn in_touch(&self, at: Instant);
+    /// The cluster is not followed any more: nothing that was said about it is known.
+    fn closed(&self);
     /// Why nothing arrives, or that it does again.
-    fn interrupted(&self, why: Option<String>);
+    fn interrupted(&self, why: Option<Cause>);
 }
 
-/// An object that cannot be decoded; where, without what stands there.
+/// An object that cannot be decoded: which, and where in it, without what stands there.
 #[derive(Debug)]
 pub(crate) struct Unreadable(pub String);
 
@@ -65,6 +76,10 @@ pub(crate) const AFTER_PANIC: Duration = Duration::from_secs(1);
 const LONGEST_AFTER_PANIC: Duration = Duration::from_mins(1);
 /// A panic after this long is a new one.
 const PANIC_FORGOTTEN: Duration = Duration::from_mins(5);
+
+/// How often a watch warns of objects that cannot be decoded: one that changes all the time must not fill the log. All
+/// are counted.
+const WARN_AGAIN: Duration = Duration::from_mins(1);
 
 enum State {
     /// Waits for a list since then or until then.
@@ -110,6 +125,11 @@ impl Member {
         self.standing().is_lost
     }
 
+    /// What it holds is dropped for good.
+    pub(crate) fn close(&self) {
+        self.subscriber.closed();
+    }
+
     /// Whether an object is one that the subscriber asked for; `None` if only the server can say.
     fn selects(&self, object: &Raw<'_>) -> Option<bool> {
         self.requirements.as_ref()?.select(&object.key, || object.labels())
@@ -125,6 +145,8 @@ pub(crate) struct Followers {
     interruption: Interruption,
     /// When the server last spoke.
     contact: Mutex<Option<Instant>>,
+    /// When it last warned of an object that cannot be decoded.
+    warned_at: Mutex<Option<Instant>>,
     clock: Clock,
     metrics: WatchMetrics,
 }
@@ -133,6 +155,12 @@ pub(crate) struct Followers {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WatchMetrics {
     panics: Arc<AtomicU64>,
+    undecodable: Family<Resource, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Resource {
+    resource: &'static str,
 }
 
 impl Followers {
@@ -145,6 +173,7 @@ impl Followers {
             joined: Notify::new(),
             interruption: Interruption::default(),
             contact: Mutex::default(),
+            warned_at: Mutex::default(),
             clock,
             metrics,
         }
@@ -238,14 +267,21 @@ impl Followers {
     fn guarded(&self, member: &Member, call: impl FnOnce() -> Result<(), Unreadable>) {
         match catch_unwind(AssertUnwindSafe(call)) {
             Ok(Ok(())) => {}
-            Ok(Err(Unreadable(place))) => {
-                tracing::warn!(
-                    resource = self.resource,
-                    place,
-                    "an object cannot be decoded; reading it again before planning"
-                );
-            }
+            Ok(Err(Unreadable(place))) => self.unreadable(&place),
             Err(panic) => self.panicked(member, &panic::message(&*panic)),
+        }
+    }
+
+    fn unreadable(&self, place: &str) {
+        self.metrics.undecodable.get_or_create(&Resource { resource: self.resource }).inc();
+        let now = self.clock.instant();
+        let mut warned_at = self.warned_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let resource = self.resource;
+        if warned_at.is_none_or(|at| now.saturating_duration_since(at) >= WARN_AGAIN) {
+            *warned_at = Some(now);
+            tracing::warn!(resource, place, "an object cannot be decoded; reading it again before planning");
+        } else {
+            tracing::debug!(resource, place, "another object cannot be decoded");
         }
     }
 
@@ -270,13 +306,13 @@ impl Followers {
             ?delay,
             "panic on a watch event; the cache lists again"
         );
-        member.subscriber.interrupted(Some(format!("panic: {message}")));
+        member.subscriber.interrupted(Some(format!("panic: {message}").into()));
     }
 
     /// The watch itself panicked: a defect that is no subscriber's.
     pub(crate) fn all_panicked(&self, message: &str) {
         self.metrics.panics.fetch_add(1, Ordering::Relaxed);
-        self.interrupted(&format!("panic: {message}"));
+        self.interrupted(&format!("panic: {message}").into());
         tracing::error!(resource = self.resource, panic = message, "panic in a watch; restarting it");
     }
 
@@ -367,15 +403,20 @@ impl Followers {
         }
     }
 
+    /// The cluster is reached in another way: until it is listed anew, nothing is known of it.
+    pub(crate) fn exchanged(&self) {
+        self.interrupted(&"not listed since the kubeconfig changed".to_owned().into());
+    }
+
     /// The watch does not run; true if that is news.
-    pub(crate) fn interrupted(&self, why: &str) -> bool {
+    pub(crate) fn interrupted(&self, why: &Cause) -> bool {
         for member in self.members() {
             // The panic says more.
             if !member.standing().is_lost {
-                member.subscriber.interrupted(Some(why.to_owned()));
+                member.subscriber.interrupted(Some(why.clone()));
             }
         }
-        self.interruption.set(Some(why.to_owned()))
+        self.interruption.set(Some(why.clone()))
     }
 }
 
@@ -383,6 +424,9 @@ impl Collector for WatchMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let panics = ConstCounter::new(self.panics.load(Ordering::Relaxed));
         let help = "Panics on watch events; each makes one cache list again";
-        panics.encode(encoder.encode_descriptor("strata_watch_panics", help, None, panics.metric_type())?)
+        panics.encode(encoder.encode_descriptor("strata_watch_panics", help, None, panics.metric_type())?)?;
+        let help = "Objects in watches and lists that could not be decoded, by resource";
+        let (name, kind) = ("strata_watch_undecodable_objects", self.undecodable.metric_type());
+        self.undecodable.encode(encoder.encode_descriptor(name, help, None, kind)?)
     }
 }

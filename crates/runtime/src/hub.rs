@@ -47,6 +47,15 @@ pub(crate) struct Subscription {
     member: Arc<Member>,
 }
 
+impl Subscription {
+    /// Leaves for good: what the subscriber holds is dropped.
+    pub(crate) fn close(self) {
+        let member = self.member.clone();
+        drop(self);
+        member.close();
+    }
+}
+
 impl Drop for Subscription {
     fn drop(&mut self) {
         if let Some(hub) = self.hub.upgrade() {
@@ -98,6 +107,11 @@ impl Hub {
         let oldest = contacts.collect::<Option<Vec<_>>>().and_then(|contacts| contacts.into_iter().min());
         let age = oldest.map(|at| now.saturating_duration_since(at));
         Freshness { age, interruption: watches.iter().find_map(|entry| entry.followers.interruption()) }
+    }
+
+    /// From now on the cluster is reached in another way: what is held may be another one's.
+    pub(crate) fn exchanged(&self) {
+        self.lock().iter().for_each(|entry| entry.followers.exchanged());
     }
 
     /// All who see objects of `path`, but for the one who knows already.

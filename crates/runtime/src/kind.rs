@@ -4,13 +4,15 @@ mod follow;
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Request};
-use process::Interruption;
 use serde::Serialize;
 use serde_json::json;
 use tokio::time::Instant;
@@ -20,6 +22,7 @@ use crate::{
     error::{Chain, Error},
     followers::Wish,
     hub::Subscription,
+    interruption::Interruption,
     key::Key,
     queue::Queue,
     selection::{Requirements, Selection},
@@ -97,6 +100,8 @@ pub struct Kind<W: View, T> {
     interruption: Interruption,
     /// When the server last spoke.
     contact: Mutex<Option<Instant>>,
+    /// The cluster was removed: nothing enters the cache any more. Changes only while the listeners are locked.
+    is_closed: AtomicBool,
     /// Keys to be read before they are planned for: a write had no answer, or a list spoke against the store.
     doubtful: Mutex<HashMap<Key, u64>>,
 }
@@ -129,6 +134,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             strangers: Mutex::default(),
             interruption,
             contact: Mutex::default(),
+            is_closed: AtomicBool::new(false),
             doubtful: Mutex::default(),
         })
     }
@@ -198,10 +204,17 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
 
     /// How far the cache can be believed. One of another cluster that is silent is unknown, not empty.
     pub fn freshness(&self) -> Freshness {
+        if self.is_closed() {
+            return Freshness { age: None, interruption: Some("the cluster was removed".to_owned()) };
+        }
         let contact = *self.contact.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.cluster().clock().instant();
         let age = contact.filter(|_| self.store.is_synced()).map(|at| now.saturating_duration_since(at));
         Freshness { age, interruption: self.interruption.get() }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst)
     }
 
     /// To be held from a change of the store until listeners are notified.
@@ -212,6 +225,9 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     /// Changes the store and notifies the listeners.
     fn change(&self, key: &Key, from_watch: bool, change: impl FnOnce(&Store<T>) -> Option<Changed<T>>) {
         let notifier = self.notifier();
+        if self.is_closed() {
+            return;
+        }
         if let Some(changed) = change(&self.store) {
             if changed.after.is_none() {
                 self.strangers().remove(key);
@@ -426,8 +442,7 @@ impl<W: View, T: Send + Sync + 'static> Cache for Kind<W, T> {
     }
 
     fn is_undefined(&self) -> bool {
-        // A list has no other reason for this answer.
-        !self.store.is_synced() && self.interruption.get().is_some_and(|why| why.ends_with("(404)"))
+        !self.store.is_synced() && self.interruption.is_undefined()
     }
 }
 

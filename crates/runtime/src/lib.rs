@@ -17,6 +17,7 @@ mod fence;
 mod followers;
 mod hub;
 mod index;
+mod interruption;
 pub mod jobs;
 mod key;
 mod kind;

@@ -110,8 +110,6 @@ pub struct Addresses {
 
 impl Operator {
     pub fn new(client: Client, settings: Settings, clock: Clock, stop: CancellationToken) -> Self {
-        let server_clock = ServerClock::new(clock.clone());
-        let client = server_clock.read_from(client);
         let (elector, leadership) = match &settings.lease {
             Some(config) => {
                 let (elector, leadership) = Elector::new(client.clone(), config.clone(), clock.clone());
@@ -139,16 +137,17 @@ impl Operator {
             list_mode: settings.list_mode,
             watches,
         };
+        let cluster = Cluster::new("", client.clone(), &common);
         Self {
             health: Health::new(clock.clone()),
-            cluster: Cluster::new("", client.clone(), &common),
+            server_clock: cluster.server_clock().clone(),
+            cluster,
             common,
             clusters: None,
             all_sources,
             caches: BTreeMap::new(),
             client,
             clock,
-            server_clock,
             metrics,
             events,
             settings,

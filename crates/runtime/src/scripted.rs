@@ -32,6 +32,8 @@ pub(crate) enum Answer {
     Refusal(u16, Option<u32>),
     /// A whole answer, after some time.
     Object(Duration, Value),
+    /// An answer of this many bytes.
+    Blank(usize),
     /// A watch: lines, each after some time, and how it ends.
     Lines(Vec<(Duration, Value)>, End),
 }
@@ -95,6 +97,7 @@ impl Script {
                 sleep(after).await;
                 Response::new(Body::from(object.to_string()))
             }
+            Some(Answer::Blank(bytes)) => Response::new(Body::from(vec![b' '; bytes])),
             Some(Answer::Lines(lines, end)) => {
                 let lines = stream::iter(lines).then(|(after, line)| async move {
                     sleep(after).await;

@@ -12,6 +12,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
+use plan::fact::{Class, Fact, Failure};
 use process::{Clock, Pulse};
 use tokio::{
     sync::{Notify, Semaphore},
@@ -81,6 +82,20 @@ pub struct Snapshot<V> {
     pub age: Option<Duration>,
     /// Why the peer cannot be asked now. With this, its value is unknown, whatever it was.
     pub interruption: Option<String>,
+}
+
+impl<V> Snapshot<V> {
+    /// What is known, as a plan sees it: the part of the value that `project` takes.
+    pub fn fact<T>(&self, project: impl FnOnce(&V) -> T) -> Fact<T> {
+        let last = self.value.as_deref().map(project).zip(self.age);
+        match (&self.interruption, last) {
+            (None, Some((value, age))) => Fact::Known { value, age },
+            (why, last) => {
+                let message = why.clone().unwrap_or_else(|| "nothing received yet".to_owned());
+                Fact::Unknown { why: Failure { class: Class::Transient, message }, last }
+            }
+        }
+    }
 }
 
 struct Entry<V> {

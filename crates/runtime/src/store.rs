@@ -55,15 +55,14 @@ struct Listing {
 
 impl<T> Default for Store<T> {
     fn default() -> Self {
-        Self {
-            inner: RwLock::new(Inner {
-                objects: HashMap::new(),
-                deleted: HashMap::new(),
-                delivered: 0,
-                listing: None,
-                is_synced: false,
-            }),
-        }
+        Self { inner: RwLock::default() }
+    }
+}
+
+impl<T> Default for Inner<T> {
+    fn default() -> Self {
+        let (objects, deleted) = (HashMap::new(), HashMap::new());
+        Self { objects, deleted, delivered: 0, listing: None, is_synced: false }
     }
 }
 
@@ -72,7 +71,7 @@ impl<T> Store<T> {
         self.read().objects.get(key).cloned()
     }
 
-    /// True once a whole list has been read; never false again, since a stale view is still a view.
+    /// True once a whole list has been read; false again only when all is forgotten, since a stale view is still a view.
     pub fn is_synced(&self) -> bool {
         self.read().is_synced
     }
@@ -211,6 +210,13 @@ impl<T> Store<T> {
         // The first list sizes the table for its peak; most of that is never needed again.
         inner.objects.shrink_to_fit();
         missing
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&self) -> Vec<(Key, Changed<T>)> {
+        let former = std::mem::take(&mut *self.write());
+        let gone = former.objects.into_iter();
+        gone.map(|(key, before)| (key, Changed { before: Some(before), after: None })).collect()
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, Inner<T>> {

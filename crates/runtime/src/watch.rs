@@ -3,6 +3,9 @@
 //! Not kube's `watcher`: that decodes every object for one reader, asks for streaming lists for ever where they are
 //! refused, goes on from a version that the server answers with 410, and drops deletions within a streaming list.
 
+mod error;
+mod pages;
+
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use http::header::{ACCEPT_ENCODING, RETRY_AFTER};
@@ -12,16 +15,17 @@ use kube::{
     api::{ListParams, Request, WatchParams},
     client::Body,
     core::Status,
-    runtime::watcher,
 };
 use process::Clock;
 use tokio::time::{Instant, sleep_until, timeout};
 
+pub(crate) use self::error::{WatchError, describe};
+use self::error::{decode, refused};
 use crate::{
     cluster::Cluster,
-    error::{Brief, undecodable},
     followers::Followers,
-    lines::{LONGEST_LINE, Lines},
+    interruption::Cause,
+    lines::Lines,
     metrics::Metrics,
     raw::{Bookmark, Line, Page, Raw},
     selection::Selection,
@@ -79,12 +83,10 @@ const SILENT_STREAM: Duration = Duration::from_secs(20);
 /// How long pages are asked for after a streaming list was refused. Servers are upgraded within the hour, and a list
 /// is rare.
 const STREAM_AGAIN: Duration = Duration::from_mins(10);
-/// As client-go: a page is some megabytes.
-const PAGE: u32 = 500;
+/// How much earlier than asked for a watch ends where nothing is wrong: clocks of two machines differ by less.
+const EARLY: Duration = Duration::from_secs(1);
 /// A watch that ends sooner without an event is a fault, however politely it ends.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
-/// What a server may ask us to wait: longer than this we would be blind for no reason.
-const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
 /// What is watched: objects of one resource in all namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,57 +107,6 @@ impl Target {
     }
 }
 
-/// What interrupted a watch.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum WatchError {
-    #[error("{verb}: {} ({})", status.message, status.code)]
-    Refused { verb: &'static str, status: Box<Status>, retry_after: Option<Duration> },
-    #[error("{verb}: {}", Brief(source))]
-    Lost { verb: &'static str, source: Box<kube::Error> },
-    #[error("{verb}: no answer within {limit:?}")]
-    Silent { verb: &'static str, limit: Duration },
-    #[error("{verb}: {}", undecodable(source))]
-    Undecodable { verb: &'static str, source: serde_json::Error },
-    #[error("list: a line of the stream is longer than {LONGEST_LINE} bytes")]
-    TooLong,
-    #[error("list: the server does not stream lists")]
-    NoStream,
-    #[error("list: no resource version")]
-    NoVersion,
-    #[error("watch: ended at once")]
-    EndedAtOnce,
-}
-
-impl WatchError {
-    fn lost(verb: &'static str) -> impl FnOnce(kube::Error) -> Self {
-        move |source| Self::Lost { verb, source: Box::new(source) }
-    }
-
-    fn code(&self) -> Option<u16> {
-        match self {
-            Self::Refused { status, .. } => Some(status.code),
-            _ => None,
-        }
-    }
-
-    /// Whether the history that was asked for is gone.
-    fn is_expired(&self) -> bool {
-        self.code() == Some(410)
-    }
-
-    /// Whether the list may be had in pages: the server knows nothing of streams, or refuses them.
-    fn is_about_streaming(&self) -> bool {
-        matches!(self, Self::NoStream) || matches!(self.code(), Some(400 | 405 | 422 | 501))
-    }
-
-    fn retry_after(&self) -> Duration {
-        match self {
-            Self::Refused { retry_after: Some(wait), .. } => (*wait).min(LONGEST_RETRY_AFTER),
-            _ => Duration::ZERO,
-        }
-    }
-}
-
 /// What the loop of one watch needs and remembers.
 pub(crate) struct Watcher {
     pub cluster: Cluster,
@@ -165,14 +116,29 @@ pub(crate) struct Watcher {
     /// The version that the watch has reached; `None` before the first list, and when the history is gone.
     position: Option<String>,
     stream_refused_at: Option<Instant>,
-    /// The server may be another one than before.
-    is_interrupted: bool,
+    /// The server may be another one than before: the last watch was interrupted, or did not last as long as asked for.
+    is_doubtful: bool,
+}
+
+/// A watch that is open.
+struct Open {
+    lines: Lines,
+    /// When the server ends it. It counts from when the request arrived, so not before this.
+    ends_at: Instant,
+}
+
+/// How a watch ended without a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    AsAsked,
+    /// The server ended it too early, or not at all: it may have been restarted, or restored from a backup.
+    Oddly,
 }
 
 impl Watcher {
     pub(crate) fn new(cluster: Cluster, followers: Arc<Followers>, metrics: Arc<Metrics>) -> Self {
         let clock = followers.clock().clone();
-        Self { cluster, followers, metrics, clock, position: None, stream_refused_at: None, is_interrupted: false }
+        Self { cluster, followers, metrics, clock, position: None, stream_refused_at: None, is_doubtful: false }
     }
 
     /// Watches for ever.
@@ -183,8 +149,7 @@ impl Watcher {
             let ended = tokio::select! {
                 ended = self.session(&mut delays) => ended,
                 _ = exchanged.changed() => {
-                    // Another server, perhaps: what was read so far says nothing about its history.
-                    self.position = None;
+                    self.exchanged();
                     continue;
                 }
             };
@@ -194,20 +159,26 @@ impl Watcher {
                 self.interrupted(&error);
                 tokio::select! {
                     () = tokio::time::sleep(delay) => {}
-                    _ = exchanged.changed() => self.position = None,
+                    _ = exchanged.changed() => self.exchanged(),
                 }
             }
         }
+    }
+
+    /// Another server, perhaps: what was read so far says nothing about its history.
+    fn exchanged(&mut self) {
+        self.position = None;
+        self.followers.exchanged();
     }
 
     fn interrupted(&mut self, error: &WatchError) {
         if error.is_expired() {
             self.position = None;
         }
-        self.is_interrupted = true;
+        self.is_doubtful = true;
         self.cluster.count_interruption(&self.metrics, self.followers.resource);
         let (resource, cluster, why) = (self.followers.resource, self.cluster.name(), error.to_string());
-        if self.followers.interrupted(&why) {
+        if self.followers.interrupted(&Cause { text: why.clone(), is_undefined: error.is_undefined() }) {
             tracing::warn!(resource, cluster, error = why, "watch interrupted; reconnecting");
         } else {
             tracing::debug!(resource, cluster, error = why, "watch still interrupted");
@@ -218,30 +189,31 @@ impl Watcher {
     async fn session(&mut self, delays: &mut Reconnect) -> Result<(), WatchError> {
         let client = self.cluster.client();
         self.check_position(&client).await?;
-        let lines = match self.position.clone() {
+        let listed = match self.position {
             None => self.list(&client).await?,
             Some(_) => None,
         };
-        let lines = match (lines, &self.position) {
-            (Some(lines), _) => lines,
+        let open = match (listed, &self.position) {
+            (Some(open), _) => open,
             (None, Some(position)) => self.open(&client, position, WATCH, false).await?,
             (None, None) => return Err(WatchError::NoVersion),
         };
         self.followers.connected(self.clock.instant());
         let (began, reached) = (self.clock.instant(), self.position.clone());
-        let ended = self.follow(lines).await;
+        let ended = self.follow(open).await;
         let lasted = self.clock.instant().saturating_duration_since(began);
         if self.position == reached && lasted < SHORTEST_WATCH {
             return ended.and(Err(WatchError::EndedAtOnce));
         }
         delays.reset();
-        ended
+        self.is_doubtful = ended? == Ended::Oddly;
+        Ok(())
     }
 
     /// A watch from a version that the server has not reached yet is answered with silence until it has. That is so
-    /// after etcd was restored from a backup, so after an interruption the server is asked how far it is.
+    /// after etcd was restored from a backup, so the server is asked how far it is where it may be another one.
     async fn check_position(&mut self, client: &Client) -> Result<(), WatchError> {
-        if let Some(position) = self.position.as_ref().filter(|_| self.is_interrupted) {
+        if let Some(position) = self.position.as_ref().filter(|_| self.is_doubtful) {
             let body = self.page(client, &ListParams { limit: Some(1), ..ListParams::default() }).await?;
             let page = decode::<Page<'_>>("list", &body)?;
             let version = |text: &str| text.parse::<u64>().map_err(|_| WatchError::NoVersion);
@@ -256,15 +228,15 @@ impl Watcher {
                 self.position = None;
             }
         }
-        self.is_interrupted = false;
+        self.is_doubtful = false;
         Ok(())
     }
 
     /// Reads everything there is; a stream goes on as the watch.
-    async fn list(&mut self, client: &Client) -> Result<Option<Lines>, WatchError> {
+    async fn list(&mut self, client: &Client) -> Result<Option<Open>, WatchError> {
         if self.may_stream(client).await? {
             match self.stream(client).await {
-                Ok(lines) => return Ok(Some(lines)),
+                Ok(open) => return Ok(Some(open)),
                 Err(error) if error.is_about_streaming() => {
                     let resource = self.followers.resource;
                     tracing::info!(resource, error = %error, "no streaming list; listing in pages");
@@ -289,8 +261,8 @@ impl Watcher {
 
     /// A watch that begins with all objects. Without a version to begin at, the server answers with what is true now,
     /// and not with what a lagging cache holds.
-    async fn stream(&mut self, client: &Client) -> Result<Lines, WatchError> {
-        let mut lines = self.open(client, "", LONGEST_STREAM, true).await?;
+    async fn stream(&mut self, client: &Client) -> Result<Open, WatchError> {
+        let Open { mut lines, ends_at } = self.open(client, "", LONGEST_STREAM, true).await?;
         self.followers.begin_list();
         loop {
             let Ok(line) = timeout(SILENT_STREAM, lines.next()).await else { return Err(WatchError::NoStream) };
@@ -306,53 +278,12 @@ impl Watcher {
                         return Err(WatchError::NoStream);
                     }
                     self.end_list(bookmark.version())?;
-                    return Ok(lines);
+                    return Ok(Open { lines, ends_at });
                 }
                 ("ERROR", _) => return Err(refused("list", event.object.get().as_bytes())),
                 _ => {}
             }
         }
-    }
-
-    async fn pages(&mut self, client: &Client) -> Result<(), WatchError> {
-        let selection = self.followers.target.selection.clone();
-        let params =
-            ListParams { label_selector: selection.labels, field_selector: selection.fields, ..Default::default() };
-        let mut params = ListParams { limit: Some(PAGE), ..params };
-        self.followers.begin_list();
-        loop {
-            let body = match self.page(client, &params).await {
-                // The pages took so long that the server forgot the version they are of: it is asked for all at once.
-                Err(error) if error.is_expired() && params.continue_token.is_some() => {
-                    (params.limit, params.continue_token) = (None, None);
-                    self.followers.begin_list();
-                    continue;
-                }
-                page => page?,
-            };
-            let page = decode::<Page<'_>>("list", &body)?;
-            self.followers.in_touch(self.clock.instant());
-            page.objects().for_each(|object| self.followers.listed(&object));
-            if page.metadata.next.is_empty() {
-                return self.end_list(&page.metadata.resource_version);
-            }
-            params.continue_token = Some(page.metadata.next);
-            tokio::task::yield_now().await;
-        }
-    }
-
-    async fn page(&self, client: &Client, params: &ListParams) -> Result<Vec<u8>, WatchError> {
-        let request = Request::new(&self.followers.target.path);
-        let request =
-            if self.followers.target.is_metadata { request.list_metadata(params) } else { request.list(params) };
-        let request = request.map_err(|error| WatchError::lost("list")(kube::Error::BuildRequest(error)))?;
-        let answer = async {
-            let body = send("list", client, request).await?;
-            let body =
-                body.collect().await.map_err(|error| WatchError::lost("list")(kube::Error::Service(error.into())))?;
-            Ok(body.to_bytes().to_vec())
-        };
-        timeout(ANSWER, answer).await.map_err(|_| WatchError::Silent { verb: "list", limit: ANSWER })?
     }
 
     fn end_list(&mut self, version: &str) -> Result<(), WatchError> {
@@ -363,7 +294,7 @@ impl Watcher {
     }
 
     /// Starts a watch at a version.
-    async fn open(&self, client: &Client, version: &str, lasts: Duration, lists: bool) -> Result<Lines, WatchError> {
+    async fn open(&self, client: &Client, version: &str, lasts: Duration, lists: bool) -> Result<Open, WatchError> {
         let Target { path, is_metadata, selection } = &self.followers.target;
         let params = WatchParams {
             label_selector: selection.labels.clone(),
@@ -378,12 +309,15 @@ impl Watcher {
         let mut request = request.map_err(|error| WatchError::lost("watch")(kube::Error::BuildRequest(error)))?;
         // A compressed stream holds events back until its buffers are full.
         request.headers_mut().insert(ACCEPT_ENCODING, http::HeaderValue::from_static("identity"));
-        let opened = timeout(ANSWER, send("watch", client, request)).await;
-        Ok(Lines::new(opened.map_err(|_| WatchError::Silent { verb: "watch", limit: ANSWER })??))
+        let ends_at = self.clock.instant() + lasts;
+        let opened = timeout(ANSWER, self.send("watch", client, request)).await;
+        let body = opened.map_err(|_| WatchError::Silent { verb: "watch", limit: ANSWER })??;
+        Ok(Open { lines: Lines::new(body), ends_at })
     }
 
     /// Passes events on until the watch ends, or a list is wanted.
-    async fn follow(&mut self, mut lines: Lines) -> Result<(), WatchError> {
+    async fn follow(&mut self, open: Open) -> Result<Ended, WatchError> {
+        let Open { mut lines, ends_at } = open;
         let mut end = pin!(sleep_until(self.clock.instant() + WATCH + WATCH_MARGIN));
         let followers = self.followers.clone();
         let mut list = pin!(followers.want_list());
@@ -392,12 +326,18 @@ impl Watcher {
                 line = lines.next() => line?,
                 () = &mut list => {
                     self.position = None;
-                    return Ok(());
+                    return Ok(Ended::AsAsked);
                 }
-                // The stream that began with a list has a later end on the server's side.
-                () = &mut end => return Ok(()),
+                // The stream that began with a list has a later end on the server's side. Any other should have ended.
+                () = &mut end => {
+                    let is_due = self.clock.instant() >= ends_at;
+                    return Ok(if is_due { Ended::Oddly } else { Ended::AsAsked });
+                }
             };
-            let Some(line) = line else { return Ok(()) };
+            let Some(line) = line else {
+                let is_due = self.clock.instant() + EARLY >= ends_at;
+                return Ok(if is_due { Ended::AsAsked } else { Ended::Oddly });
+            };
             self.event(lines.line(line))?;
         }
     }
@@ -423,46 +363,29 @@ impl Watcher {
         }
         Ok(())
     }
-}
 
-fn decode<'a, T: serde::Deserialize<'a>>(verb: &'static str, text: &'a [u8]) -> Result<T, WatchError> {
-    serde_json::from_slice(text).map_err(|source| WatchError::Undecodable { verb, source })
-}
-
-/// An error within a stream.
-fn refused(verb: &'static str, status: &[u8]) -> WatchError {
-    match decode::<Box<Status>>(verb, status) {
-        Ok(status) => WatchError::Refused { verb, status, retry_after: None },
-        Err(error) => error,
+    /// Sends a request; the body of the answer if it is no refusal.
+    async fn send(
+        &self,
+        verb: &'static str,
+        client: &Client,
+        request: http::Request<Vec<u8>>,
+    ) -> Result<Body, WatchError> {
+        let answer = client.send(request.map(Into::into)).await.map_err(WatchError::lost(verb))?;
+        let (head, body) = answer.into_parts();
+        self.cluster.server_clock().read(&head.headers);
+        if !head.status.is_client_error() && !head.status.is_server_error() {
+            return Ok(body);
+        }
+        let body = body.collect().await.map_err(|error| WatchError::lost(verb)(kube::Error::Service(error.into())))?;
+        let body = body.to_bytes();
+        let status = serde_json::from_slice(&body).unwrap_or_else(|_| {
+            Status::failure(String::from_utf8_lossy(&body).trim(), head.status.canonical_reason().unwrap_or_default())
+        });
+        let header = head.headers.get(RETRY_AFTER);
+        let retry_after = header.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
+        Err(WatchError::Refused { verb, status: status.with_code(head.status.as_u16()).boxed(), retry_after })
     }
-}
-
-/// What interrupted a watch that is kube's.
-pub(crate) fn describe(error: &watcher::Error) -> String {
-    use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
-    match error {
-        InitialListFailed(error) => format!("list: {}", Brief(error)),
-        WatchStartFailed(error) | WatchFailed(error) => format!("watch: {}", Brief(error)),
-        WatchError(status) => format!("watch: {} ({})", status.message, status.code),
-        NoResourceVersion => error.to_string(),
-    }
-}
-
-/// Sends a request; the body of the answer if it is no refusal.
-async fn send(verb: &'static str, client: &Client, request: http::Request<Vec<u8>>) -> Result<Body, WatchError> {
-    let answer = client.send(request.map(Into::into)).await.map_err(WatchError::lost(verb))?;
-    let (head, body) = answer.into_parts();
-    if !head.status.is_client_error() && !head.status.is_server_error() {
-        return Ok(body);
-    }
-    let body = body.collect().await.map_err(|error| WatchError::lost(verb)(kube::Error::Service(error.into())))?;
-    let body = body.to_bytes();
-    let status = serde_json::from_slice(&body).unwrap_or_else(|_| {
-        Status::failure(String::from_utf8_lossy(&body).trim(), head.status.canonical_reason().unwrap_or_default())
-    });
-    let header = head.headers.get(RETRY_AFTER);
-    let retry_after = header.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
-    Err(WatchError::Refused { verb, status: status.with_code(head.status.as_u16()).boxed(), retry_after })
 }
 
 #[cfg(test)]

@@ -93,6 +93,7 @@ impl Writer {
         let lost = |source| Error::Client { verb, resource, source: Box::new(source) };
         let answer = self.client().send(request.map(Into::into)).await.map_err(lost)?;
         let (head, body) = answer.into_parts();
+        self.cluster.server_clock().read(&head.headers);
         let body = body.collect().await.map_err(|error| lost(kube::Error::Service(error.into())))?.to_bytes();
         if head.status.is_client_error() || head.status.is_server_error() {
             return Err(Error::refused(verb, resource, &head, &body));

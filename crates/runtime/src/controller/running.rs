@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -15,7 +15,7 @@ use plan::{
     round::{Peer, Progress, Report, Round},
 };
 
-use super::{Controller, InputsOf, PlanOf, RoundOf, Shared, StepOf, Turn};
+use super::{Controller, Ended, InputsOf, PlanOf, RoundOf, Shared, Turn};
 use crate::{error::Error, fence::Fence, key::Key, queue::Next, subject::Subject};
 
 /// A plan that asked this often in a row without acting asks for something it never uses: a defect of the plan.
@@ -43,6 +43,12 @@ pub(super) struct Running<'a, C: Controller> {
     pub silent: HashSet<Peer>,
     pub error: Option<Error>,
     pub has_written: bool,
+    /// Facts that steps rest on and that have to be fetched.
+    pub lacking: Vec<C::Ask>,
+    /// A fact that a step rests on was learnt anew after the plan was made: another plan may say otherwise.
+    pub is_outdated: bool,
+    /// A fact that a step rests on could not be learnt a moment ago.
+    pub is_unknown: bool,
 }
 
 impl<C: Controller> Running<'_, C> {
@@ -69,20 +75,21 @@ impl<C: Controller> Running<'_, C> {
     async fn attempt(&mut self, at: usize) -> Result<Progress<C::Done>, Error> {
         let step = &self.plan.steps[at];
         let is_due = step.needs.iter().all(|need| self.progress[need.index()].is_done());
-        if !is_due || self.silent.contains(&step.peer) || !self.rests(step) {
+        if !is_due || self.silent.contains(&step.peer) || !self.rests(at) {
             return Ok(Progress::Skipped);
         }
         self.fence.check()?;
+        let step = &self.plan.steps[at];
         if step.announced {
             self.shared.controller.check(&self.turn(), &step.action).await?;
             self.announce(at).await?;
             // Both took their time.
             self.fence.check()?;
+            if !self.rests(at) {
+                return Ok(Progress::Skipped);
+            }
         }
         let step = &self.plan.steps[at];
-        if step.announced && !self.rests(step) {
-            return Ok(Progress::Skipped);
-        }
         self.shared.facts.spoil(&step.spoils);
         let done = self.shared.controller.execute(&self.turn(), &step.action).await;
         // Also a fetch that began during the effect may have seen what was before it.
@@ -96,14 +103,23 @@ impl<C: Controller> Running<'_, C> {
         Turn { key: self.key, subject: &self.subject, observed, inputs, fence: &self.fence }
     }
 
-    /// Whether the facts that a step rests on are still those that it was planned on; else they are fetched anew.
-    fn rests(&self, step: &StepOf<C>) -> bool {
-        let now = self.shared.clock.instant();
-        let is_current = |ask: &C::Ask, want| self.shared.facts.is_current(want, self.used.get(ask).copied(), now);
+    /// Whether the facts that a step rests on are still those that it was planned on; else notes what is to be done.
+    fn rests(&mut self, at: usize) -> bool {
+        let (facts, now) = (&self.shared.facts, self.shared.clock.instant());
         let mut rests = true;
-        for want in step.rests_on.iter().filter(|want| !is_current(&want.ask, want)) {
-            self.shared.fetch(&want.ask, self.key);
+        for want in &self.plan.steps[at].rests_on {
+            let used = self.used.get(&want.ask).copied();
+            if facts.is_current(want, used, now) {
+                continue;
+            }
             rests = false;
+            match facts.get(want, now).map(|answer| answer.fact) {
+                // It is fetched again when its time has come.
+                Some(Fact::Unknown { .. }) => self.is_unknown = true,
+                Some(Fact::Known { .. }) if used.is_some() => self.is_outdated = true,
+                _ if self.lacking.contains(&want.ask) => {}
+                _ => self.lacking.push(want.ask.clone()),
+            }
         }
         rests
     }
@@ -133,7 +149,8 @@ impl<C: Controller> Running<'_, C> {
 
     /// Writes the status if it differs from the stored one.
     async fn store(&mut self, status: &C::Status, fallback: Option<&C::Status>) -> Result<(), Error> {
-        let wanted = fallback.filter(|_| self.shared.must_fall_back()).unwrap_or(status);
+        let must_fall_back = self.shared.refusals().must_fall_back(self.key, self.shared.clock.instant());
+        let wanted = fallback.filter(|_| must_fall_back).unwrap_or(status);
         let stored = match (self.write(wanted).await, fallback) {
             (Err(error), Some(fallback)) if wanted != fallback && is_invalid(&error) => {
                 tracing::warn!(
@@ -141,13 +158,15 @@ impl<C: Controller> Running<'_, C> {
                     error = %error,
                     "the installed definition refuses the status; writing what it accepts. Update it: strata crd | kubectl apply -f -"
                 );
-                *self.shared.refused_at.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Some(self.shared.clock.instant());
+                self.shared.refusals().refused(self.key, self.shared.clock.instant());
                 self.write(fallback).await?;
                 fallback
             }
-            (result, _) => {
-                result?;
+            (result, fallback) => {
+                let is_stored = result?;
+                if is_stored && fallback.is_some_and(|fallback| fallback != wanted) {
+                    self.shared.refusals().accepted(self.key);
+                }
                 wanted
             }
         };
@@ -155,16 +174,17 @@ impl<C: Controller> Running<'_, C> {
         Ok(())
     }
 
-    async fn write(&mut self, status: &C::Status) -> Result<(), Error> {
+    /// Whether there was anything to write.
+    async fn write(&mut self, status: &C::Status) -> Result<bool, Error> {
         let none = C::Status::default();
         // Nothing reported so far and nothing to report are the same.
         let before = self.object.status().unwrap_or(&none);
         if before == status {
-            return Ok(());
+            return Ok(false);
         }
         self.subject.patch_status(self.shared.controller.kind(), self.key, before, status).await?;
         self.has_written = true;
-        Ok(())
+        Ok(true)
     }
 
     pub async fn report(&mut self) -> Result<(), Error> {
@@ -188,7 +208,13 @@ impl<C: Controller> Running<'_, C> {
             self.record(&report.discriminator, report.transitions);
             self.shared.controller.reported(&self.round());
         }
-        tracing::info!(phase = report.phase, actions = self.plan.steps.len(), "reconciled");
+        let (phase, actions) = (report.phase, self.plan.steps.len());
+        // A resync of a thousand settled objects is no news.
+        if self.has_written {
+            tracing::info!(phase, actions, "reconciled");
+        } else {
+            tracing::debug!(phase, actions, "reconciled");
+        }
         stored
     }
 
@@ -222,9 +248,27 @@ impl<C: Controller> Running<'_, C> {
     }
 
     /// Fetches what is missing and says what the queue does next.
-    pub fn end(self, reported: Result<(), Error>) -> Result<(Next, bool), Error> {
-        let missing: Vec<_> =
-            self.plan.wants.iter().filter(|want| !self.used.contains_key(&want.ask)).map(|want| &want.ask).collect();
+    pub fn end(mut self, reported: Result<(), Error>) -> Result<Ended, Error> {
+        self.fetch_missing();
+        let (next, has_acted) = self.next();
+        match self.error.or(reported.err()) {
+            None => Ok(Ended { next, has_acted, failure: None }),
+            // It waits for a change. What the rest of the round asked for does not.
+            Some(error) if error.class() == Class::Terminal && next != Next::Settled => {
+                Ok(Ended { next, has_acted, failure: Some(error) })
+            }
+            Some(error) => Err(error),
+        }
+    }
+
+    /// Fetches what the plan wants or its steps rest on, unless it never acts on what it asks for.
+    fn fetch_missing(&mut self) {
+        let mut missing = std::mem::take(&mut self.lacking);
+        for want in &self.plan.wants {
+            if !self.used.contains_key(&want.ask) && !missing.contains(&want.ask) {
+                missing.push(want.ask.clone());
+            }
+        }
         let is_asking = !missing.is_empty() && !self.has_written;
         // Each answer brings a round: one that still waits for others does not count.
         let is_waiting = missing.iter().any(|ask| self.shared.facts.is_fetching(ask));
@@ -237,28 +281,31 @@ impl<C: Controller> Running<'_, C> {
                 asks = ?missing,
                 "a defect: the plan asks for facts again and again and never acts on them; it waits for a change"
             );
-        } else {
-            if !is_asking {
-                self.shared.memory().entry(self.key.clone()).or_default().asked = None;
-            }
-            for ask in missing {
-                self.shared.fetch(ask, self.key);
-            }
+            return;
         }
-        if let Some(error) = self.error {
-            return Err(error);
+        if !is_asking {
+            self.shared.memory().entry(self.key.clone()).or_default().asked = None;
         }
-        reported?;
+        for ask in &missing {
+            self.shared.fetch(ask, self.key);
+        }
+    }
+
+    /// What the queue does next if nothing failed, and whether anything was written.
+    fn next(&self) -> (Next, bool) {
         // What was handed over is looked at when it ends.
         let mut attempts = self.plan.steps.iter().zip(&self.progress);
         if attempts.any(|(step, progress)| step.job.is_none() && progress.is_done()) {
-            return Ok((Next::Again, true));
+            return (Next::Again, true);
+        }
+        if self.is_outdated {
+            return (Next::Again, self.has_written);
         }
         // What could not be learnt is asked for again, whether or not the plan thought of it.
         let is_unknown = |fact: &Fact<C::Answer>| matches!(fact, Fact::Unknown { .. });
-        let unknown = self.inputs.facts.iter().any(is_unknown).then_some(UNKNOWN_LOOK);
-        let next_look = self.plan.next_look.into_iter().chain(unknown).min();
-        Ok((next_look.map_or(Next::Settled, Next::Look), self.has_written))
+        let is_unknown = self.is_unknown || self.inputs.facts.iter().any(is_unknown);
+        let next_look = self.plan.next_look.into_iter().chain(is_unknown.then_some(UNKNOWN_LOOK)).min();
+        (next_look.map_or(Next::Settled, Next::Look), self.has_written)
     }
 }
 

@@ -6,6 +6,7 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::ConfigMap;
+use plan::fact::Fact;
 use serde_json::json;
 
 use super::*;
@@ -201,6 +202,53 @@ async fn several_listeners_of_a_kind_are_notified_in_their_order() {
     moment().await;
     assert_eq!(taken(&log), ["first", "second", "third"]);
     assert_eq!(script.count("limit=500"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_reached_in_another_way_is_unknown_until_it_is_listed_anew() {
+    let script = Script::new([page(5, "", [map("a", 2)]), quiet()]);
+    let world = script.world(Some(ListMode::Paged));
+    let (kind, log) = watched(&world, Selection::default(), whole);
+    world.run();
+    moment().await;
+    let known = |kind: &Kind<_, _>| matches!(kind.freshness().fact(kind.store().keys().len()), Fact::Known { .. });
+    assert!(known(&kind) && world.cluster.freshness().is_known());
+    let other = Script::default();
+    world.cluster.exchange(other.client());
+    for _ in 0..2 {
+        assert!(!kind.freshness().is_known() && !world.cluster.freshness().is_known());
+        let fact = kind.freshness().fact(kind.store().keys().len());
+        let Fact::Unknown { why, last: Some((1, _)) } = fact else { panic!("{fact:?}") };
+        assert_eq!(why.message, "not listed since the kubeconfig changed");
+        // The list is asked for, and the server has not answered yet.
+        moment().await;
+    }
+    assert_eq!(other.requests().len(), 1);
+    let again = Script::new([page(9, "", [map("b", 7)]), quiet()]);
+    world.cluster.exchange(again.client());
+    moment().await;
+    assert!(known(&kind) && world.cluster.freshness().is_known());
+    assert_eq!(taken(&log), ["+a", "+b", "-a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_known_of_a_cluster_that_is_removed_is_dropped_and_unknown() {
+    let script = Script::new([page(5, "", [map("a", 2)]), quiet()]);
+    let world = script.world(Some(ListMode::Paged));
+    let (kind, log) = watched(&world, Selection::default(), whole);
+    world.run();
+    moment().await;
+    world.cluster.close();
+    assert_eq!(taken(&log), ["+a", "-a"]);
+    let gone = |kind: &Kind<_, _>| (kind.store().keys().len(), kind.store().is_synced(), kind.freshness());
+    let unknown = Freshness { age: None, interruption: Some("the cluster was removed".to_owned()) };
+    assert_eq!(gone(&kind), (0, false, unknown.clone()));
+    assert!(matches!(kind.freshness().fact(()), Fact::Unknown { last: None, .. }));
+    // The answer to a write that was under way.
+    script.then([Answer::Object(Duration::ZERO, map("b", 6))]);
+    kind.create(&Key::new("n", "b"), &json!({})).await.unwrap();
+    assert_eq!(gone(&kind), (0, false, unknown));
+    assert_eq!(taken(&log), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
 //! What a kind makes of the events of its watch.
 
-use std::sync::PoisonError;
+use std::sync::{PoisonError, atomic::Ordering};
 
 use tokio::time::Instant;
 
@@ -8,6 +8,7 @@ use super::Kind;
 use crate::{
     error::undecodable,
     followers::{Subscriber, Unreadable},
+    interruption::Cause,
     key::Key,
     raw::Raw,
     store::{Changed, Listed},
@@ -20,7 +21,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     fn project(&self, object: &Raw<'_>) -> Result<Option<T>, Unreadable> {
         object.decode::<W>().map(self.project).map_err(|error| {
             self.change(&object.key, true, |_| Some(self.doubted(&object.key)));
-            Unreadable(undecodable(&error))
+            Unreadable(format!("{}: {}", object.key, undecodable(&error)))
         })
     }
 
@@ -52,6 +53,9 @@ impl<W: View, T: Send + Sync + 'static> Subscriber for Kind<W, T> {
 
     fn end_list(&self, version: u64) {
         let notifier = self.notifier();
+        if self.is_closed() {
+            return;
+        }
         let missing = self.store.end_list(version);
         for (key, changed) in missing.gone {
             self.strangers().remove(&key);
@@ -108,7 +112,17 @@ impl<W: View, T: Send + Sync + 'static> Subscriber for Kind<W, T> {
         *self.contact.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
     }
 
-    fn interrupted(&self, why: Option<String>) {
+    fn closed(&self) {
+        let notifier = self.notifier();
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.strangers().clear();
+        self.doubtful().clear();
+        for (key, changed) in self.store.clear() {
+            notifier.notify(&key, true, &changed);
+        }
+    }
+
+    fn interrupted(&self, why: Option<Cause>) {
         self.interruption.set(why);
     }
 }

@@ -16,7 +16,7 @@ use kube::{
         watcher::{self, Event},
     },
 };
-use process::{Clock, Interruption, Pulse};
+use process::{Clock, Pulse};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -24,7 +24,7 @@ use super::{
     Leadership, LeaseConfig, Term,
     seen::{Seen, Verdict, claim, is_held_by, released},
 };
-use crate::{error::Brief, watch::describe};
+use crate::{error::Brief, interruption::Interruption, watch::describe};
 
 pub struct Elector {
     api: Api<Lease>,
@@ -231,7 +231,7 @@ impl Elector {
             kube::Error::Api(status) if status.code != 409 && status.code < 500 => {
                 let (namespace, name) = (&self.config.namespace, &self.config.name);
                 let interruption = format!("lease {namespace}/{name} cannot be acquired: {}", status.message);
-                if self.interruption.set(Some(interruption.clone())) {
+                if self.interruption.set(Some(interruption.clone().into())) {
                     tracing::warn!("{interruption}; nothing is reconciled until this is fixed");
                 }
             }

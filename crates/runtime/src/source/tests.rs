@@ -52,6 +52,21 @@ async fn count(feed: Feed<u64>, period: Duration) -> Result<(), Lost> {
     }
 }
 
+#[derive(Debug, PartialEq)]
+enum Decision {
+    ActOn(u64),
+    WaitFor(String),
+}
+
+/// What a plan does: it acts on what is known and young, and leaves alone what is unknown, whatever was known before.
+fn decide(fact: &Fact<u64>) -> Decision {
+    match fact {
+        Fact::Known { value, age } if *age <= SECOND => Decision::ActOn(*value),
+        Fact::Known { age, .. } => Decision::WaitFor(format!("{age:?} old")),
+        Fact::Unknown { why, .. } => Decision::WaitFor(why.message.clone()),
+    }
+}
+
 /// What a controller does: looks at its peers when it is notified, and at nothing else.
 #[tokio::test(start_paused = true)]
 async fn dead_slow_and_panicking_peers_delay_no_other() {
@@ -83,15 +98,17 @@ async fn dead_slow_and_panicking_peers_delay_no_other() {
     let began = clock.instant();
     let mut rounds = 0;
     let mut seen = BTreeMap::<String, u64>::new();
+    let mut decided = BTreeMap::<String, Decision>::new();
     while clock.instant() - began < Duration::from_mins(10) {
         let turn = queue.next().await;
         let peer = turn.key.name.to_string();
         let snapshot = sources.get(&peer).unwrap();
+        let decision = decide(&snapshot.fact(|value| *value));
         if peer == "well" {
             rounds += 1;
-            assert_eq!(snapshot.interruption, None);
-            assert!(snapshot.age.unwrap() <= SECOND, "{:?}", snapshot.age);
+            assert!(matches!(decision, Decision::ActOn(_)), "{decision:?}");
         }
+        decided.insert(peer.clone(), decision);
         assert!(snapshot.sequence >= seen.insert(peer, snapshot.sequence).unwrap_or(0));
         queue.done(&turn.key, Next::Settled, false);
     }
@@ -103,6 +120,8 @@ async fn dead_slow_and_panicking_peers_delay_no_other() {
     assert_eq!(says("panicking 3").value.as_deref(), Some(&7));
     let slow = (0..100).filter(|number| says(&format!("slow {number}")).interruption.is_none()).count();
     assert!(slow > 50, "also slow ones get through: {slow}");
+    assert_eq!(decided["refusing 7"], Decision::WaitFor("connection refused".to_owned()));
+    assert_eq!(decide(&says("dead 7").fact(|value| *value)), Decision::WaitFor(says("dead 7").interruption.unwrap()));
     let tally = sources.tally();
     assert!(tally.panics > 50 && tally.losses > tally.panics, "{tally:?}");
     assert_eq!(tally.interruptions.len(), MENTIONED);
@@ -122,6 +141,9 @@ async fn what_a_peer_said_last_is_kept_with_its_age_when_it_is_lost() {
     let lost = world.get("a");
     assert_eq!((lost.value.as_deref(), lost.interruption.as_deref()), (Some(&5), Some("reset by peer")));
     assert_eq!((lost.age, lost.sequence), (Some(SECOND * 3 + SECOND / 2), 1));
+    let why = Failure { class: Class::Transient, message: "reset by peer".to_owned() };
+    let last = Some((5, SECOND * 3 + SECOND / 2));
+    assert_eq!(lost.fact(|value| *value), Fact::Unknown { why, last });
     // The same again, after a second or a little more: known, and no other value.
     sleep(SECOND).await;
     let back = world.get("a");

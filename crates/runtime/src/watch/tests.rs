@@ -1,9 +1,10 @@
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::core::Status;
+use kube::{core::Status, runtime::watcher};
 use tokio::time::sleep;
 
 use super::*;
 use crate::{
+    followers::Subscriber,
     kind::{Cache, Kind},
     scripted::{Answer, End, Script, World, bookmark, event, map, page, quiet, slow_page},
     view::Metadata,
@@ -47,7 +48,9 @@ async fn a_refused_stream_is_read_in_pages_and_tried_again_later() {
     assert_eq!((script.count(STREAM), script.count(PAGED)), (1, 2), "{:?}", script.requests());
 
     // Ten minutes later the history is gone again, and the server was upgraded.
-    script.then((0..9).map(|_| quiet()));
+    script.then([quiet()]);
+    // A watch that the server does not end is followed by a look at how far it is.
+    script.then((0..9).flat_map(|_| [page(8, "", []), quiet()]));
     sleep(STREAM_AGAIN).await;
     let streamed = vec![event("ADDED", map("c", 20)), bookmark(21, true)];
     script.then([Answer::Refusal(410, None), Answer::Lines(streamed, End::Silent)]);
@@ -101,12 +104,37 @@ async fn a_first_list_gets_through_however_long_it_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pages_that_expire_are_read_at_once() {
+async fn pages_that_expire_are_read_again_in_fewer_requests() {
     let script = Script::new([page(5, "x", [map("gone", 3)]), Answer::Refusal(410, None)]);
     script.then([page(9, "", [map("a", 7), map("b", 8)]), quiet()]);
     let (_world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(1)).await;
     assert_eq!(names(&maps), ["a", "b"]);
-    assert!(!script.requests()[2].contains("limit="), "{:?}", script.requests());
+    assert!(script.requests()[2].ends_with("limit=5000"), "{:?}", script.requests());
+    // If that does not help, it is an interruption like others, and not a request without limit.
+    let script =
+        Script::new([page(5, "x", []), Answer::Refusal(410, None), page(6, "y", []), Answer::Refusal(410, None)]);
+    let (_world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(1)).await;
+    assert_eq!(maps.readiness(), Err("list: scripted (410)".to_owned()));
+    assert!(script.requests()[4].ends_with("limit=500"), "{:?}", script.requests());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_that_is_too_long_is_asked_for_in_smaller_ones() {
+    let too_long = || Answer::Blank(pages::LONGEST_PAGE + 1);
+    let script = Script::new([page(5, "x", [map("a", 3)]), too_long()]);
+    script.then([page(5, "y", [map("b", 4)]), page(5, "", [map("c", 4)]), quiet()]);
+    let (_world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(1)).await;
+    assert_eq!(names(&maps), ["a", "b", "c"]);
+    let expected = ["limit=500", "limit=500&continue=x", "limit=125&continue=x", "limit=125&continue=y"];
+    for (request, expected) in script.requests().iter().zip(expected) {
+        assert!(request.ends_with(expected), "{:?}", script.requests());
+    }
+
+    // One object alone: there is no smaller page.
+    let script = Script::new((0..5).map(|_| too_long()));
+    let (_world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_millis(50)).await;
+    assert!(script.requests()[4].ends_with("limit=1"), "{:?}", script.requests());
+    assert_eq!(maps.readiness(), Err("list: a page of one object is longer than 33554432 bytes".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -165,6 +193,39 @@ async fn a_server_whose_versions_went_back_is_listed_anew() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_watch_that_ends_early_however_politely_is_followed_by_a_look_at_the_servers_version() {
+    let closed_after =
+        |seconds| Answer::Lines(vec![(Duration::from_secs(seconds), bookmark(500, false).1)], End::Closed);
+    let script = Script::new([page(500, "", [map("a", 3)])]);
+    // As long as asked for, then the server is restarted from a backup of version 40.
+    script.then([closed_after(60), closed_after(30)]);
+    script.then([page(40, "", [map("a", 3)]), page(40, "", [map("a", 3)]), quiet()]);
+    let (_world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(100)).await;
+    let requests = script.requests();
+    let is = |index: usize, part: &str| assert!(requests[index].contains(part), "{requests:?}");
+    is(2, "resourceVersion=500");
+    is(3, "limit=1");
+    is(5, "resourceVersion=40");
+    assert_eq!((requests.len(), maps.freshness().interruption), (6, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_servers_404_says_that_a_kind_is_not_defined() {
+    for (answer, is_undefined) in [(404, true), (403, false)] {
+        let script = Script::new([Answer::Refusal(answer, None)]);
+        let (_world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_millis(50)).await;
+        assert_eq!(maps.is_undefined(), is_undefined, "{:?}", maps.readiness());
+    }
+    // Words that a proxy chose.
+    let words = serde_json::json!({"code": 500, "message": "upstream failed (404)"});
+    let script = Script::new([Answer::Lines(vec![event("ERROR", words)], End::Closed)]);
+    let (_world, maps) = watch(&script, Some(ListMode::Streaming), Duration::from_millis(50)).await;
+    assert!(!maps.is_undefined());
+    maps.interrupted(Some("list: upstream failed (404)".to_owned().into()));
+    assert!(!maps.is_undefined(), "words decide nothing");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_server_is_asked_once_whether_it_streams() {
     for (minor, expected) in [("33", PAGED), ("34+", STREAM)] {
         let version = serde_json::json!({"major": "1", "minor": minor, "gitVersion": "", "gitCommit": "", "gitTreeState": "",
@@ -186,6 +247,42 @@ async fn an_object_that_cannot_be_decoded_is_doubted_and_holds_up_no_other() {
     maps.settle(&crate::Key::new("n", "odd")).await.unwrap();
     assert_eq!(script.count("GET /api/v1/namespaces/n/configmaps/odd"), 1, "its round begins with a read");
     drop(world);
+}
+
+/// What is logged, as text.
+#[derive(Clone, Default)]
+struct Logged(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Logged {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_never_decodes_is_warned_of_once_a_minute_and_counted_each_time() {
+    let logged = Logged::default();
+    let writer = logged.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let odd = |version| {
+        let mut odd = map("odd", version);
+        odd["metadata"]["finalizers"] = serde_json::json!("hunter2");
+        let (_, event) = event("MODIFIED", odd);
+        (Duration::from_secs(1), event)
+    };
+    let script = Script::new([page(5, "", []), Answer::Lines((10..60).map(odd).collect(), End::Closed)]);
+    script.then([page(60, "", []), Answer::Lines((60..100).map(odd).collect(), End::Silent)]);
+    let (world, _maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(95)).await;
+    let text = world.context.metrics.encode().unwrap();
+    assert!(text.contains("strata_watch_undecodable_objects_total{resource=\"configmaps\"} 90\n"), "{text}");
+    let logged = String::from_utf8(logged.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(logged.matches("n/odd: ").count(), 2, "{logged}");
 }
 
 #[test]

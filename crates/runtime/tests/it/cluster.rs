@@ -93,6 +93,7 @@ async fn another_cluster_is_followed_while_it_speaks_and_unknown_while_it_is_sil
     let unchanged = clusters.set("east", &other.kubeconfig()?).await?;
     assert_eq!(unchanged.name(), "east");
     clusters.set("east", &std::fs::read(proxy.kubeconfig_path())?).await?;
+    assert!(!maps.freshness().is_known(), "until it is listed by the new way");
     let key = other.create("b").await?;
     until("it is seen by the new way", || maps.get(&key).is_some()).await?;
     let watches = || proxy.requests().iter().filter(|seen| seen.request.verb == Verb::Watch).count();
@@ -106,9 +107,10 @@ async fn another_cluster_is_followed_while_it_speaks_and_unknown_while_it_is_sil
     assert!(matches!(error, KubeconfigError::Refused { field, .. } if field == "users[0].user.tokenFile"));
     assert!(clusters.get("east").is_some() && maps.freshness().is_known());
 
-    // Removed: no watch is left.
+    // Removed: no watch is left, and nothing is known.
     clusters.remove("east");
     assert!(clusters.get("east").is_none());
+    assert!(maps.get(&key).is_none() && !maps.freshness().is_known(), "what was known is dropped");
     until("no watch is left", || !health.readiness().keys().any(|task| task.contains("east"))).await?;
     assert!(is_ready());
     other.control_plane.stop().await?;

@@ -7,8 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use api::performer::{Performer, PerformerStatus};
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{ConfigMap, Namespace},
@@ -18,14 +17,8 @@ use kube::{
     api::{DeleteParams, PostParams},
     config::Kubeconfig,
 };
-use plan::{
-    fact::Never,
-    round::{Plan, Report},
-};
 use process::Clock;
-use runtime::{
-    Controller, Error, Fatal, InputsOf, Json, Key, Kind, Leadership, LeaseConfig, Operator, RoundOf, Settings, Turn,
-};
+use runtime::{Fatal, Key, Leadership, LeaseConfig, Operator, Settings};
 use serde_json::json;
 use testbed::{
     ControlPlane, Options,
@@ -34,7 +27,10 @@ use testbed::{
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::world::{World, run, settings, until, until_async};
+use crate::{
+    plain::{self, Plain},
+    world::{World, run, settings, until, until_async},
+};
 
 fn electing(namespace: &str) -> Settings {
     let lease = LeaseConfig {
@@ -84,68 +80,6 @@ impl Diary {
     }
 }
 
-type Performers = Arc<Kind<Json<Performer>, Performer>>;
-
-/// A controller whose only round ends some time after the stop.
-struct Slow {
-    performers: Performers,
-    diary: Diary,
-    stop: CancellationToken,
-}
-
-impl Controller for Slow {
-    const NAME: &'static str = "slow";
-    type View = Json<Performer>;
-    type Object = Performer;
-    type Status = PerformerStatus;
-    type Observed = ();
-    type Action = ();
-    type Done = ();
-    type Note = ();
-    type Ask = Never;
-    type Answer = Never;
-
-    fn kind(&self) -> &Performers {
-        &self.performers
-    }
-
-    fn span(_: &Key) -> tracing::Span {
-        tracing::Span::none()
-    }
-
-    async fn gather(&self, _: &Key, _: &Performer, (): &()) -> Result<(), Error> {
-        self.diary.note("round begins");
-        self.stop.cancelled().await;
-        // Whoever acts on the stop at once is quicker than this.
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
-        self.diary.note("round ends");
-        Ok(())
-    }
-
-    fn plan(&self, _: &Performer, (): &(), _: &InputsOf<Self>, _: Timestamp) -> Plan<()> {
-        Plan::default()
-    }
-
-    async fn execute(&self, _: &Turn<'_, Self>, (): &()) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn report(&self, _: &RoundOf<'_, Self>, _: Timestamp) -> Report<PerformerStatus> {
-        Report {
-            status: PerformerStatus::default(),
-            fallback: None,
-            is_provisional: false,
-            done: Vec::new(),
-            transitions: Vec::new(),
-            discriminator: String::new(),
-            phase: String::new(),
-            note: (),
-        }
-    }
-}
-
 #[tokio::test]
 async fn parts_end_after_the_rounds_and_before_the_lease_is_released() -> Result<()> {
     let world = World::new("drain").await?;
@@ -162,9 +96,22 @@ async fn parts_end_after_the_rounds_and_before_the_lease_is_released() -> Result
     });
     let queue = operator.queue(Duration::from_mins(2));
     // No watch: the one object is put in its place.
-    let performers: Performers = Kind::new("performers", operator.writer("test"), |_| None);
-    performers.store().observe(Key::new("n", "only"), 1, Performer::default());
-    operator.control(Slow { performers, diary: diary.clone(), stop: stop.clone() }, queue, 1);
+    let performers = plain::kind(&operator, ["only"]);
+    let (noting, stopping) = (diary.clone(), stop.clone());
+    // Ends some time after the stop.
+    let gather = move |_: Key| {
+        let (diary, stop) = (noting.clone(), stopping.clone());
+        async move {
+            diary.note("round begins");
+            stop.cancelled().await;
+            // What acts on the stop at once is quicker than this.
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            diary.note("round ends");
+        }
+    };
+    operator.control(Plain::new(performers, gather), queue, 1);
     let (_, running) = run(operator).await?;
     until("the round runs", || diary.holds("round begins")).await?;
     stop.cancel();

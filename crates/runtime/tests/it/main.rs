@@ -8,6 +8,8 @@ mod cluster;
 mod dynamic;
 mod lease;
 mod log;
+mod panic;
+mod plain;
 mod round;
 mod watch;
 mod world;

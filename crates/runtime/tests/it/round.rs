@@ -326,3 +326,68 @@ async fn a_plan_that_only_asks_is_reported_as_a_defect_and_rests() -> Result<()>
     assert_eq!(scene.fetched.load(Ordering::SeqCst), 4);
     Ok(())
 }
+
+#[tokio::test]
+async fn a_step_that_rests_on_what_no_plan_wants_is_reported_as_a_defect_too() -> Result<()> {
+    let decide = |_: &Inputs<_, _, _>| {
+        let mut plan = Plan::default();
+        plan.push_step(Step::new("use").rests_on("loose", Duration::from_mins(1)));
+        plan
+    };
+    let scene = Scene::new("rests", Box::new(decide), Box::new(|_| Ok(())), 0).await?;
+    let defects = r#"strata_fetch_loops_total{controller="script"} 1"#;
+    until("it is counted", || scene.metrics.encode().unwrap().contains(defects)).await?;
+    // One in the round that stored the status, and four in rounds that did nothing else.
+    assert_eq!(scene.fetched.load(Ordering::SeqCst), 5);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_fact_that_a_step_rests_on_is_not_fetched_again_before_its_time() -> Result<()> {
+    let decide = |_: &Inputs<_, _, _>| {
+        let mut plan = Plan::default();
+        plan.push_step(Step::new("use").rests_on("never", Duration::from_mins(1)));
+        plan
+    };
+    let scene = Scene::new("rests-later", Box::new(decide), Box::new(|_| Ok(())), 0).await?;
+    until("it is fetched again", || scene.fetched.load(Ordering::SeqCst) >= 2).await?;
+    // The round that asked, the one that the failure brought, and the one that asked again.
+    assert!(scene.diary.count("use:skipped") >= 3, "{:?}", scene.diary.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_step_that_waits_for_a_change_does_not_hold_up_what_the_others_asked_for() -> Result<()> {
+    let decide = |inputs: &Inputs<u32, Ask, u32>| {
+        let mut plan = Plan::default();
+        match inputs.note {
+            // The next round follows because something was done.
+            0 => {
+                plan.push("wrong");
+                plan.push("right");
+            }
+            // And the one after that because the plan asked for it.
+            1 => {
+                plan.push("wrong");
+                plan.look_within(Duration::from_millis(100));
+            }
+            2 => {
+                plan.push("last");
+            }
+            _ => {}
+        }
+        plan
+    };
+    let terminal = || {
+        let failure = Failure { class: Class::Terminal, message: "wrong in itself".into() };
+        Error::Peer { peer: "cloud".into(), failure, retry_after: None }
+    };
+    let execute = move |action| if action == "wrong" { Err(terminal()) } else { Ok(()) };
+    let scene = Scene::new("terminal", Box::new(decide), Box::new(execute), 0).await?;
+    // The resync comes after ten minutes.
+    scene.noted("last:done").await?;
+    let diary = scene.diary.all();
+    assert!(diary.contains(&"wrong:failed right:done".to_owned()) && diary.contains(&"wrong:failed".to_owned()));
+    let errors = r#"controller_runtime_terminal_reconcile_errors_total{controller="script"} 2"#;
+    until("both failures are counted", || scene.metrics.encode().unwrap().contains(errors)).await
+}
