@@ -230,7 +230,7 @@ impl<C: Controller> Running<'_, C> {
         reported?;
         // What was handed over is looked at when it ends.
         let mut attempts = self.plan.steps.iter().zip(&self.progress);
-        if attempts.any(|(step, progress)| step.job.is_none() && progress.is_done()) {
+        if attempts.any(|(step, progress)| !step.is_job && progress.is_done()) {
             return Ok((Next::Again, true));
         }
         // What could not be learnt is asked for again, whether or not the plan thought of it.
