@@ -293,7 +293,7 @@ async fn jobs_end_with_the_lead_and_with_the_process() {
 #[tokio::test(start_paused = true)]
 async fn a_job_under_way_is_ended_before_its_lead_is_lost() {
     let scene = Arc::<Scene>::default();
-    let (jobs, _) = jobs(&scene, 2);
+    let (jobs, _) = jobs(&scene, 3);
     let (clock, margin, lead) = (Clock::default(), Duration::from_millis(500), Duration::from_secs(20));
     let leadership = Leadership::until(clock.instant() + lead, clock.clone());
     let (begin, stop) = (clock.instant(), CancellationToken::new());
