@@ -6,8 +6,9 @@ mod name;
 mod release;
 mod release_status;
 mod rules;
-mod team;
 mod user;
+#[expect(clippy::module_inception, reason = "each module has the name of its kind")]
+mod workspace;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
@@ -25,12 +26,12 @@ pub use release_status::{
     HelmReleaseStatus, OperationKind, ReadValues, ReleaseOperation, ReleaseRevision, Remedy, ResolvedChart,
     StoppedWorkload, TestResult,
 };
-pub use team::{
+pub use user::{CodeServer, Permission, User, UserPhase, UserSpec, UserStatus};
+pub use workspace::{
     Access, Config, ConfigKind, Egress, Exposure, IngressController, IngressSettings, InventoryEntry, Network,
     Retention, Service, ServiceSummary, Storage, UserDefaults, UserSummary, Workspace, WorkspacePhase, WorkspaceSpec,
     WorkspaceStatus, WorkspaceUser,
 };
-pub use user::{CodeServer, Permission, User, UserPhase, UserSpec, UserStatus};
 
 pub const GROUP: &str = "workspaces.strata.dev";
 pub const VERSION: &str = "v1alpha1";
@@ -38,7 +39,7 @@ pub const API_VERSION: &str = "workspaces.strata.dev/v1alpha1";
 
 /// The definitions to install.
 pub fn crds() -> [CustomResourceDefinition; 3] {
-    [release::crd(), team::crd(), user::crd()]
+    [release::crd(), workspace::crd(), user::crd()]
 }
 
 /// The schema of a whole object of this group.

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use api::performer::{Performer, PerformerStatus};
 use jiff::Timestamp;
 use plan::{
+    Clocks,
     fact::Never,
-    performers::{
-        self as performer, Action, Ages, Clocks, Created, Note, Observed, PodFacts, Policy, ServiceFacts, Slot,
-    },
+    performers::{self as performer, Action, Ages, Created, Note, Observed, PodFacts, Policy, ServiceFacts, Slot},
     round::{Plan, Report},
 };
 use process::Clock;

@@ -15,8 +15,8 @@ use k8s_openapi::{
     },
 };
 use plan::performers::{
-    Deletion, Exit, ImageWriter, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, TargetPort,
-    Waiting,
+    Deletion, Exit, Foreign, ImageWriter, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType,
+    TargetPort, Waiting,
 };
 use runtime::{Key, lean_metadata, readable, view_of};
 use serde::{Deserialize, de::IgnoredAny};
@@ -185,6 +185,8 @@ struct PodStatusView {
     conditions: Vec<ConditionView>,
     #[serde(default)]
     container_statuses: Vec<ContainerStatusView>,
+    #[serde(default)]
+    init_container_statuses: Vec<ContainerStatusView>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -249,10 +251,17 @@ impl PodView {
         let meta = self.metadata;
         let performer = performer_name(meta.name.as_deref()?)?;
         let is_selected = label(&meta, LABEL_PERFORMER) == Some(performer);
-        let image: Box<str> = ours(self.spec.containers, |c| &c.name).map(|c| c.image).unwrap_or_default().into();
+        let mut containers = self.spec.containers;
+        let image = take_ours(&mut containers, |c| &c.name).map(|c| c.image).unwrap_or_default();
+        let image: Box<str> = image.into();
         let annotation = |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).cloned();
         let ready = self.status.conditions.iter().find(|condition| condition.kind == "Ready");
-        let container = ours(self.status.container_statuses, |c| &c.name).unwrap_or_default();
+        let mut statuses = self.status.container_statuses;
+        let container = take_ours(&mut statuses, |c| &c.name);
+        // Where ours cannot be distinguished from others, none is known to be another's.
+        let beside = container.as_ref().map(|_| statuses).unwrap_or_default();
+        let foreign = self.status.init_container_statuses.into_iter().chain(beside).find_map(foreign);
+        let container = container.unwrap_or_default();
         Some(PodFacts {
             owner_uid: owner(&meta),
             created_at: time(meta.creation_timestamp.as_ref()),
@@ -266,10 +275,8 @@ impl PodView {
             is_ready: ready.is_some_and(|condition| condition.status == "True"),
             ready_changed_at: ready.and_then(|condition| time(condition.last_transition_time.as_ref())),
             scheduled: scheduled(&self.status.conditions),
-            waiting: container
-                .state
-                .waiting
-                .map(|waiting| Box::new(Waiting { reason: waiting.reason.into(), message: waiting.message.into() })),
+            waiting: container.state.waiting.map(waiting).map(Box::new),
+            foreign: foreign.map(Box::new),
             exit: container.state.terminated.or(container.last_state.terminated).map(|end| {
                 let finished_at = time(end.finished_at.as_ref());
                 Box::new(Exit { code: end.exit_code, reason: end.reason.into(), finished_at })
@@ -291,9 +298,19 @@ impl PodView {
 
 /// The performer's own among a pod's containers or their statuses. Admission may put a sidecar first, and kubelet sorts
 /// statuses by name: only the name distinguishes them, or that there is but one.
-fn ours<T>(mut all: Vec<T>, name: fn(&T) -> &str) -> Option<T> {
+fn take_ours<T>(all: &mut Vec<T>, name: fn(&T) -> &str) -> Option<T> {
     let place = all.iter().position(|one| name(one) == CONTAINER_NAME).or((all.len() == 1).then_some(0))?;
-    Some(all.swap_remove(place))
+    Some(all.remove(place))
+}
+
+fn waiting(view: WaitingView) -> Waiting {
+    Waiting { reason: view.reason.into(), message: view.message.into() }
+}
+
+/// A container that does not start.
+fn foreign(status: ContainerStatusView) -> Option<Foreign> {
+    let waiting = status.state.waiting.map(waiting).filter(|waiting| waiting.problem().is_some())?;
+    Some(Foreign { name: status.name.into(), waiting })
 }
 
 fn scheduled(conditions: &[ConditionView]) -> Scheduled {
@@ -464,6 +481,26 @@ mod tests {
         .unwrap();
         let facts = view.project().unwrap();
         (facts.image.into(), facts.waiting.map(|waiting| waiting.reason.into()), facts.restarts)
+    }
+
+    #[test]
+    fn a_container_that_admission_added_is_seen_where_it_does_not_start() {
+        let foreign = |init: &str, sidecar: &str, ours: &str| {
+            let state = |name: &str, word: &str| json!({"name": name, "state": {"waiting": {"reason": word}}});
+            let view: PodView = serde_json::from_value(json!({
+                "metadata": {"name": "performer-a"},
+                "status": {
+                    "initContainerStatuses": [state("setup", init)],
+                    "containerStatuses": [state("agent", sidecar), state(ours, "PodInitializing")],
+                }
+            }))
+            .unwrap();
+            view.project().unwrap().foreign.map(|foreign| foreign.name.into_string())
+        };
+        assert_eq!(foreign("CrashLoopBackOff", "PodInitializing", CONTAINER_NAME).as_deref(), Some("setup"));
+        assert_eq!(foreign("", "ErrImagePull", CONTAINER_NAME).as_deref(), Some("agent"));
+        assert_eq!(foreign("", "PodInitializing", CONTAINER_NAME), None);
+        assert_eq!(foreign("", "ErrImagePull", "other"), None, "none of them is known to be ours");
     }
 
     #[test]

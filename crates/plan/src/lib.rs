@@ -1,8 +1,10 @@
 //! Every decision strata takes, as pure functions of data: no client, no clock, no environment.
 //! A live round, a golden test and a saved snapshot are the same input.
 
+pub use clocks::Clocks;
 pub use round::Blocked as Why;
 
+mod clocks;
 pub mod event;
 pub mod fact;
 pub mod object;

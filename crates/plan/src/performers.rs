@@ -22,13 +22,13 @@ mod problem;
 mod report;
 
 pub use action::{Action, Cause, Created, Note};
-pub use age::{Ages, Clocks};
+pub use age::Ages;
 pub use build::{pod, service};
 pub use decide::plan;
 pub use desired::{Desired, Identity, Invalid, avs_label, validate};
 pub use facts::{
-    Deletion, Exit, ImageWriter, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType, TargetPort,
-    Waiting,
+    Deletion, Exit, Foreign, ImageWriter, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType,
+    TargetPort, Waiting,
 };
 pub use observed::{Observed, Slot};
 pub use policy::Policy;

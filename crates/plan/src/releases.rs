@@ -4,6 +4,7 @@
 //! operation at a time is started, and its end is an observation like any other.
 
 mod action;
+mod age;
 mod ask;
 mod decide;
 mod dependency;
@@ -17,14 +18,15 @@ mod state;
 mod values;
 
 pub use action::{Action, Former, Operation};
+pub use age::Ages;
 pub use ask::{Answer, Ask, Note, ObjectRef, Resolved, has_ended, plan};
-pub use decide::{MEMORY, decide};
+pub use decide::decide;
 pub use dependency::cycle;
 pub use desired::{Attempt, Desired, LEAST_MEMORY, Policy, config_digest, reference_digest, removable, validate};
 pub use memory::Memory;
 pub use observed::{
-    Chart, Dependency, Difference, Drift, Ended, Failure, FailureClass, Identity, Job, Known, Observed, Replicas,
-    Stored, StoredStatus, Surroundings, Values, is_ready, last_good,
+    Chart, Dependency, Difference, Drift, Ended, Failure, FailureClass, Identity, Job, Known, MOST_REVISIONS, Observed,
+    Replicas, Stored, StoredStatus, Surroundings, Values, is_ready, last_good, too_many_revisions,
 };
 pub use report::{Round, RoundOf, report, status};
 pub use state::{OutOfSync, State, state};

@@ -105,14 +105,14 @@ pub struct Step<A, Q = Never> {
     pub peer: Peer,
     /// The status that says so is stored before the step begins; if it cannot be stored, the step does not begin.
     pub announced: bool,
-    /// Runs beside the rounds: the round only hands it over.
-    pub job: Option<Job>,
+    /// Runs beside the rounds: the round only hands it over. Its action says what it takes and how long it may.
+    pub is_job: bool,
 }
 
 impl<A, Q> Step<A, Q> {
     pub fn new(action: A) -> Self {
         let (needs, rests_on, spoils) = (Vec::new(), Vec::new(), Vec::new());
-        Self { action, needs, rests_on, spoils, peer: Peer::API_SERVER, announced: false, job: None }
+        Self { action, needs, rests_on, spoils, peer: Peer::API_SERVER, announced: false, is_job: false }
     }
 
     #[must_use]
@@ -146,8 +146,8 @@ impl<A, Q> Step<A, Q> {
     }
 
     #[must_use]
-    pub fn job(mut self, job: Job) -> Self {
-        self.job = Some(job);
+    pub fn as_job(mut self) -> Self {
+        self.is_job = true;
         self
     }
 }
@@ -158,22 +158,6 @@ pub struct Peer(pub Cow<'static, str>);
 
 impl Peer {
     pub const API_SERVER: Self = Self(Cow::Borrowed("kube-apiserver"));
-}
-
-/// How a long step runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job {
-    /// Distinguishes this very work from other work for the same object: a result is matched by it.
-    pub label: String,
-    pub draws: Vec<Draw>,
-    pub timeout: Duration,
-}
-
-/// An amount that a job takes from a named budget while it runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Draw {
-    pub budget: Cow<'static, str>,
-    pub amount: u64,
 }
 
 /// Why something is as it is: a word for programs and a sentence for people.

@@ -1,9 +1,11 @@
 //! Facts that cost a call: fetched once for all objects that want them, kept with their age, bounded in bytes.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeSet, HashMap},
+    fmt::{self, Debug, Write},
     hash::Hash,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -18,9 +20,10 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// The doubling ends here: a peer that comes back is noticed within half a minute.
 const SLOWEST_RETRY: Duration = Duration::from_secs(30);
 /// Of all facts of one controller together. A fact is a few hundred bytes (a chart's version, an etcd member list), so
-/// this holds tens of thousands; the least recently used go first.
+/// this holds tens of thousands. Of the namespace that holds the most, the least recently used go first: what one
+/// namespace asks for never drives out the facts of all others.
 const MOST_BYTES: usize = 16 << 20;
-/// Beside its value: key, times, list of those that wait.
+/// Beside the question and its answer: times, list of those that wait.
 const OVERHEAD: usize = 256;
 
 #[derive(Debug)]
@@ -33,6 +36,8 @@ pub(crate) struct FactCache<Q, F> {
 struct Inner<Q, F> {
     entries: HashMap<Q, Entry<F>>,
     bytes: usize,
+    /// Of these, by the namespace that is charged.
+    by_namespace: HashMap<Arc<str>, usize>,
     sequence: u64,
 }
 
@@ -43,9 +48,25 @@ struct Entry<F> {
     known: Option<(F, Instant)>,
     is_spoiled: bool,
     failure: Option<Failed>,
-    bytes: usize,
+    /// Of the first that asked: what several share is charged to one.
+    namespace: Arc<str>,
+    weight: Weight,
     used_at: Instant,
     fetch: Option<Fetching>,
+}
+
+/// Bytes of what an entry holds.
+#[derive(Clone, Copy, Debug)]
+struct Weight {
+    ask: usize,
+    known: usize,
+    failure: usize,
+}
+
+impl Weight {
+    fn bytes(self) -> usize {
+        OVERHEAD + self.ask + self.known + self.failure
+    }
 }
 
 #[derive(Debug)]
@@ -73,11 +94,12 @@ pub(crate) struct Answer<F> {
 
 impl<Q, F> Default for FactCache<Q, F> {
     fn default() -> Self {
-        Self { inner: Mutex::new(Inner { entries: HashMap::new(), bytes: 0, sequence: 0 }), most_bytes: MOST_BYTES }
+        let inner = Inner { entries: HashMap::new(), bytes: 0, by_namespace: HashMap::new(), sequence: 0 };
+        Self { inner: Mutex::new(inner), most_bytes: MOST_BYTES }
     }
 }
 
-impl<Q: Clone + Eq + Hash, F: Clone> FactCache<Q, F> {
+impl<Q: Clone + Debug + Eq + Hash, F: Clone> FactCache<Q, F> {
     /// What is known, if it is young enough, or that it could not be learnt a moment ago.
     pub(crate) fn get(&self, want: &Want<Q>, now: Instant) -> Option<Answer<F>> {
         let mut inner = self.lock();
@@ -106,15 +128,18 @@ impl<Q: Clone + Eq + Hash, F: Clone> FactCache<Q, F> {
     /// Notes that `key` waits for the answer. `Some`: no fetch of it is running yet, so the caller starts one.
     pub(crate) fn begin(&self, ask: &Q, key: &Key, now: Instant) -> Option<Begun> {
         let mut inner = self.lock();
-        if !inner.entries.contains_key(ask) {
-            inner.bytes += OVERHEAD;
+        let is_new = !inner.entries.contains_key(ask);
+        let weight = Weight { ask: if is_new { length(ask) } else { 0 }, known: 0, failure: 0 };
+        if is_new {
+            inner.charge(&key.namespace, 0, weight.bytes());
         }
         let entry = inner.entries.entry(ask.clone()).or_insert_with(|| Entry {
             sequence: 0,
             known: None,
             is_spoiled: false,
             failure: None,
-            bytes: OVERHEAD,
+            namespace: key.namespace.clone(),
+            weight,
             used_at: now,
             fetch: None,
         });
@@ -148,19 +173,20 @@ impl<Q: Clone + Eq + Hash, F: Clone> FactCache<Q, F> {
             return waiting;
         }
         entry.sequence = sequence;
-        let before = entry.bytes;
+        let before = entry.weight.bytes();
         match result {
             Ok((value, bytes)) => {
                 (entry.known, entry.failure, entry.is_spoiled) = (Some((value, now)), None, false);
-                entry.bytes = OVERHEAD + bytes;
+                (entry.weight.known, entry.weight.failure) = (bytes, 0);
             }
             Err(why) => {
                 let in_a_row = entry.failure.as_ref().map_or(0, |failed| failed.in_a_row).saturating_add(1);
+                entry.weight.failure = why.message.len();
                 entry.failure = Some(Failed { why, at: now, in_a_row });
             }
         }
-        let after = entry.bytes;
-        inner.bytes = inner.bytes - before + after;
+        let (after, namespace) = (entry.weight.bytes(), entry.namespace.clone());
+        inner.charge(&namespace, before, after);
         inner.make_room(self.most_bytes, ask);
         waiting
     }
@@ -186,14 +212,42 @@ fn retry_delay(in_a_row: u32) -> Duration {
     FIRST_RETRY.saturating_mul(1 << in_a_row.saturating_sub(1).min(10)).min(SLOWEST_RETRY)
 }
 
+/// Of a question as text, which is about what it takes in memory.
+fn length(ask: &impl Debug) -> usize {
+    struct Length(usize);
+    impl Write for Length {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            self.0 += text.len();
+            Ok(())
+        }
+    }
+    let mut length = Length(0);
+    // Counting does not fail.
+    let _ = write!(length, "{ask:?}");
+    length.0
+}
+
 impl<Q: Clone + Eq + Hash, F> Inner<Q, F> {
-    /// Drops the least recently used until the rest fits; what is being fetched and what just came stay.
+    /// What a namespace holds has changed by this much.
+    fn charge(&mut self, namespace: &Arc<str>, before: usize, after: usize) {
+        self.bytes = self.bytes + after - before;
+        let held = self.by_namespace.entry(namespace.clone()).or_default();
+        *held = *held + after - before;
+        if *held == 0 {
+            self.by_namespace.remove(namespace);
+        }
+    }
+
+    /// Drops the least recently used of the namespace that holds the most, until the rest fits; what is being fetched
+    /// and what just came stay.
     fn make_room(&mut self, most: usize, newest: &Q) {
         while self.bytes > most {
             let idle = self.entries.iter().filter(|(ask, entry)| entry.fetch.is_none() && *ask != newest);
-            let Some(oldest) = idle.min_by_key(|(_, entry)| entry.used_at).map(|(ask, _)| ask.clone()) else { return };
-            if let Some(entry) = self.entries.remove(&oldest) {
-                self.bytes -= entry.bytes;
+            let held = |entry: &Entry<F>| self.by_namespace.get(&entry.namespace).copied().unwrap_or_default();
+            let first = idle.min_by_key(|(_, entry)| (Reverse(held(entry)), entry.used_at));
+            let Some(ask) = first.map(|(ask, _)| ask.clone()) else { return };
+            if let Some(entry) = self.entries.remove(&ask) {
+                self.charge(&entry.namespace, entry.weight.bytes(), 0);
             }
         }
     }
@@ -277,7 +331,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_least_recently_used_go_when_bytes_run_out() {
-        let cache = cache(3 * (OVERHEAD + 100));
+        let cache = cache(3 * (OVERHEAD + length(&"a") + 100));
         for ask in ["a", "b", "c"] {
             let begun = cache.begin(&ask, &key("one"), Instant::now()).unwrap();
             cache.end(&ask, begun, Ok((1, 100)), Instant::now());
@@ -287,5 +341,36 @@ mod tests {
         let begun = cache.begin(&"d", &key("one"), Instant::now()).unwrap();
         cache.end(&"d", begun, Ok((1, 100)), Instant::now());
         assert_eq!(["a", "b", "c", "d"].map(|ask| known(&cache, ask).is_some()), [true, false, true, true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_namespace_drives_out_its_own_facts_and_no_others() {
+        let cache: FactCache<String, u32> = FactCache { most_bytes: 20 * (OVERHEAD + 110), ..FactCache::default() };
+        let learn = |namespace: &str, ask: String| {
+            let begun = cache.begin(&ask, &Key::new(namespace, "x"), Instant::now()).unwrap();
+            cache.end(&ask, begun, Ok((1, 100)), Instant::now());
+        };
+        learn("calm", "calm".to_owned());
+        for number in 0..1000 {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            learn("greedy", number.to_string());
+        }
+        let is_known = |ask: &str| cache.get(&Want { ask: ask.to_owned(), max_age: MINUTE }, Instant::now()).is_some();
+        assert!(is_known("calm") && is_known("999") && !is_known("0"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn questions_and_failures_weigh_too() {
+        let cache: FactCache<String, u32> = FactCache { most_bytes: 10 << 10, ..FactCache::default() };
+        for number in 0..100 {
+            let ask = format!("{number}{}", "x".repeat(1 << 10));
+            let begun = cache.begin(&ask, &key("one"), Instant::now()).unwrap();
+            let why = Failure { class: Class::Transient, message: "y".repeat(1 << 10) };
+            cache.end(&ask, begun, Err(why), Instant::now());
+        }
+        let inner = cache.lock();
+        assert!((1..=4).contains(&inner.entries.len()), "{} of 2 KiB and more in 10 KiB", inner.entries.len());
+        assert_eq!(inner.bytes, inner.entries.values().map(|entry| entry.weight.bytes()).sum::<usize>());
+        assert_eq!(inner.bytes, inner.by_namespace.values().sum::<usize>());
     }
 }

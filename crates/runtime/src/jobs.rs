@@ -366,7 +366,8 @@ impl<E: Executor> Inner<E> {
             return Err(Refused::Draining);
         }
         let Job { key, namespaces, draws, .. } = &waiting.job;
-        let (key, mut namespaces, draws) = (key.clone(), namespaces.clone(), draws.clone());
+        let (key, mut namespaces) = (key.clone(), namespaces.clone());
+        let draws = draws.iter().map(|draw| draw.clone().lasting(waiting.job.time)).collect();
         if namespaces.is_empty() {
             namespaces.push(key.namespace.clone());
         }
@@ -468,7 +469,7 @@ impl<E: Executor> Inner<E> {
         tally.count += 1;
         tally.duration += finished.duration;
         shared.running.remove(key);
-        shared.queue.finish(key);
+        shared.queue.finish(key, self.config.clock.instant());
         let finished = Arc::new(finished);
         let is_polled = awaited.is_none();
         match awaited {

@@ -78,7 +78,10 @@ impl Leadership {
     /// A lead that is not renewed.
     #[cfg(test)]
     pub(crate) fn until(until: Instant, clock: Clock) -> Self {
-        Self { term: watch::channel(Term::Leading { until, epoch: 1 }).1, clock }
+        let (elector, term) = watch::channel(Term::Leading { until, epoch: 1 });
+        // Who would renew it is there and does not.
+        std::mem::forget(elector);
+        Self { term, clock }
     }
 
     /// How long we may still write; `None` when we may not.

@@ -124,7 +124,8 @@ pub fn install(operator: &mut Operator, mut config: Config) -> io::Result<()> {
     operator.metrics.collect(Box::new(ReleaseMetrics(shared.releases.clone())));
     operator.metrics.collect(Box::new(runner.clone()));
     let charts = Charts::open(config.charts, runner.clone())?;
-    let identities = release::Identities::new(operator.client.clone(), config.client, operator.clock.clone());
+    let (clock, server_clock) = (operator.clock.clone(), operator.server_clock.clone());
+    let identities = release::Identities::new(operator.client.clone(), config.client, clock, server_clock);
     let identities = Arc::new(identities);
     let preparation = Preparation {
         releases: shared.releases.clone(),
@@ -148,6 +149,9 @@ pub fn install(operator: &mut Operator, mut config: Config) -> io::Result<()> {
         policy: config.policy,
         changes,
         discovered: release::Discovered::default(),
+        server_clock: operator.server_clock.clone(),
+        clock: operator.clock.clone(),
+        started: operator.clock.instant(),
     };
     operator.control(controller, queue, config.concurrency);
     Ok(())

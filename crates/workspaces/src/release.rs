@@ -26,7 +26,9 @@ use plan::{
     round::{Peer, Plan, Report},
 };
 use process::Clock;
-use runtime::{Controller, DynamicWatches, Error, Fence, Index, InputsOf, Json, Key, Kind, RoundOf, Turn, Writer};
+use runtime::{
+    Controller, DynamicWatches, Error, Fence, Index, InputsOf, Json, Key, Kind, RoundOf, ServerClock, Turn, Writer,
+};
 use tokio::time::Instant;
 
 pub(crate) use identity::Identities;
@@ -119,6 +121,9 @@ pub(crate) struct ReleaseController {
     pub policy: Policy,
     pub changes: Arc<Changes>,
     pub discovered: Discovered,
+    pub server_clock: ServerClock,
+    pub clock: Clock,
+    pub started: Instant,
 }
 
 impl Controller for ReleaseController {
@@ -150,9 +155,9 @@ impl Controller for ReleaseController {
         object: &HelmRelease,
         observed: &Observed,
         inputs: &InputsOf<Self>,
-        now: Timestamp,
+        _: Timestamp,
     ) -> Plan<Action, Ask> {
-        releases::plan(object, observed, inputs, now, &self.policy)
+        releases::plan(object, observed, inputs, &self.policy)
     }
 
     async fn check(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<(), Error> {

@@ -126,7 +126,13 @@ impl Loop {
         let services = self.services.watch(&params, "0").await?.map_ok(|_| Seen::Nothing);
         let all: [BoxStream<'_, _>; 3] = [performers.boxed(), pods.boxed(), services.boxed()];
         let _ = opened.send(());
-        let reactions = stream::select_all(all).map(|seen| self.react(seen)).buffer_unordered(WRITERS);
+        // Read without a pause: the server ends the watch of a client that does not keep up.
+        let (sender, seen) = futures::channel::mpsc::unbounded();
+        let read = stream::select_all(all).map(Ok).forward(sender);
+        let reactions = stream::select(
+            seen.map(|seen| self.react(seen)).buffer_unordered(WRITERS),
+            stream::once(read).filter_map(|read| async move { read.err().map(|error| Err(error.into())) }),
+        );
         let mut reactions = pin!(reactions);
         let mut reported = 0;
         while reported < count {

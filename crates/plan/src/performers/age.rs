@@ -16,20 +16,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::Clocks;
 use crate::fact::Class;
 use crate::round::Progress;
 
 use super::decide::{ended_at, has_edited_image};
 use super::{Created, PodFacts, PodPhase, Scheduled, ServiceFacts, Slot};
-
-/// What the clocks show in a round, none of it from a wall clock of ours.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Clocks {
-    /// What the API server's clock shows, if it is known.
-    pub server: Option<Timestamp>,
-    /// How long this process has run, by its monotonic clock.
-    pub uptime: Duration,
-}
 
 /// Something about a pod or Service that a decision waits on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,7 +71,7 @@ impl Ages {
         });
         let lasting = of_pod.chain(of_service).map(|(uid, state, since)| {
             let known = former.lasting.iter().find(|known| known.uid == *uid && known.state == state);
-            let age = known.map_or_else(|| by_server(since, clocks.server), |known| known.age.saturating_add(passed));
+            let age = known.map_or_else(|| clocks.since(since), |known| known.age.saturating_add(passed));
             Lasting { uid: uid.clone(), state, age }
         });
         let mut lasting: Vec<_> = lasting.collect();
@@ -135,10 +127,4 @@ fn states(pod: &PodFacts) -> Vec<(State, Option<Timestamp>)> {
         states.push((State::Crashed(pod.restarts), exit.finished_at));
     }
     states
-}
-
-/// The age by the server's clock: none where the time is not known or lies ahead.
-fn by_server(since: Option<Timestamp>, server: Option<Timestamp>) -> Duration {
-    let age = server.zip(since).map(|(now, since)| now.duration_since(since));
-    age.and_then(|age| Duration::try_from(age).ok()).unwrap_or_default()
 }

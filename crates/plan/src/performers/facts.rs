@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use api::condition::Reason;
 use api::performer::{
     GENERATION_ANNOTATION, INPUT_HASH_ANNOTATION, Performer, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION,
 };
@@ -30,6 +31,8 @@ pub struct PodFacts {
     pub scheduled: Scheduled,
     /// The performer's own container ([`api::performer::CONTAINER_NAME`]), while it waits.
     pub waiting: Option<Box<Waiting>>,
+    /// A container that admission added and that does not start, of several the first by kubelet's order.
+    pub foreign: Option<Box<Foreign>>,
     /// Latest end of that container (`state.terminated`, else `lastState.terminated`).
     pub exit: Option<Box<Exit>>,
     /// Restarts of that container.
@@ -153,6 +156,33 @@ pub struct Waiting {
     /// Kubelet's word, for example `ImagePullBackOff`.
     pub reason: Box<str>,
     pub message: Box<str>,
+}
+
+impl Waiting {
+    /// What waiting alone does not repair, as far as kubelet's word says so.
+    pub fn problem(&self) -> Option<Reason> {
+        match &*self.reason {
+            "ErrImagePull"
+            | "ImagePullBackOff"
+            | "InvalidImageName"
+            | "ErrImageNeverPull"
+            | "ImageInspectError"
+            | "RegistryUnavailable"
+            | "SignatureValidationFailed" => Some(Reason::ImagePullFailed),
+            "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
+                Some(Reason::ContainerConfigError)
+            }
+            "CrashLoopBackOff" => Some(Reason::CrashLoop),
+            _ => None,
+        }
+    }
+}
+
+/// An init container or sidecar that the Performer does not name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Foreign {
+    pub name: Box<str>,
+    pub waiting: Waiting,
 }
 
 /// How a container ended.

@@ -4,7 +4,7 @@ use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::performer::LABEL_PERFORMER;
 
 use super::age::State;
-use super::{Action, Desired, Identity, PodFacts, PodPhase, Round, Scheduled, Slot, Waiting};
+use super::{Action, Desired, Foreign, Identity, PodFacts, PodPhase, Round, Scheduled, Slot, Waiting};
 use crate::Why;
 use crate::fact::Class;
 use crate::round::{Progress, Refusal};
@@ -53,19 +53,13 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
     }
     let waiting = pod.waiting.as_deref();
     let says = |what: &str| waiting.map_or(what.to_owned(), |w| format!("{what}: {}: {}", w.reason, w.message));
-    match waiting.map_or("", |w| &*w.reason) {
-        "ErrImagePull"
-        | "ImagePullBackOff"
-        | "InvalidImageName"
-        | "ErrImageNeverPull"
-        | "ImageInspectError"
-        | "RegistryUnavailable"
-        | "SignatureValidationFailed" => {
+    match waiting.and_then(Waiting::problem) {
+        Some(Reason::ImagePullFailed) => {
             let message = said_before(round, waiting)
                 .unwrap_or_else(|| says(&format!("image {} cannot be pulled", desired.image)));
             return found(Reason::ImagePullFailed, message);
         }
-        "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
+        Some(Reason::ContainerConfigError) => {
             return found(Reason::ContainerConfigError, says("the container cannot be created"));
         }
         _ => {}
@@ -87,6 +81,9 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
         }
         PodPhase::Pending | PodPhase::Running | PodPhase::Unknown => {}
     }
+    if let Some(why) = pod.foreign.as_deref().filter(|_| !pod.is_ready).and_then(|foreign| of_foreign(round, foreign)) {
+        return Some(why);
+    }
     let Scheduled::Unschedulable(why) = &pod.scheduled else {
         return None;
     };
@@ -94,6 +91,19 @@ fn of_pod(pod: &PodFacts, desired: &Desired, identity: &Identity, round: &Round<
         return found(Reason::HardwareUnavailable, format!("no node has the requested GPU or TEE: {why}"));
     }
     found(Reason::SchedulingFailed, format!("no node can run the pod: {why}"))
+}
+
+/// A container that admission added keeps the pod from getting ready, and the Performer's spec cannot repair it.
+fn of_foreign(round: &Round<'_>, Foreign { name, waiting }: &Foreign) -> Option<Why> {
+    let reason = waiting.problem()?;
+    let said = said_before(round, Some(waiting)).filter(|_| reason == Reason::ImagePullFailed);
+    let message = said.unwrap_or_else(|| {
+        format!(
+            "the container {name}, which admission added to the pod, does not start: {}: {}; correct what injects it, or exempt these pods from it",
+            waiting.reason, waiting.message
+        )
+    });
+    Some(Why { reason, message })
 }
 
 /// What was said of the image before, while kubelet only waits for its next try: that says nothing new about the cause,

@@ -21,6 +21,8 @@ pub struct Operation {
     /// What that revision was made of, where it is known.
     pub to_digest: Option<String>,
     pub timeout: Duration,
+    /// Bytes for the helm process, instead of the operator's default.
+    pub memory: Option<u64>,
     pub wait: bool,
     pub former: Former,
 }
@@ -64,6 +66,7 @@ impl From<&ReleaseOperation> for Operation {
             to_revision: begun.to_revision,
             to_digest: begun.to_digest.clone(),
             timeout: Duration::ZERO,
+            memory: None,
             wait: false,
             former: Former::Absent,
         }

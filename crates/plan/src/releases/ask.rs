@@ -7,15 +7,16 @@ use api::workspace::{
     ChartReference, HelmRelease, HelmReleaseSpec, LABEL_WORKSPACE, OperationKind, RECONCILE_ANNOTATION, ReadValues,
     StoppedWorkload, ValuesKind, ValuesSource,
 };
-use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::decide::decide;
 use super::{
-    Action, Chart, Desired, Difference, Drift, Failure, Identity, Job, Known, Observed, Policy, Replicas, Stored,
-    StoredStatus, Surroundings, Values, last_good, reference_digest, validate, values,
+    Action, Ages, Chart, Desired, Difference, Drift, Failure, Identity, Job, Known, MOST_REVISIONS, Observed, Policy,
+    Replicas, Stored, StoredStatus, Surroundings, Values, last_good, reference_digest, too_many_revisions, validate,
+    values,
 };
 use crate::fact::{Fact, Facts, Want};
+use crate::object;
 use crate::round::{Inputs, Plan};
 
 /// What was read a moment ago is as good as new: what rests on it carries uid and version of what was seen.
@@ -55,6 +56,7 @@ pub enum Ask {
         chart: Box<ChartReference>,
         /// The version of the Secret with its credentials.
         credentials: Option<String>,
+        /// A digest: the annotation may be as large as its writer likes, and questions are kept.
         request: Option<String>,
     },
     /// Whether helm may act as the account; the operator's own rights where none is named.
@@ -125,10 +127,9 @@ pub fn plan(
     object: &HelmRelease,
     observed: &Observed,
     inputs: &Inputs<Note, Ask, Answer>,
-    now: Timestamp,
     policy: &Policy,
 ) -> Plan<Action, Ask> {
-    assess(object, observed, inputs, now, policy).plan
+    assess(object, observed, inputs, policy).plan
 }
 
 /// A chart that was found.
@@ -141,8 +142,9 @@ pub struct Resolved {
 /// What is remembered between rounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
-    /// When the version of a range was last looked up, or first believed by this process.
-    pub looked_at: Option<Timestamp>,
+    /// When the version of a range was last looked up, or first believed by this process: its uptime then.
+    pub looked_at: Option<Duration>,
+    pub ages: Ages,
 }
 
 pub(super) type InputsOf = Inputs<Note, Ask, Answer>;
@@ -156,19 +158,14 @@ pub(super) struct Assessment {
     pub is_complete: bool,
 }
 
-pub(super) fn assess(
-    object: &HelmRelease,
-    observed: &Observed,
-    inputs: &InputsOf,
-    now: Timestamp,
-    policy: &Policy,
-) -> Assessment {
+pub(super) fn assess(object: &HelmRelease, observed: &Observed, inputs: &InputsOf, policy: &Policy) -> Assessment {
     let desired = validate(object, policy).ok();
     let mut asking =
-        Asking { object, observed, facts: &inputs.facts, wants: Vec::new(), is_complete: true, unread: None };
+        Asking { object, observed, facts: &inputs.facts, plan: Plan::default(), is_complete: true, unread: None };
     let is_deleting = object.metadata.deletion_timestamp.is_some();
     let storage = asking.storage();
     let values = asking.values();
+    let ages = Ages::of(object.status.as_ref(), &storage, &inputs.note.ages, observed.clocks);
     let mut surroundings = Surroundings {
         storage,
         values,
@@ -184,11 +181,12 @@ pub(super) fn assess(
         holds_data: None,
         is_namespace_terminating: is_deleting && asking.is_namespace_terminating(),
         rival: observed.rival.clone(),
+        ages,
     };
     asking.look(&mut surroundings, desired.as_ref());
-    let mut note = inputs.note.clone();
+    let mut note = Note { ages: surroundings.ages.clone(), ..inputs.note.clone() };
     if let Some(desired) = desired.as_ref().filter(|_| !is_deleting) {
-        surroundings.chart = asking.chart(desired, &surroundings, &mut note, now, policy);
+        surroundings.chart = asking.chart(desired, &surroundings, &mut note, policy);
     }
     surroundings.holds_data = asking.holds_data(&surroundings);
     let is_complete = asking.is_complete;
@@ -201,9 +199,9 @@ pub(super) fn assess(
             plan.look_within(MOMENT);
             plan
         }
-        _ => decide(object, &surroundings, now, policy),
+        _ => decide(object, &surroundings, policy),
     };
-    plan.wants.extend(asking.wants);
+    plan.wants.extend(asking.plan.wants);
     hold_to_revisions(&mut plan, object, observed);
     if observed.is_changing {
         plan.look_within(CHANGING);
@@ -215,28 +213,20 @@ struct Asking<'a> {
     object: &'a HelmRelease,
     observed: &'a Observed,
     facts: &'a Facts<Ask, Answer>,
-    wants: Vec<Want<Ask>>,
+    /// Holds the wants.
+    plan: Plan<Action, Ask>,
     is_complete: bool,
     /// Why Helm's record could not be read.
     unread: Option<String>,
 }
 
-impl<'a> Asking<'a> {
+impl Asking<'_> {
     fn spec(&self) -> Option<&HelmReleaseSpec> {
         self.object.spec.as_ref()
     }
 
     fn namespace(&self) -> String {
         self.object.metadata.namespace.clone().unwrap_or_default()
-    }
-
-    /// The fact, and a want for it.
-    fn want(&mut self, ask: Ask, max_age: Duration) -> Option<&'a Fact<Answer>> {
-        let known = self.facts.get(&ask);
-        if !self.wants.iter().any(|want| want.ask == ask) {
-            self.wants.push(Want { ask, max_age });
-        }
-        known
     }
 
     /// Helm's revisions. The cache may lag behind what helm has just written, so after an operation, and where the
@@ -251,8 +241,7 @@ impl<'a> Asking<'a> {
             let is_it = |stored: &Stored| Some(&stored.uid) == known.secret_uid.as_ref();
             newest.map_or(0, |newest| newest.revision) < known.revision || !cached.iter().any(is_it)
         });
-        let is_unfinished =
-            newest.is_some_and(|newest| newest.status.is_pending() || newest.status == StoredStatus::Uninstalling);
+        let is_unfinished = newest.is_some_and(|newest| newest.status.is_unfinished());
         let is_leaving = self.object.metadata.deletion_timestamp.is_some();
         let is_needed = match &self.observed.job {
             Job::Finished(_) => true,
@@ -260,10 +249,13 @@ impl<'a> Asking<'a> {
             // What helm makes of the release is known when it ends; until then nothing is decided on it.
             Job::Waiting(_) | Job::Running(_) | Job::Ending(_) => false,
         };
+        if cached.len() > MOST_REVISIONS {
+            return Known::No(too_many_revisions(&self.observed.namespace, &self.observed.release).message);
+        }
         if !is_needed {
             return Known::Yes(cached.clone());
         }
-        match self.want(revisions_ask(self.object, self.observed), MOMENT) {
+        match self.plan.want(self.facts, revisions_ask(self.object, self.observed), MOMENT) {
             Some(Fact::Known { value: Answer::Revisions(stored), .. }) => Known::Yes(stored.clone()),
             Some(Fact::Unknown { why, .. }) => {
                 Known::No(format!("Helm's storage Secrets cannot be listed: {}", why.message))
@@ -293,7 +285,7 @@ impl<'a> Asking<'a> {
                 optional: source.optional.unwrap_or(false),
                 version,
             };
-            match self.want(ask, FOR_EVER) {
+            match self.plan.want(self.facts, ask, FOR_EVER) {
                 Some(Fact::Known { value: Answer::Source(Ok(read)), .. }) => sources.push(read.clone()),
                 Some(Fact::Known { value: Answer::Source(Err(why)), .. }) => return why.clone(),
                 Some(Fact::Unknown { why, .. }) => return Values::Unknown(why.message.clone()),
@@ -316,7 +308,7 @@ impl<'a> Asking<'a> {
 
     fn is_namespace_terminating(&mut self) -> bool {
         let namespace = self.observed.namespace.clone();
-        match self.want(Ask::NamespaceTerminating { namespace }, MOMENT) {
+        match self.plan.want(self.facts, Ask::NamespaceTerminating { namespace }, MOMENT) {
             Some(Fact::Known { value, .. }) => *value == Answer::NamespaceTerminating(true),
             Some(Fact::Unknown { .. }) => false,
             None => {
@@ -363,27 +355,19 @@ impl<'a> Asking<'a> {
 
     /// The chart's version. Status is believed for as long as it answers the same question and is not too old; only
     /// what has to be installed must be on disk.
-    fn chart(
-        &mut self,
-        desired: &Desired,
-        surroundings: &Surroundings,
-        note: &mut Note,
-        now: Timestamp,
-        policy: &Policy,
-    ) -> Chart {
+    fn chart(&mut self, desired: &Desired, surroundings: &Surroundings, note: &mut Note, policy: &Policy) -> Chart {
         let resolved = self.object.status.as_ref().and_then(|status| status.resolved.as_ref());
         let known = resolved.filter(|resolved| resolved.reference == reference_digest(&desired.chart));
         let request = self.request();
         let is_exact = desired.chart.exact_version().is_some();
-        // A clock that went back must not put the next look off.
-        let looked_at = *note.looked_at.get_or_insert(now);
-        let passed = Duration::try_from(now.duration_since(looked_at)).unwrap_or(Duration::MAX);
+        let now = surroundings.ages.uptime();
+        let passed = now.saturating_sub(*note.looked_at.get_or_insert(now));
         let is_believed = is_exact || (request.is_none() && passed < desired.interval);
         if let Some(known) = known.filter(|_| is_believed) {
             let (version, digest) = (known.version.clone(), known.digest.clone());
             let chart = Chart::Resolved { version, digest, is_checked: true };
             let assumed = Surroundings { chart: chart.clone(), identity: Identity::Usable, ..surroundings.clone() };
-            let plan = decide(self.object, &assumed, now, policy);
+            let plan = decide(self.object, &assumed, policy);
             if !plan.actions().any(is_deployment) {
                 return chart;
             }
@@ -392,7 +376,7 @@ impl<'a> Asking<'a> {
         let (chart, credentials) = (Box::new(desired.chart.clone()), self.observed.credentials.clone());
         let ask = Ask::Chart { namespace, release, chart, credentials, request };
         let max_age = policy.fetch_retry.min(desired.interval);
-        match self.want(ask, max_age) {
+        match self.plan.want(self.facts, ask, max_age) {
             Some(Fact::Known { value: Answer::Chart(Ok(found)), .. }) => {
                 note.looked_at = Some(now);
                 let (version, digest) = (found.version.clone(), Some(found.digest.clone()));
@@ -406,11 +390,11 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// A value of the reconcile annotation that was not acted on.
+    /// The digest of a value of the reconcile annotation that was not acted on.
     fn request(&self) -> Option<String> {
         let request = self.object.metadata.annotations.as_ref()?.get(RECONCILE_ANNOTATION)?;
         let handled = self.object.status.as_ref().and_then(|status| status.last_handled_reconcile.as_ref());
-        (handled != Some(request)).then(|| request.clone())
+        (handled != Some(request)).then(|| object::digest(&request.as_str().into()))
     }
 
     /// Asked when a revision was made, by us or by a former operator that did not live to see it, and when it is to go;
@@ -436,7 +420,7 @@ impl<'a> Asking<'a> {
             revision: newest.revision,
             secret_uid: newest.uid.clone(),
         };
-        match self.want(ask, FOR_EVER) {
+        match self.plan.want(self.facts, ask, FOR_EVER) {
             Some(Fact::Known { value: Answer::HoldsData(holds), .. }) => *holds,
             Some(Fact::Unknown { why, .. }) => {
                 self.unread = Some(format!("Helm's record of the newest revision cannot be read: {}", why.message));

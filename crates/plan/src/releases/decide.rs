@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use api::condition::Reason;
 use api::workspace::{DriftDetection, FINALIZER, HelmRelease, OperationKind, UpgradeRemediation};
-use jiff::Timestamp;
 
 use super::ask::{IDENTITY_AGE, identity_ask, look_age};
 use super::{
@@ -16,10 +15,7 @@ use super::{
 };
 use crate::Why;
 use crate::fact::Want;
-use crate::round::{self, Draw, Step};
-
-/// What one operation takes of the runner's memory.
-pub const MEMORY: &str = "helm memory";
+use crate::round::{self, Step};
 
 /// A read that failed is tried again soon; what it waits for is usually an API server that comes back.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -34,8 +30,8 @@ const UNHEARD_LOOK: Duration = Duration::from_secs(20);
 const FOREIGN: &str = "foreign";
 
 /// The next steps, from all that is known. What is missing for them is among the wants.
-pub fn decide(object: &HelmRelease, observed: &Surroundings, now: Timestamp, policy: &Policy) -> Plan {
-    let round = Deciding { object, observed, now, policy, memory: Memory::recall(object, observed, now) };
+pub fn decide(object: &HelmRelease, observed: &Surroundings, policy: &Policy) -> Plan {
+    let round = Deciding { object, observed, policy, memory: Memory::recall(object, observed) };
     let mut plan = Plan::default();
     if object.metadata.deletion_timestamp.is_some() {
         round.remove(&mut plan);
@@ -51,7 +47,6 @@ type Plan = round::Plan<Action, Ask>;
 struct Deciding<'a> {
     object: &'a HelmRelease,
     observed: &'a Surroundings,
-    now: Timestamp,
     policy: &'a Policy,
     memory: Memory,
 }
@@ -131,7 +126,7 @@ impl Deciding<'_> {
                 self.attempt(desired, stored, &digest, &version, plan);
             }
             State::Untested => {
-                let interval = self.left(self.memory.status.last_attempted_at, desired.interval);
+                let interval = self.rest(desired.interval);
                 match interval.filter(|_| self.is_harried(&digest)) {
                     Some(rest) => plan.look_within(rest),
                     None => self.start(operation(OperationKind::Test, desired, stored, &digest, &version), plan),
@@ -219,7 +214,7 @@ impl Deciding<'_> {
         let is_used_up = self.memory.failures(digest) > strategy.retries;
         // What keeps interrupting may be gone by the next interval, and a right that was missing may be given.
         let is_external = is_harried || (is_used_up && self.memory.status.last_failure == Some(Reason::Forbidden));
-        let rest = self.left(self.memory.status.last_attempted_at, desired.interval).filter(|_| is_external);
+        let rest = self.rest(desired.interval).filter(|_| is_external);
         if let Some(rest) = rest {
             plan.look_within(rest);
         }
@@ -251,7 +246,7 @@ impl Deciding<'_> {
     fn start(&self, operation: Operation, plan: &mut Plan) {
         let interruptions = self.memory.interruptions(&operation.digest);
         let pause = Duration::from_secs(1 << interruptions.min(8));
-        match self.left(self.memory.status.last_attempted_at, pause).filter(|_| interruptions > 0) {
+        match self.rest(pause).filter(|_| interruptions > 0) {
             Some(left) => plan.look_within(left),
             None => self.begin(operation, plan),
         }
@@ -295,20 +290,10 @@ impl Deciding<'_> {
         }
     }
 
-    /// Hands an operation to the runner, which takes memory for it.
+    /// Hands an operation to the runner.
     fn begin(&self, operation: Operation, plan: &mut Plan) {
-        let job = round::Job {
-            label: operation.label(),
-            draws: vec![Draw { budget: MEMORY.into(), amount: self.operation_memory() }],
-            timeout: operation.timeout,
-        };
         let spoils = self.looks();
-        plan.push_after_all(Step::new(Action::Start(operation)).announced().job(job).spoils(spoils));
-    }
-
-    /// Bytes for one helm process; 0 stands for the default of the operator.
-    fn operation_memory(&self) -> u64 {
-        validate(self.object, self.policy).ok().and_then(|desired| desired.memory).unwrap_or_default()
+        plan.push_after_all(Step::new(Action::Start(operation)).announced().as_job().spoils(spoils));
     }
 
     /// The looks at live objects that are known or under way.
@@ -343,16 +328,14 @@ impl Deciding<'_> {
         }
     }
 
-    /// Time left until `pause` after `since` is over.
-    fn left(&self, since: Option<Timestamp>, pause: Duration) -> Option<Duration> {
-        let passed = self.now.duration_since(since?);
-        let passed = Duration::try_from(passed).unwrap_or_default();
-        pause.checked_sub(passed).filter(|left| !left.is_zero())
+    /// Time left of a pause after the last attempt.
+    fn rest(&self, pause: Duration) -> Option<Duration> {
+        left(self.observed.ages.of_attempt()?, pause)
     }
 
     fn unlock(&self, stored: &Stored, is_ours: bool, plan: &mut Plan) {
         let patience = if is_ours { Duration::ZERO } else { self.policy.lock_patience };
-        match self.left(stored.modified_at, patience) {
+        match left(self.observed.ages.of_lock(), patience) {
             Some(left) => {
                 let message = format!(
                     "revision {} is {} by a helm process of another client; the operator takes the release over if the revision stops changing",
@@ -460,6 +443,11 @@ impl Deciding<'_> {
     }
 }
 
+/// Time left of a wait that has lasted for `age`.
+fn left(age: Duration, wait: Duration) -> Option<Duration> {
+    wait.checked_sub(age).filter(|left| !left.is_zero())
+}
+
 fn unknown(plan: &mut Plan, why: &str) {
     plan.block(Reason::StateUnknown, why);
     plan.look_within(LOOK_AGAIN);
@@ -474,6 +462,7 @@ fn operation(kind: OperationKind, desired: &Desired, stored: &[Stored], digest: 
         to_revision: None,
         to_digest: None,
         timeout: desired.timeout,
+        memory: desired.memory,
         // Workloads at zero never become ready.
         wait: desired.wait && !desired.stopped,
         former: Former::Absent,

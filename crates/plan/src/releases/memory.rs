@@ -4,7 +4,6 @@ use api::condition::Reason;
 use api::workspace::{
     FORCE_ANNOTATION, HelmRelease, HelmReleaseStatus, OperationKind, ROLLBACK_ANNOTATION, ReleaseRevision, TestResult,
 };
-use jiff::Timestamp;
 
 use super::{Ended, Failure, FailureClass, Job, Operation, Stored, StoredStatus, Surroundings};
 
@@ -27,7 +26,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    pub fn recall(object: &HelmRelease, observed: &Surroundings, now: Timestamp) -> Self {
+    pub fn recall(object: &HelmRelease, observed: &Surroundings) -> Self {
         let mut status = object.status.clone().unwrap_or_default();
         let former = status.history.clone();
         // The end of the records is reported, not how they come about.
@@ -36,7 +35,7 @@ impl Memory {
         }
         // What an end means is in Helm's storage; until that is known it is not taken note of.
         if let Some(ended) = observed.ended() {
-            end(&mut status, &ended, observed, &former, now);
+            end(&mut status, &ended, observed, &former);
         } else if observed.job == Job::Idle {
             settle_interrupted(&mut status, observed, &former);
         }
@@ -105,18 +104,11 @@ fn is_of(known: &ReleaseRevision, stored: &Stored) -> bool {
 }
 
 /// Takes an operation's end into account.
-fn end(
-    status: &mut HelmReleaseStatus,
-    ended: &Ended,
-    observed: &Surroundings,
-    former: &[ReleaseRevision],
-    now: Timestamp,
-) {
-    if matches!(&ended.result, Err(failure) if failure.class == FailureClass::NotBegun) {
+fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Surroundings, former: &[ReleaseRevision]) {
+    if ended.is_not_begun() {
         status.operation = None;
         return reopen(status, observed);
     }
-    status.last_attempted_at = Some(now);
     let operation = &ended.operation;
     let left_lock = observed.newest().is_some_and(|newest| {
         let is_begun = newest.status.is_pending() && is_made_by(operation, newest, former);

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use api::condition::{ConditionStatus, ConditionType};
+use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::workspace::{HelmRelease, OperationKind, ReadValues, StoppedWorkload};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::Operation;
+use super::{Ages, Operation};
+use crate::{Clocks, Why};
 
 /// A fact, or why it is not known. Unknown is never absent.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,10 +41,10 @@ pub struct Observed {
     pub is_changing: bool,
     /// Another HelmRelease that was first to claim this release.
     pub rival: Option<String>,
+    pub clocks: Clocks,
 }
 
 /// All that is known about a release: what was observed, and the facts that were asked for.
-
 #[derive(Clone, Debug, PartialEq)]
 pub struct Surroundings {
     /// Helm's records of the release, oldest first.
@@ -65,6 +66,19 @@ pub struct Surroundings {
     pub is_namespace_terminating: bool,
     /// Another HelmRelease that was first to claim this release.
     pub rival: Option<String>,
+    pub ages: Ages,
+}
+
+/// The most revisions that are looked at: Helm keeps ten by default and a HelmRelease a hundred at most, so more are a
+/// history that was never trimmed, or Secrets that something else has labelled as Helm's.
+pub const MOST_REVISIONS: usize = 1000;
+
+/// Why nothing is decided on a release with more.
+pub fn too_many_revisions(namespace: &str, release: &str) -> Why {
+    let message = format!(
+        "namespace {namespace} holds more than {MOST_REVISIONS} Secrets with the labels owner=helm,name={release}; delete those that are not Helm's, and the oldest revisions"
+    );
+    Why { reason: Reason::StateUnknown, message }
 }
 
 /// One revision as its Secret's labels show it.
@@ -76,9 +90,6 @@ pub struct Stored {
     /// Of the Secret, for a write that must not overtake another.
     pub resource_version: String,
     pub created_at: Option<Timestamp>,
-    /// When it last changed; known only where it was asked for, that is for an unfinished revision. Not from Helm's own
-    /// label of that name: Helm 4 carries it over from revision to revision.
-    pub modified_at: Option<Timestamp>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +124,11 @@ impl StoredStatus {
 
     pub fn as_str(self) -> &'static str {
         Self::ALL.iter().find(|(status, _)| *status == self).map_or("unknown", |(_, word)| word)
+    }
+
+    /// Whether a helm process is at work on it, or was when it ended.
+    pub fn is_unfinished(self) -> bool {
+        self.is_pending() || self == Self::Uninstalling
     }
 
     pub fn is_pending(self) -> bool {
@@ -169,6 +185,11 @@ pub struct Ended {
 }
 
 impl Ended {
+    /// Whether helm was not even started.
+    pub(super) fn is_not_begun(&self) -> bool {
+        matches!(&self.result, Err(failure) if failure.class == FailureClass::NotBegun)
+    }
+
     /// Whether helm found the release locked by another client.
     pub(super) fn is_in_progress(&self) -> bool {
         matches!(&self.result, Err(failure) if failure.class == FailureClass::InProgress)

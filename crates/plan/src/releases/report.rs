@@ -20,7 +20,7 @@ pub type RoundOf<'a> = crate::round::Round<'a, HelmRelease, Observed, Action, ()
 
 /// The whole report of a round.
 pub fn report(round: &RoundOf<'_>, now: Timestamp, policy: &Policy) -> Report<HelmReleaseStatus, Note> {
-    let mut assessed = assess(round.object, round.observed, round.inputs, now, policy);
+    let mut assessed = assess(round.object, round.observed, round.inputs, policy);
     let former = round.object.status.as_ref();
     let announced = announced(round);
     if let Some(operation) = announced {
@@ -44,7 +44,7 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp, policy: &Policy) -> Report<He
         transitions: if assessed.is_complete { events(former, &status, &inner) } else { Vec::new() },
         discriminator: String::new(),
         phase: ready.map_or("", |condition| condition.reason.as_str()).to_owned(),
-        note: assessed.note,
+        note: Note { ages: assessed.note.ages.after(&status), ..assessed.note },
         status,
     }
 }
@@ -102,10 +102,13 @@ impl Round<'_> {
 /// The status to store; equal to the stored one when there is nothing to say.
 pub fn status(round: &Round<'_>, now: Timestamp) -> HelmReleaseStatus {
     // Kubernetes times have whole seconds; a finer one would differ from itself once read back.
-    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
-    let memory = Memory::recall(round.object, round.observed, now);
+    let now = whole_seconds(now);
+    let memory = Memory::recall(round.object, round.observed);
     let desired = validate(round.object, round.policy).ok();
     let mut status = memory.status.clone();
+    if round.observed.ended().is_some_and(|ended| !ended.is_not_begun()) {
+        status.last_attempted_at = Some(round.observed.ages.server_time().map_or(now, whole_seconds));
+    }
     remember_sources(&mut status, round, desired.as_ref());
     let is_stopped = desired.as_ref().is_some_and(|desired| desired.stopped);
     replicas::remember(is_stopped, round.observed.newest(), &mut status.stopped, &round.observed.workloads);
@@ -119,6 +122,10 @@ pub fn status(round: &Round<'_>, now: Timestamp) -> HelmReleaseStatus {
         status.observed_generation = round.object.metadata.generation;
     }
     HelmReleaseStatus { conditions, ..status }
+}
+
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
 /// What was read on the way, so that the next start need not read it again.

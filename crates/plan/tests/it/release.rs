@@ -1,5 +1,6 @@
 //! HelmReleases: what the planner does in a small world of Helm's storage and one runner.
 
+mod clock;
 mod wants;
 mod world;
 
@@ -185,8 +186,7 @@ fn w27_an_install_cut_off_while_it_removes_the_failed_one_goes_on() {
         }
         world.storage().push(Stored { status: StoredStatus::Uninstalling, ..failed });
         // No longer than after any other interruption, although the record moved just now.
-        let (at, pause) = (world.now, if with_operator { 0 } else { 2 });
-        world.storage()[0].modified_at = Some(at);
+        let pause = if with_operator { 0 } else { 2 };
         world.settle();
         world.now += Duration::from_secs(pause);
         world.settle();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::performer::{PerformerStatus, Phase};
-use plan::performers::{Observed, PodFacts, PodPhase, Scheduled, Slot, Waiting};
+use plan::performers::{Foreign, Observed, PodFacts, PodPhase, Scheduled, Slot, Waiting};
 use plan::round::{Plan, Progress, Refusal};
 use serde_json::json;
 
@@ -253,6 +253,25 @@ fn p30_image_trouble_is_named_at_once() {
         assert_eq!(degraded(&world), Some(Reason::ImagePullFailed), "{word}");
         let available = world.status().condition(ConditionType::Available).unwrap().clone();
         assert!(available.message.contains("repo:1") && available.message.contains(word), "{}", available.message);
+    }
+}
+
+#[test]
+fn a_container_that_admission_added_is_named_when_it_does_not_start() {
+    for (word, reason) in [("ErrImagePull", Reason::ImagePullFailed), ("CrashLoopBackOff", Reason::CrashLoop)] {
+        let mut world = World::new(basic());
+        world.settle();
+        wait(&mut world, "PodInitializing");
+        let waiting = Waiting { reason: word.into(), message: "why".into() };
+        world.pod_mut().foreign = Some(Box::new(Foreign { name: "mesh-init".into(), waiting }));
+        world.step();
+        assert_eq!(degraded(&world), Some(reason), "{word}");
+        let message = world.status().condition(ConditionType::Degraded).unwrap().message.clone();
+        assert!(message.contains("mesh-init") && message.contains(word) && message.contains("why"), "{message}");
+        world.pod_mut().foreign = None;
+        world.start_pod();
+        world.settle();
+        assert_eq!(degraded(&world), None);
     }
 }
 

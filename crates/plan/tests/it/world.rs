@@ -11,11 +11,12 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use plan::Clocks;
 use plan::event::Event;
 use plan::fact::Class;
 use plan::performers::{
-    Action, Ages, Clocks, Created, Deletion, Note, Observed, PodFacts, PodPhase, Policy, PortFacts, Scheduled,
-    ServiceFacts, ServiceType, Slot, TargetPort, report,
+    Action, Ages, Created, Deletion, Note, Observed, PodFacts, PodPhase, Policy, PortFacts, Scheduled, ServiceFacts,
+    ServiceType, Slot, TargetPort, report,
 };
 use plan::round::{Inputs, Plan, Progress, Refusal, Report, Round};
 use serde_json::{Value, json};

@@ -295,7 +295,7 @@ impl<C: Controller> Running<'_, C> {
     fn next(&self) -> (Next, bool) {
         // What was handed over is looked at when it ends.
         let mut attempts = self.plan.steps.iter().zip(&self.progress);
-        if attempts.any(|(step, progress)| step.job.is_none() && progress.is_done()) {
+        if attempts.any(|(step, progress)| !step.is_job && progress.is_done()) {
             return (Next::Again, true);
         }
         if self.is_outdated {

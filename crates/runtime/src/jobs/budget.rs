@@ -16,10 +16,16 @@ pub struct Budget {
     /// The most that is drawn at any moment.
     pub total: u64,
     /// The most that the jobs of one namespace draw together, and so the largest draw there is. What is left of the
-    /// total goes on serving other namespaces while a large draw waits until enough is free.
+    /// total goes on serving other namespaces while a large draw waits until enough is free. It is also the most that
+    /// [long](LONG) jobs of all namespaces draw together, so that what is left is free again soon, however many
+    /// namespaces ask for as much and as long as they may.
     pub share: u64,
     pub refill: Refill,
 }
+
+/// A job that may take longer than this is a long one. Helm waits five minutes by default, and an install that removes a
+/// failed one before waits twice: with a little for the load of the machine, ordinary work is not long.
+pub(super) const LONG: Duration = Duration::from_mins(15);
 
 /// When a budget gets back what a job has drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +68,8 @@ pub struct Draw {
     /// The peer or account whose budget it is; empty for one that the whole process has.
     pub of: Arc<str>,
     pub amount: u64,
+    /// Of a job that may take [`LONG`] and more.
+    is_long: bool,
 }
 
 impl Draw {
@@ -72,7 +80,17 @@ impl Draw {
 
     /// From the budget of one peer or account.
     pub fn on(budget: &'static str, of: impl Into<Arc<str>>, amount: u64) -> Self {
-        Self { budget, of: of.into(), amount }
+        Self { budget, of: of.into(), amount, is_long: false }
+    }
+
+    /// Of a job that may take this long.
+    #[must_use]
+    pub(super) fn lasting(self, time: Duration) -> Self {
+        Self { is_long: time > LONG, ..self }
+    }
+
+    pub(super) fn is_long(&self) -> bool {
+        self.is_long
     }
 
     pub(super) fn pot(&self) -> PotName {
@@ -97,6 +115,7 @@ struct Hold {
     namespace: Arc<str>,
     /// The lower, the earlier.
     ticket: u64,
+    is_long: bool,
     /// Drawn past it since.
     overtaking: u64,
 }
@@ -105,6 +124,8 @@ struct Hold {
 #[derive(Debug, Default)]
 struct Pot {
     in_use: u64,
+    /// Of this, by long jobs.
+    long: u64,
     by_namespace: HashMap<Arc<str>, u64>,
     returning: VecDeque<(Instant, Drawn)>,
     hold: Option<Hold>,
@@ -116,6 +137,7 @@ pub(super) struct Drawn {
     pub pot: PotName,
     pub namespace: Arc<str>,
     pub amount: u64,
+    is_long: bool,
     /// The hold that it went past.
     overtook: Option<u64>,
 }
@@ -127,6 +149,7 @@ impl Pot {
 
     fn give_back(&mut self, drawn: &Drawn) {
         self.in_use -= drawn.amount;
+        self.long -= if drawn.is_long { drawn.amount } else { 0 };
         if let Some(used) = self.by_namespace.get_mut(&drawn.namespace) {
             *used -= drawn.amount;
         }
@@ -202,11 +225,15 @@ impl Budgets {
             if pot.used_by(namespace) + draw.amount > limits.share {
                 return Fit::OverShare;
             }
-            let is_short = pot.in_use + draw.amount > limits.total;
+            let is_short = pot.in_use + draw.amount > limits.total
+                || (draw.is_long && limits.refill == Refill::AtEnd && pot.long + draw.amount > limits.share);
             let first = pot.hold.as_ref().filter(|hold| hold.key != *key);
             is_behind |= first.is_some_and(|hold| {
                 let is_earlier = ticket.is_some_and(|ticket| ticket < hold.ticket);
-                let is_past = *hold.namespace != *namespace && hold.overtaking + draw.amount <= limits.passing();
+                // Of long jobs one waits for the others: a stream of small ones would keep it waiting for ever.
+                let is_past = *hold.namespace != *namespace
+                    && !(hold.is_long && draw.is_long)
+                    && hold.overtaking + draw.amount <= limits.passing();
                 !is_earlier && (is_short || !is_past)
             });
             if is_short {
@@ -221,13 +248,13 @@ impl Budgets {
     }
 
     /// Makes a job the first in line at these budgets.
-    pub fn hold(&mut self, pots: Vec<PotName>, key: &Key, namespace: &Arc<str>, ticket: u64) {
+    pub fn hold(&mut self, pots: Vec<PotName>, key: &Key, namespace: &Arc<str>, ticket: u64, is_long: bool) {
         for name in pots {
             let hold = &mut self.pots.entry(name).or_default().hold;
             if hold.as_ref().is_none_or(|hold| hold.key != *key) {
                 self.holds += 1;
                 let (id, key, namespace) = (self.holds, key.clone(), namespace.clone());
-                *hold = Some(Hold { id, key, namespace, ticket, overtaking: 0 });
+                *hold = Some(Hold { id, key, namespace, ticket, is_long, overtaking: 0 });
             }
         }
     }
@@ -247,13 +274,14 @@ impl Budgets {
             let refill = self.limits(draw.budget).refill;
             let pot = self.pots.entry(draw.pot()).or_default();
             pot.in_use += draw.amount;
+            pot.long += if draw.is_long { draw.amount } else { 0 };
             *pot.by_namespace.entry(namespace.clone()).or_default() += draw.amount;
             let overtook = pot.hold.as_mut().map(|hold| {
                 hold.overtaking += draw.amount;
                 hold.id
             });
             let (namespace, amount) = (namespace.clone(), draw.amount);
-            let drawn = Drawn { pot: draw.pot(), namespace, amount, overtook };
+            let drawn = Drawn { pot: draw.pot(), namespace, amount, is_long: draw.is_long, overtook };
             match refill {
                 Refill::AtEnd => until_end.push(drawn),
                 Refill::After(period) => pot.returning.push_back((now + period, drawn)),

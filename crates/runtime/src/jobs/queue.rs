@@ -1,19 +1,22 @@
 //! What waits, what runs and what starts next. Pure: no process, and time is an argument.
 //!
-//! Namespaces take turns: the next job is the oldest of the namespace that uses the least of what it wants, and of
-//! those that use equally little, of the one whose turn is longest ago. A namespace that was passed over
-//! [`MOST_PASSES`] times goes first.
+//! Namespaces take turns: the next job is the oldest of the namespace that uses the least of what it wants, of those
+//! that use equally little, of the one that [used](Usage) the least lately, and of those, of the one whose turn is
+//! longest ago. A namespace that was passed over [`MOST_PASSES`] times goes first.
 //!
 //! A job that does not fit beside what runs becomes the first in line at the budgets that are short. Others start past
 //! it only as long as all of them together draw no more than what a share leaves of the total. No draw is larger than
 //! a share, so the job starts at the latest when everything that ran before it came has ended; and however large it
 //! is and however long others run, other namespaces are served meanwhile.
 //!
-//! One namespace never draws more than its share, so what its jobs take and how long they run keeps no other waiting.
+//! One namespace never draws more than its share, so what its jobs take and how long they run keeps no other waiting. Nor
+//! do long jobs of all namespaces together, so however many ask for as much and as long as they may, what no share holds
+//! comes back soon; and who had none of it lately is the next to get it.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
 use tokio::time::Instant;
@@ -28,17 +31,49 @@ use crate::key::Key;
 /// all that a usual budget runs at once, and small enough that the second starts soon.
 const MOST_PASSES: u64 = 16;
 
+/// After this long, time that was used counts half: what a namespace took an hour ago says little about the present.
+const HALF_LIFE: Duration = Duration::from_mins(10);
+
+/// How long the jobs of each namespace ran lately. What runs now counts by what it draws.
+#[derive(Debug, Default)]
+struct Usage(HashMap<Arc<str>, (Duration, Instant)>);
+
+impl Usage {
+    fn of(&self, namespace: &str, now: Instant) -> Duration {
+        self.0.get(namespace).map_or(Duration::ZERO, |used| Self::decayed(*used, now))
+    }
+
+    /// Also forgets what has become less than a second: no ordinary job takes less.
+    fn add(&mut self, namespace: &Arc<str>, used: Duration, now: Instant) {
+        let used = used + self.of(namespace, now);
+        self.0.insert(namespace.clone(), (used, now));
+        self.0.retain(|_, used| Self::decayed(*used, now) >= Duration::from_secs(1));
+    }
+
+    fn decayed((used, at): (Duration, Instant), now: Instant) -> Duration {
+        used.mul_f64(0.5f64.powf(now.saturating_duration_since(at).div_duration_f64(HALF_LIFE)))
+    }
+}
+
 /// `T` is what the caller gets back when it is a job's turn.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     budgets: Budgets,
     waiting: HashMap<Key, Waiting<T>>,
     lines: BTreeMap<Line, Turns>,
-    running: HashMap<Key, Vec<Drawn>>,
+    running: HashMap<Key, Running>,
+    usage: Usage,
     /// Counts pushes and starts: the order in which lines had their turn.
     turn: u64,
     starts: u64,
     tickets: u64,
+}
+
+#[derive(Debug)]
+struct Running {
+    drawn: Vec<Drawn>,
+    namespace: Arc<str>,
+    since: Instant,
 }
 
 /// Jobs that wait for one another: those of one namespace and, where they draw from the budgets of a peer or an
@@ -70,7 +105,7 @@ struct Waiting<T> {
 
 /// The first of a line, and its place among the first of all lines.
 struct Candidate {
-    place: (u8, u64, u64),
+    place: (u8, u64, Duration, u64),
     line: Line,
     key: Key,
 }
@@ -82,6 +117,7 @@ impl<T> Queue<T> {
             waiting: HashMap::new(),
             lines: BTreeMap::new(),
             running: HashMap::new(),
+            usage: Usage::default(),
             turn: 0,
             starts: 0,
             tickets: 0,
@@ -149,7 +185,7 @@ impl<T> Queue<T> {
     /// Takes the job that starts now, if any; call until there is none.
     pub fn start_next(&mut self, now: Instant) -> Option<(Key, T)> {
         self.budgets.refill(now);
-        let mut candidates = self.candidates();
+        let mut candidates = self.candidates(now);
         candidates.sort_by_key(|candidate| candidate.place);
         for Candidate { line, key, .. } in candidates {
             let Some(waiting) = self.waiting.get_mut(&key) else { continue };
@@ -161,7 +197,8 @@ impl<T> Queue<T> {
                         *tickets += 1;
                         *tickets
                     });
-                    self.budgets.hold(pots, &key, &line.namespace, ticket);
+                    let is_long = waiting.draws.iter().any(Draw::is_long);
+                    self.budgets.hold(pots, &key, &line.namespace, ticket, is_long);
                 }
                 // It waits for its own namespace, and no other namespace is to wait for that.
                 Fit::OverShare => self.budgets.release_hold(&key),
@@ -180,18 +217,21 @@ impl<T> Queue<T> {
         }
         let Waiting { draws, request, .. } = self.leave(key)?;
         let drawn = self.budgets.draw(&line.namespace, &draws, now);
-        self.running.insert(key.clone(), drawn);
+        self.running.insert(key.clone(), Running { drawn, namespace: line.namespace.clone(), since: now });
         Some((key.clone(), request))
     }
 
-    fn candidates(&self) -> Vec<Candidate> {
+    fn candidates(&self, now: Instant) -> Vec<Candidate> {
         let candidate = |(line, turns): (&Line, &Turns)| {
             let key = turns.keys.front()?;
             let waiting = self.waiting.get(key)?;
             let place = match waiting.ticket {
-                Some(ticket) => (0, ticket, 0),
-                None if self.starts - turns.starts >= MOST_PASSES => (1, turns.last, 0),
-                None => (2, self.budgets.used_part(&line.namespace, &waiting.draws), turns.last),
+                Some(ticket) => (0, ticket, Duration::ZERO, 0),
+                None if self.starts - turns.starts >= MOST_PASSES => (1, turns.last, Duration::ZERO, 0),
+                None => {
+                    let used = self.budgets.used_part(&line.namespace, &waiting.draws);
+                    (2, used, self.usage.of(&line.namespace, now), turns.last)
+                }
             };
             Some(Candidate { place, line: line.clone(), key: key.clone() })
         };
@@ -199,9 +239,10 @@ impl<T> Queue<T> {
     }
 
     /// What ran has ended.
-    pub fn finish(&mut self, key: &Key) {
-        if let Some(drawn) = self.running.remove(key) {
+    pub fn finish(&mut self, key: &Key, now: Instant) {
+        if let Some(Running { drawn, namespace, since }) = self.running.remove(key) {
             self.budgets.give_back(&drawn);
+            self.usage.add(&namespace, now.saturating_duration_since(since), now);
         }
         let lines = self.waiting.get(key).map(|waiting| waiting.lines.clone()).unwrap_or_default();
         for line in lines {
@@ -252,11 +293,10 @@ impl<T> Queue<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use proptest::prelude::*;
 
     use super::*;
+    use crate::jobs::budget::LONG;
 
     const BYTES: &str = "bytes";
 
@@ -278,7 +318,7 @@ mod tests {
     }
 
     fn finish(queue: &mut Queue<&'static str>, namespace: &str, name: &str) {
-        queue.finish(&Key::new(namespace, name));
+        queue.finish(&Key::new(namespace, name), now());
     }
 
     #[test]
@@ -293,7 +333,7 @@ mod tests {
         assert_eq!(queue.start_next(now()), Some((key.clone(), "uninstall")));
         add(&mut queue, "a", "x", 1);
         assert_eq!(started(&mut queue), [""; 0], "one key never runs twice, and the budget is used up");
-        queue.finish(&key);
+        queue.finish(&key, now());
         assert_eq!(started(&mut queue), ["a/y"]);
     }
 
@@ -316,7 +356,7 @@ mod tests {
         let mut order = vec![];
         while let Some((key, _)) = queue.start_next(now()) {
             order.push(key.to_string());
-            queue.finish(&key);
+            queue.finish(&key, now());
             if order.len() == 1 {
                 add(&mut queue, "few", "1", 1);
             }
@@ -362,6 +402,53 @@ mod tests {
     }
 
     #[test]
+    fn long_jobs_of_all_namespaces_leave_room_for_an_ordinary_one() {
+        let mut queue = bytes(5, 1);
+        let long = |queue: &mut Queue<&'static str>, namespace: &str, name: &str| {
+            let key = Key::new(namespace, name);
+            let draws = vec![Draw::new(BYTES, 1).lasting(LONG * 4)];
+            queue.push(&key, std::slice::from_ref(&key.namespace), draws, "").unwrap();
+        };
+        for (namespace, name) in [("one", "1"), ("one", "2"), ("two", "1"), ("two", "2"), ("three", "1"), ("four", "1")]
+        {
+            long(&mut queue, namespace, name);
+        }
+        assert_eq!(started(&mut queue).len(), 4);
+        for name in ["1", "2"] {
+            add(&mut queue, "calm", name, 1);
+        }
+        assert_eq!(started(&mut queue), ["calm/1"]);
+        finish(&mut queue, "calm", "1");
+        assert_eq!(started(&mut queue), ["calm/2"], "and the next, although four namespaces ask for more");
+    }
+
+    #[test]
+    fn who_used_little_lately_goes_before_who_used_much() {
+        let mut queue = bytes(1, 1);
+        let begin = now();
+        let mut run = |namespace: &str, from: u64, to: u64| {
+            let key = Key::new(namespace, "run");
+            queue.push(&key, std::slice::from_ref(&key.namespace), vec![Draw::new(BYTES, 1)], "").unwrap();
+            assert!(queue.start_next(begin + Duration::from_secs(from)).is_some());
+            queue.finish(&key, begin + Duration::from_secs(to));
+        };
+        run("busy", 0, 300);
+        run("brief", 300, 310);
+        for namespace in ["busy", "brief", "new"] {
+            add(&mut queue, namespace, "next", 1);
+        }
+        let mut order = vec![];
+        while let Some((key, _)) = queue.start_next(begin + Duration::from_secs(310)) {
+            queue.finish(&key, begin + Duration::from_secs(310));
+            order.push(key.namespace.to_string());
+        }
+        assert_eq!(order, ["new", "brief", "busy"]);
+        assert!(queue.usage.0.len() <= 2, "who used nothing is not remembered");
+        queue.usage.add(&"other".into(), Duration::from_secs(1), begin + HALF_LIFE * 20);
+        assert_eq!(queue.usage.0.len(), 1, "what is long ago is forgotten");
+    }
+
+    #[test]
     fn what_no_share_holds_is_refused_by_name_and_amount() {
         let mut queue = bytes(5, 1);
         let key = Key::new("a", "x");
@@ -385,7 +472,7 @@ mod tests {
         queue.join(&pull, &"calm".into());
         assert_eq!(started(&mut queue), ["/chart"]);
         assert!(!queue.is_waiting(&pull));
-        queue.finish(&pull);
+        queue.finish(&pull, now());
         finish(&mut queue, "busy", "1");
         assert_eq!(started(&mut queue), ["busy/4"], "it was taken out of both lines");
     }
@@ -416,7 +503,7 @@ mod tests {
         let mut started = |seconds: u64| {
             let mut names = vec![];
             while let Some((key, _)) = queue.start_next(begin + Duration::from_secs(seconds)) {
-                queue.finish(&key);
+                queue.finish(&key, begin + Duration::from_secs(seconds));
                 names.push(key.to_string());
             }
             (names, queue.next_refill().map(|at| (at - begin).as_secs()))
@@ -472,6 +559,10 @@ mod tests {
 
         fn push(&mut self, key: &Key, amount: u64, peer: u8) {
             let mut draws = vec![Draw::new(BYTES, amount), Draw::on("calls", format!("peer-{peer}"), 1)];
+            // Every other one may take long.
+            if amount % 2 == 0 {
+                draws = draws.into_iter().map(|draw| draw.lasting(LONG * 2)).collect();
+            }
             // Some jobs of the account whose rate is limited.
             if peer == 0 {
                 draws.push(Draw::on("rate", "account", 1));
@@ -483,7 +574,7 @@ mod tests {
         fn finish(&mut self, at: usize) {
             if !self.running.is_empty() {
                 let at = at % self.running.len();
-                self.queue.finish(&self.running.remove(at).0);
+                self.queue.finish(&self.running.remove(at).0, self.at);
             }
         }
 
@@ -514,6 +605,10 @@ mod tests {
                 draws.filter(|draw| draw.budget == budget && *draw.of == *of).map(|draw| draw.amount).sum()
             };
             assert!(drawn(BYTES, "") <= self.total);
+            let long =
+                self.running.iter().flat_map(|(_, draws)| draws).filter(|draw| draw.budget == BYTES && draw.is_long());
+            let long: u64 = long.map(|draw| draw.amount).sum();
+            assert!(long <= self.queue.budgets().limits(BYTES).share);
             assert_eq!(drawn(BYTES, ""), self.queue.budgets().in_use(BYTES));
             assert!(drawn("calls", "peer-0") <= 3 && drawn("calls", "peer-1") <= 3);
             let recent = self.rates.iter().filter(|(at, _)| *at + PERIOD > self.at);
@@ -604,7 +699,7 @@ mod tests {
                     running.push_back(key);
                 }
                 let ended = running.pop_front();
-                queue.finish(&ended.expect("something runs while anything waits"));
+                queue.finish(&ended.expect("something runs while anything waits"), now());
             }
         }
     }

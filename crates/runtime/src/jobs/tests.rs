@@ -289,3 +289,74 @@ async fn jobs_end_with_the_lead_and_with_the_process() {
     tokio::join!(ending, stopping);
     assert_eq!(jobs.take(&key("1")).unwrap().ended, Ended::Done(Some(Stopped::Ending)));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_job_under_way_is_ended_before_its_lead_is_lost() {
+    let scene = Arc::<Scene>::default();
+    let (jobs, _) = jobs(&scene, 3);
+    let (clock, margin, lead) = (Clock::default(), Duration::from_millis(500), Duration::from_secs(20));
+    let leadership = Leadership::until(clock.instant() + lead, clock.clone());
+    let (begin, stop) = (clock.instant(), CancellationToken::new());
+    for name in ["1", "2", "3"] {
+        jobs.submit(job(name, Act::Obey)).unwrap();
+    }
+    let ending = jobs.end_with(&leadership, margin, &stop, GRACE);
+    let looking = async {
+        tokio::time::sleep_until(begin + lead - margin * 2).await;
+        assert_eq!((jobs.snapshot().running, jobs.snapshot().waiting), (2, 1), "while it leads they go on");
+        tokio::time::sleep_until(begin + lead).await;
+        assert_eq!((jobs.snapshot().running, jobs.snapshot().waiting), (0, 0), "nothing outlives the lead");
+        stop.cancel();
+    };
+    tokio::join!(ending, looking);
+    for name in ["1", "2"] {
+        assert_eq!(jobs.take(&key(name)).unwrap().ended, Ended::Done(Some(Stopped::Ending)), "{name}");
+    }
+    assert_eq!(scene.begun.load(Ordering::Relaxed), 2, "what waited never begins");
+}
+
+/// A job of this namespace that ends when its deadline has come.
+fn lasting(namespace: &str, name: &str, time: Duration) -> Job<Work> {
+    let job = job(name, Act::Obey);
+    Job { key: Key::new(namespace, name), namespaces: vec![namespace.into()], time, ..job }
+}
+
+/// Three namespaces ask for all they can get, for as long as they can, over and over; a fourth has now and then an
+/// ordinary job.
+#[tokio::test(start_paused = true)]
+async fn an_ordinary_namespace_is_served_beside_any_number_of_greedy_ones() {
+    let scene = Arc::<Scene>::default();
+    let (jobs, changed) = jobs(&scene, 5);
+    let (clock, most) = (Clock::default(), Duration::from_hours(1));
+    let greedy = |time: Duration| {
+        for (namespace, name) in ["one", "two", "three"].into_iter().flat_map(|n| ["1", "2", "3", "4"].map(|m| (n, m)))
+        {
+            let state = jobs.state(&Key::new(namespace, name));
+            if matches!(state, State::Idle | State::Finished(_)) {
+                jobs.submit(lasting(namespace, name, time)).unwrap();
+            }
+        }
+    };
+    let ordinary = Duration::from_mins(5);
+    for (time, longest) in [(most, Duration::ZERO), (ordinary, ordinary + GRACE)] {
+        for round in 0..20 {
+            greedy(time);
+            let asked = clock.instant();
+            let calm = Key::new("calm", "1");
+            jobs.submit(lasting("calm", "1", Duration::from_secs(30))).unwrap();
+            while matches!(jobs.state(&calm), State::Waiting) {
+                changed.notified().await;
+                greedy(time);
+            }
+            // Where the greedy ones ask for ordinary times, what they have taken has to come back first.
+            assert!(clock.instant() - asked <= longest, "{round}: {:?}", clock.instant() - asked);
+            while !matches!(jobs.state(&calm), State::Finished(_)) {
+                changed.notified().await;
+                greedy(time);
+            }
+            tokio::time::sleep(Duration::from_mins(3)).await;
+        }
+        // What runs of the long ones ends first.
+        jobs.cancel_all(GRACE).await;
+    }
+}

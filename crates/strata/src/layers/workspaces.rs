@@ -47,7 +47,7 @@ pub(crate) struct WorkspacesFlags {
     #[arg(long, env = "STRATA_HELM_GRACE_PERIOD", value_parser = config::duration, value_name = "DURATION")]
     #[serde(deserialize_with = "config::read_duration")]
     pub helm_grace_period: Option<Duration>,
-    /// How long somebody else's unfinished helm operation is left alone after its last change [default: 30s]
+    /// How long an unfinished helm operation of another client may stay unchanged before the operator takes the release over [default: 30s]
     #[arg(long, env = "STRATA_HELM_LOCK_PATIENCE", value_parser = config::duration, value_name = "DURATION")]
     #[serde(deserialize_with = "config::read_duration")]
     pub helm_lock_patience: Option<Duration>,
@@ -104,7 +104,7 @@ impl WorkspacesFlags {
                 flag: "--helm-lock-patience",
                 given: self.helm_lock_patience,
                 least: Duration::from_secs(1),
-                because: "operations of others would be taken for dead while they run",
+                because: "the operator would take releases over while another client's helm still runs",
                 default: "30s",
             },
             Lower {

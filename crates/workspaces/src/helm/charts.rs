@@ -162,11 +162,6 @@ impl Charts {
         self.look(asker, wanted, Freshness::Recent)
     }
 
-    /// The same, but the source is asked again, however young the last answer is.
-    pub fn find_anew(&self, asker: &Key, wanted: &ChartRef) -> Found {
-        self.look(asker, wanted, Freshness::Now)
-    }
-
     /// Waits for the answer; `is_new`: the source is asked again, however young the last one is. When a newer answer
     /// cannot be found, an older one stands.
     pub async fn get(&self, asker: &Key, wanted: &ChartRef, is_new: bool) -> Result<Arc<Chart>, Failure> {

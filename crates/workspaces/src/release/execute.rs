@@ -103,7 +103,6 @@ impl ReleaseController {
     /// Puts the operation in line; what helm gets is read again when its turn has come. That it begins is stored already.
     fn start(&self, turn: &Turn<'_, Self>, operation: &Operation) -> Result<(), Error> {
         let object = turn.subject.object();
-        let desired = self.preparation.desired(object, operation)?;
         tracing::debug!(operation = operation.kind.as_str(), release = %release_key(object), "helm operation begins");
         // Children of a leader that is about to be none are ended, so none is begun any more.
         if turn.fence.check()? <= 2 * LOSS_MARGIN {
@@ -123,7 +122,7 @@ impl ReleaseController {
             label: operation.label().into(),
             timeout: operation.timeout,
             time: (operation.former == Former::Uninstall).then(|| operation.timeout.saturating_mul(2)),
-            memory: desired.memory,
+            memory: operation.memory,
             contents: self.preparation.reading(turn.key, operation),
         };
         // Budgets were checked before, so what is refused now is refused because the process ends.
@@ -177,6 +176,7 @@ impl ReleaseController {
         }
         for kind in former.iter().filter(|kind| self.indexes.kinds.keys(kind).is_empty()) {
             self.watches.release(kind);
+            self.discovered.forget(kind);
         }
     }
 }

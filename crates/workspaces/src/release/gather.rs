@@ -1,7 +1,12 @@
 //! Facts about a HelmRelease that the caches hold. Nothing here asks or writes.
 
 use api::workspace::{HelmRelease, OperationKind, ValuesKind, ValuesSource};
-use plan::releases::{self, Dependency, Desired, Ended, FailureClass, Job, Observed, Stored, is_ready, validate};
+use plan::{
+    Clocks,
+    releases::{
+        self, Dependency, Desired, Ended, FailureClass, Job, MOST_REVISIONS, Observed, Stored, is_ready, validate,
+    },
+};
 use runtime::Key;
 
 use super::{ReleaseController, release_key};
@@ -13,6 +18,7 @@ impl ReleaseController {
         let desired = validate(object, &self.policy).ok();
         let rival = self.rival(key, object, &release);
         let sources = object.spec.iter().flat_map(|spec| &spec.values_from);
+        let uptime = self.clock.instant().saturating_duration_since(self.started);
         let (object_changes, is_changing) = self.changes.of(key);
         Observed {
             namespace: release.namespace.to_string(),
@@ -28,6 +34,7 @@ impl ReleaseController {
             object_changes,
             is_changing,
             rival,
+            clocks: Clocks { server: self.server_clock.now(), uptime },
         }
     }
 
@@ -52,7 +59,8 @@ impl ReleaseController {
     pub(super) fn cached_revisions(&self, release: &Key) -> Vec<Stored> {
         let secrets = self.indexes.revisions.keys(release);
         let revision = |key: &Key| self.secrets.get(key)?.value.revision.as_ref().map(|found| found.1.clone());
-        sorted(secrets.iter().filter_map(revision).collect())
+        // One too many shows planning that there are too many.
+        sorted(secrets.iter().filter_map(revision).take(MOST_REVISIONS + 1).collect())
     }
 
     fn credentials_version(&self, object: &HelmRelease, namespace: &str) -> Option<String> {

@@ -7,6 +7,7 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
+use jiff::Timestamp;
 use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec},
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
@@ -15,7 +16,7 @@ use k8s_openapi::api::{
 use kube::{Api, Client, Config as ClientConfig, api::PostParams, core::Status};
 use plan::releases::Identity;
 use process::Clock;
-use runtime::{Error, Key};
+use runtime::{Error, Key, ServerClock};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -61,10 +62,21 @@ fn wait(lifetime: Duration, needed: Duration) -> Duration {
     lifetime.saturating_sub(needed.saturating_add(OVERTIME)).max(lifetime / 2)
 }
 
+/// How long a token lives that expires then. The time is the server's, and so is the clock it is compared with; where that
+/// is not known, the server is taken to have given what it was asked for.
+fn given(expires_at: Timestamp, server: Option<Timestamp>, asked: Duration) -> Duration {
+    let given = server.map(|now| Duration::try_from(expires_at.duration_since(now)).unwrap_or_default());
+    given.map_or(asked, |given| given.min(asked))
+}
+
+/// Accounts whose uid is remembered, some 200 bytes each; who makes and deletes accounts without end fills no memory.
+const MOST_UIDS: usize = 10_000;
+
 pub struct Identities {
     client: Client,
     config: ClientConfig,
     clock: Clock,
+    server_clock: ServerClock,
     known: Mutex<HashMap<Account, Credentials>>,
     /// Of accounts, as they were last checked.
     uids: Mutex<HashMap<Key, String>>,
@@ -73,8 +85,9 @@ pub struct Identities {
 }
 
 impl Identities {
-    pub fn new(client: Client, config: ClientConfig, clock: Clock) -> Self {
-        Self { client, config, clock, known: Mutex::default(), uids: Mutex::default(), may_act: Mutex::default() }
+    pub fn new(client: Client, config: ClientConfig, clock: Clock, server_clock: ServerClock) -> Self {
+        let (known, uids, may_act) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { client, config, clock, server_clock, known, uids, may_act }
     }
 
     /// Whether helm could act for a release of `namespace`.
@@ -91,7 +104,12 @@ impl Identities {
         match accounts.get_metadata_opt(account).await {
             Ok(Some(found)) => {
                 let uid = found.metadata.uid.unwrap_or_default();
-                self.uids.lock().unwrap_or_else(PoisonError::into_inner).insert(Key::new(namespace, account), uid);
+                let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
+                // Without a uid the next use asks for a new token, no more.
+                if uids.len() >= MOST_UIDS {
+                    uids.clear();
+                }
+                uids.insert(Key::new(namespace, account), uid);
                 Identity::Usable
             }
             Ok(None) => Identity::AccountMissing(account.to_owned()),
@@ -192,8 +210,7 @@ impl Identities {
         let request = TokenRequest { spec, ..TokenRequest::default() };
         let answer = accounts.create_token_request(&account.name, &PostParams::default(), &request).await?;
         let Some(status) = answer.status else { return Ok((String::new(), Duration::ZERO)) };
-        let given = status.expiration_timestamp.0.duration_since(self.clock.now());
-        Ok((status.token, Duration::try_from(given).unwrap_or_default().min(lifetime)))
+        Ok((status.token, given(status.expiration_timestamp.0, self.server_clock.now(), lifetime)))
     }
 
     fn client_of(&self, user: &Value) -> Result<Client, kube::Error> {
@@ -275,5 +292,13 @@ mod tests {
         ] {
             assert_eq!(wait(lifetime, needed), expected, "{lifetime:?} {needed:?}");
         }
+    }
+
+    #[test]
+    fn a_token_lives_as_long_as_the_servers_clock_says() {
+        let (hour, now) = (Duration::from_hours(1), Timestamp::UNIX_EPOCH);
+        assert_eq!(given(now + hour, Some(now), hour * 2), hour, "the server gave less");
+        assert_eq!(given(now + hour * 3, Some(now), hour * 2), hour * 2, "and counts on no more than was asked for");
+        assert_eq!(given(now + hour, None, hour), hour, "whatever our own clock shows");
     }
 }

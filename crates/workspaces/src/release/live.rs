@@ -112,11 +112,16 @@ fn target(object: Object, release: &Key) -> Option<Target> {
     is_named.then_some(Target { kind, key, object, release: release.clone() })
 }
 
-/// Where kinds are served; asked once per kind.
+/// Where kinds are served; asked once per kind, for as long as a release has objects of it.
 #[derive(Default)]
 pub struct Discovered(Mutex<HashMap<GroupVersionKind, (ApiResource, Scope)>>);
 
 impl Discovered {
+    /// No release has objects of this kind any more. A later one may find it served elsewhere.
+    pub fn forget(&self, kind: &GroupVersionKind) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(kind);
+    }
+
     async fn api(&self, acting: &Acting<'_>, target: &Target) -> Result<Api<DynamicObject>, Error> {
         let (resource, scope) = self.place(acting, target).await?;
         let client = acting.client.clone();

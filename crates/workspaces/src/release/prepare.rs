@@ -10,12 +10,15 @@ use api::{
 use futures::FutureExt;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
-    Api,
+    Api, Client,
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, PartialObjectMeta, Patch, PatchParams},
 };
 use plan::{
     Why,
-    releases::{Desired, Former, Operation, Policy, Stored, StoredStatus, Values, config_digest, removable, validate},
+    releases::{
+        Desired, Former, MOST_REVISIONS, Operation, Policy, Stored, StoredStatus, Values, config_digest, removable,
+        too_many_revisions, validate,
+    },
 };
 use runtime::{Error, Fence, Key, Leadership, Writer};
 use serde_json::Value;
@@ -33,6 +36,9 @@ use crate::{
     helm::{self, ChartRef, Charts, Class, Contents, Deploy, Failure, First, Found, Private, Unread, archive},
     workspace::Releases,
 };
+
+/// Metadata of Secrets in one answer: some 2 KiB each, so that an answer stays below a megabyte.
+const PAGE: u32 = 250;
 
 /// All CRDs of a chart together; what a cluster stores of one is at most a megabyte.
 const MAX_CRDS: u64 = 16 << 20;
@@ -83,11 +89,7 @@ impl Preparation {
 
     /// Helm's revisions, past the cache.
     pub async fn list_revisions(&self, release: &Key) -> Result<Vec<Stored>, Error> {
-        let secrets: Api<Secret> = Api::namespaced(self.writer.client(), &release.namespace);
-        let params = ListParams::default().labels(&format!("owner=helm,name={}", release.name));
-        let list = secrets.list_metadata(&params).await.map_err(|error| Error::of_client("list", "secrets", error))?;
-        let revision = |secret: PartialObjectMeta<Secret>| view::revision(&secret.metadata).map(|(_, stored)| stored);
-        Ok(sorted(list.items.into_iter().filter_map(revision).collect()))
+        list_revisions(self.writer.client(), release).await
     }
 
     /// The removal of a failed install, if that is still what is there.
@@ -228,6 +230,27 @@ impl Preparation {
     }
 }
 
+/// Helm's revisions, in pages. Of too many none are given: which is the newest would be unknown.
+async fn list_revisions(client: Client, release: &Key) -> Result<Vec<Stored>, Error> {
+    let secrets: Api<Secret> = Api::namespaced(client, &release.namespace);
+    let mut params = ListParams::default().labels(&format!("owner=helm,name={}", release.name)).limit(PAGE);
+    let revision = |secret: PartialObjectMeta<Secret>| view::revision(&secret.metadata).map(|(_, stored)| stored);
+    // Secrets that are labelled as Helm's and hold no revision count as well: listing them costs as much.
+    let (mut stored, mut listed) = (Vec::new(), 0);
+    loop {
+        let list = secrets.list_metadata(&params).await.map_err(|error| Error::of_client("list", "secrets", error))?;
+        listed += list.items.len();
+        if listed > MOST_REVISIONS {
+            return Err(Error::Refused(too_many_revisions(&release.namespace, &release.name)));
+        }
+        stored.extend(list.items.into_iter().filter_map(revision));
+        params.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
+        if params.continue_token.is_none() {
+            return Ok(sorted(stored));
+        }
+    }
+}
+
 /// What the runner makes of an error while reading. What is refused by now is refused by the next round, with its reason.
 fn unread(error: Error) -> Unread {
     match error {
@@ -306,4 +329,56 @@ async fn replace_crds(acting: &Acting<'_>, chart: &helm::Chart) -> Result<(), Er
 
 fn no_chart(message: String) -> Error {
     Error::Refused(Why { reason: Reason::ChartUnavailable, message })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    /// A server with so many of Helm's Secrets, and how often it was asked.
+    fn server(count: usize) -> (Client, Arc<AtomicUsize>) {
+        let (asked, places) = (Arc::<AtomicUsize>::default(), Arc::new(Mutex::new(0)));
+        let requests = asked.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            requests.fetch_add(1, Ordering::Relaxed);
+            assert!(request.uri().query().is_some_and(|query| query.contains("limit=250")), "{}", request.uri());
+            let mut place = places.lock().unwrap();
+            let page = *place..count.min(*place + 250);
+            *place = page.end;
+            let item = |number: usize| {
+                let labels =
+                    json!({ "owner": "helm", "name": "web", "status": "superseded", "version": number.to_string() });
+                json!({ "metadata": { "name": format!("sh.helm.release.v1.web.v{number}"), "labels": labels } })
+            };
+            let token = if page.end < count { "more" } else { "" };
+            let items: Vec<_> = page.map(item).collect();
+            let list = json!({
+                "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList",
+                "metadata": { "continue": token }, "items": items,
+            });
+            async move { Ok::<_, kube::Error>(Response::new(Body::from(list.to_string().into_bytes()))) }
+        });
+        (Client::new(service, "team"), asked)
+    }
+
+    #[tokio::test]
+    async fn revisions_are_listed_in_pages_and_too_many_are_refused() {
+        let release = Key::new("team", "web");
+        let (client, asked) = server(600);
+        let revisions = list_revisions(client, &release).await.unwrap();
+        assert_eq!((revisions.len(), asked.load(Ordering::Relaxed)), (600, 3));
+        assert!(revisions.is_sorted_by_key(|stored| stored.revision));
+        let (client, asked) = server(100_000);
+        let Err(Error::Refused(why)) = list_revisions(client, &release).await else { panic!("it is not refused") };
+        assert_eq!((why.reason, asked.load(Ordering::Relaxed)), (Reason::StateUnknown, 5));
+    }
 }

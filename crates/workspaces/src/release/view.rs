@@ -31,14 +31,12 @@ pub fn revision(metadata: &ObjectMeta) -> Option<(String, Stored)> {
     if label("owner") != Some("helm") {
         return None;
     }
-    let changes = metadata.managed_fields.iter().flatten().filter_map(|entry| entry.time.as_ref());
     let stored = Stored {
         revision: label("version")?.parse().ok()?,
         status: StoredStatus::read(label("status").unwrap_or_default()),
         uid: metadata.uid.clone().unwrap_or_default(),
         resource_version: metadata.resource_version.clone().unwrap_or_default(),
         created_at: metadata.creation_timestamp.as_ref().map(|time| time.0),
-        modified_at: changes.map(|time| time.0).max(),
     };
     Some((label("name")?.to_owned(), stored))
 }

@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::Result;
 use api::workspace::ChartReference;
+use futures::FutureExt;
 use runtime::Key;
 use sha2::{Digest, Sha256};
 use testbed::charts::{Access, PASSWORD, Registry, USERNAME, sample};
@@ -203,7 +204,7 @@ async fn who_asks_anew_is_not_answered_by_an_older_look() -> Result<()> {
     let wanted = repository.chart("^1.0");
     // The first look has begun, and the index that it goes by is recent.
     assert!(matches!(charts.find(&asker(), &wanted), Found::Working));
-    assert!(matches!(charts.find_anew(&asker(), &wanted), Found::Working));
+    assert!(charts.get(&asker(), &wanted, true).now_or_never().is_none());
     let ready = || match charts.find(&asker(), &wanted) {
         Found::Ready(chart) => Some(chart.version.clone()),
         _ => None,
@@ -211,7 +212,8 @@ async fn who_asks_anew_is_not_answered_by_an_older_look() -> Result<()> {
     assert_eq!(scene.until("no answer about the chart", ready).await?, "1.3.0");
     // Nor by the answer of before, while the new one is looked for.
     repository.publish("four", &["1.0.0", "1.3.0", "1.4.0"])?;
-    assert!(matches!(charts.find_anew(&asker(), &wanted), Found::Aging(_)));
+    assert!(charts.get(&asker(), &wanted, true).now_or_never().is_none());
+    assert!(matches!(charts.find(&asker(), &wanted), Found::Aging(_)));
     assert_eq!(scene.until("no answer about the chart", ready).await?, "1.4.0");
     Ok(())
 }
@@ -350,7 +352,7 @@ async fn the_least_recently_used_chart_goes_and_what_is_in_use_leaves_no_room_fo
     assert!(refused.message.contains("charts in use") && refused.message.contains("--chart-cache-size"), "{refused}");
     assert!(held.path.exists() && newest.path.exists() && !dropped.exists());
     drop(newest);
-    assert!(matches!(charts.find_anew(&asker(), &two.0), Found::Working));
+    assert!(charts.get(&asker(), &two.0, true).now_or_never().is_none());
     assert!(find(&scene, &charts, &two.0).await?.is_ok(), "there is room again");
     assert!(held.path.exists());
     Ok(())

@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::condition::Reason;
 use api::workspace::{DELETE_DATA_ANNOTATION, FINALIZER, LABEL_WORKSPACE, OperationKind};
 
-use super::{Deciding, LOOK_AGAIN, Plan, operation, unknown};
+use super::{Deciding, LOOK_AGAIN, Plan, left, operation, unknown};
 use crate::releases::{Action, Job, Known, StoredStatus, memory::REMOVAL, removable};
 use crate::round::Step;
 
@@ -56,7 +56,7 @@ impl Deciding<'_> {
         }
         let is_ours = self.memory.status.operation.is_some();
         let patience = if newest.status.is_pending() && !is_ours { self.policy.lock_patience } else { Duration::ZERO };
-        if let Some(left) = self.left(newest.modified_at, patience) {
+        if let Some(left) = left(self.observed.ages.of_lock(), patience) {
             plan.look_within(left);
             return plan.block(Reason::Locked, "a helm process of another client is working on the release");
         }
@@ -66,7 +66,7 @@ impl Deciding<'_> {
                 return plan.push_after_all(Step::new(release));
             }
             let pause = Duration::from_secs(1 << (status.failures + status.interruptions).min(8));
-            if let Some(left) = self.left(status.last_attempted_at, pause) {
+            if let Some(left) = self.rest(pause) {
                 plan.block(reason, status.last_output.clone().unwrap_or_default());
                 return plan.look_within(left);
             }

@@ -25,7 +25,7 @@ const PORT: i32 = 8080;
 const CODER: i64 = 1000;
 /// Any new value makes a new pod.
 const RESTARTED_AT_ANNOTATION: &str = "workspaces.strata.dev/restarted-at";
-const NAME: &str = "code-server";
+pub(super) const NAME: &str = "code-server";
 /// The variable that the image takes its password from.
 const PASSWORD_VARIABLE: &str = "PASSWORD";
 

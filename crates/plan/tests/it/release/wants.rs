@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use api::workspace::{HelmRelease, ReadValues, ResolvedChart, ValuesKind};
 use jiff::Timestamp;
+use plan::Clocks;
 use plan::fact::{Class, Fact, Failure};
 use plan::releases::{
-    Action, Answer, Ask, Difference, Identity, Job, Note, Observed, Policy, Resolved, Stored, StoredStatus, plan,
-    reference_digest, report,
+    Action, Answer, Ask, Difference, Identity, Job, MOST_REVISIONS, Note, Observed, Policy, Resolved, Stored,
+    StoredStatus, plan, reference_digest, report,
 };
 use plan::round::{Inputs, Plan, Progress, Report, Round};
 use serde_json::{Value, json};
@@ -37,6 +38,7 @@ fn observed(revisions: Vec<Stored>) -> Observed {
         object_changes: 0,
         is_changing: false,
         rival: None,
+        clocks: Clocks::default(),
     }
 }
 
@@ -45,7 +47,7 @@ fn now() -> Timestamp {
 }
 
 fn planned(object: &HelmRelease, observed: &Observed, inputs: &Known) -> Plan<Action, Ask> {
-    plan(object, observed, inputs, now(), &Policy::default())
+    plan(object, observed, inputs, &Policy::default())
 }
 
 fn asks(plan: &Plan<Action, Ask>) -> Vec<&'static str> {
@@ -145,7 +147,7 @@ fn an_install_asks_for_chart_and_account_and_then_starts() {
     assert!(fetches < 4, "{fetches} fetches in a row would count as a defect");
     assert!(matches!(plan.actions().last(), Some(Action::Start(_))), "{plan:?}");
     let start = plan.steps.last().unwrap();
-    assert!(start.announced && start.job.is_some());
+    assert!(start.announced && start.is_job);
     assert_eq!(start.needs.len(), 1, "not before the finalizer is stored");
 }
 
@@ -229,15 +231,14 @@ fn a_range_is_believed_for_an_interval_and_then_looked_up() {
     let reference = reference_digest(&object.spec.as_ref().unwrap().chart);
     let status = object.status.as_mut().unwrap();
     status.resolved = Some(ResolvedChart { reference, version: "1.0.0".into(), digest: None });
-    let at = |inputs: &Known, seconds: i64| {
-        let later = now() + jiff::SignedDuration::from_secs(seconds);
-        let plan = plan(&object, &observed, inputs, later, &Policy::default());
+    let at = |inputs: &Known, seconds: u64| {
+        let clocks = Clocks { server: None, uptime: Duration::from_secs(seconds) };
+        let plan = planned(&object, &Observed { clocks, ..observed.clone() }, inputs);
         asks(&plan).contains(&"chart")
     };
     let first = reported(&object, &observed, &Known::default(), &planned(&object, &observed, &Known::default()));
     let inputs = Known { note: first.note, ..Known::default() };
     assert!(!at(&inputs, 599) && at(&inputs, 601));
-    assert!(at(&inputs, -3600), "a clock that went back does not put the look off");
 }
 
 #[test]
@@ -275,4 +276,28 @@ fn a_look_at_storage_while_helm_works_on_it_decides_nothing_later() {
     let before = question(&object);
     object.status.as_mut().unwrap().last_attempted_at = Some(now());
     assert_ne!(question(&object), before, "what was read before an end is not believed after it");
+}
+
+#[test]
+fn nothing_is_decided_on_more_revisions_than_any_history_has() {
+    let (object, mut observed) = settled(json!({}));
+    let record = |number: usize| stored(u32::try_from(number).unwrap(), StoredStatus::PendingInstall, now());
+    observed.revisions = (1..=MOST_REVISIONS + 1).map(record).collect();
+    let mut inputs = Known::default();
+    let (plan, _) = answered(&object, &observed, &mut inputs);
+    assert!(plan.steps.is_empty() && !asks(&plan).contains(&"revisions"), "{plan:?}");
+    let [blocked] = &plan.blocked[..] else { panic!("{plan:?}") };
+    assert_eq!(blocked.reason, api::condition::Reason::StateUnknown);
+    assert!(blocked.message.contains("more than 1000 Secrets with the labels owner=helm,name=web"), "{blocked:?}");
+}
+
+#[test]
+fn what_is_asked_is_small_however_large_an_annotation_is() {
+    let (mut object, observed) = settled(json!({}));
+    let request = "x".repeat(256 << 10);
+    object.spec = release(json!({ "chart": { "repo": "http://charts", "name": "four", "version": "1.x" } })).spec;
+    object.metadata.annotations = Some([(api::workspace::RECONCILE_ANNOTATION.to_owned(), request)].into());
+    let plan = planned(&object, &observed, &Known::default());
+    let chart = plan.wants.iter().find(|want| matches!(want.ask, Ask::Chart { .. })).unwrap();
+    assert!(serde_json::to_string(&chart.ask).unwrap().len() < 1000);
 }

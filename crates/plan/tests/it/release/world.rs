@@ -4,21 +4,32 @@ use std::time::Duration;
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::workspace::{HelmRelease, OperationKind, StoppedWorkload};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use plan::Clocks;
 use plan::releases::{
-    Action, Ask, Chart, Drift, Ended, Failure, FailureClass, Former, Identity, Job, Known, Operation, Policy, Replicas,
-    Round, Stored, StoredStatus, Surroundings, Values, decide, status,
+    Action, Ages, Ask, Chart, Drift, Ended, Failure, FailureClass, Former, Identity, Job, Known, Operation, Policy,
+    Replicas, Round, Stored, StoredStatus, Surroundings, Values, decide, status,
 };
 use plan::round::Progress;
 use serde_json::{Value, json};
 
 pub type Plan = plan::round::Plan<Action, Ask>;
 
+pub const START: Timestamp = Timestamp::constant(1_000_000, 0);
+
 pub struct World {
     pub object: HelmRelease,
     pub observed: Surroundings,
+    /// The true time, which the API server's clock shows.
     pub now: Timestamp,
+    /// How far our wall clock is ahead of it.
+    pub skew: SignedDuration,
+    /// Whether answers of the API server carry a date.
+    pub is_time_known: bool,
+    /// Of the last round.
+    ages: Ages,
+    started: Timestamp,
     /// How the next operations end; success when there is none.
     pub failures: Vec<FailureClass>,
     /// What helm did, in order.
@@ -45,7 +56,6 @@ pub fn stored(revision: u32, status: StoredStatus, at: Timestamp) -> Stored {
         uid: format!("uid-{revision}"),
         resource_version: revision.to_string(),
         created_at: Some(at),
-        modified_at: Some(at),
     }
 }
 
@@ -73,8 +83,13 @@ impl World {
                 holds_data: None,
                 is_namespace_terminating: false,
                 rival: None,
+                ages: Ages::default(),
             },
-            now: Timestamp::from_second(1_000_000).unwrap(),
+            now: START,
+            skew: SignedDuration::ZERO,
+            is_time_known: true,
+            ages: Ages::default(),
+            started: START,
             failures: vec![],
             operations: vec![],
             cut: None,
@@ -88,13 +103,26 @@ impl World {
     }
 
     pub fn plan(&self) -> Plan {
-        decide(&self.object, &self.observed, self.now, &Policy::default())
+        decide(&self.object, &self.seen(), &Policy::default())
+    }
+
+    /// What is known in a round now.
+    fn seen(&self) -> Surroundings {
+        let uptime = Duration::try_from(self.now.duration_since(self.started)).unwrap();
+        let clocks = Clocks { server: self.is_time_known.then_some(self.now), uptime };
+        let ages = Ages::of(self.object.status.as_ref(), &self.observed.storage, &self.ages, clocks);
+        Surroundings { ages, ..self.observed.clone() }
+    }
+
+    /// The operator is started again: what it remembered is lost.
+    pub fn restart(&mut self) {
+        (self.ages, self.started) = (Ages::default(), self.now);
     }
 
     /// One round as the runtime runs it.
     pub fn round(&mut self) -> Plan {
         let plan = self.plan();
-        let before = self.observed.clone();
+        let before = self.seen();
         for action in plan.actions() {
             self.execute(action);
         }
@@ -109,7 +137,8 @@ impl World {
             announced: None,
             policy: &policy,
         };
-        let after = status(&round, self.now);
+        let after = status(&round, self.now + self.skew);
+        self.ages = before.ages.after(&after);
         self.object.status = Some(after);
         if matches!(self.observed.job, Job::Finished(_)) && matches!(before.job, Job::Finished(_)) {
             self.observed.job = Job::Idle;

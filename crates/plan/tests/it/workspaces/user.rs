@@ -245,6 +245,17 @@ fn w07_the_pod_says_why_a_user_fails() {
         UserPhase::Failed,
         "CrashLoop The code-server does not start: CrashLoopBackOff: m",
     );
+    let beside = |ours: Value, init: Value| {
+        let sidecar = json!({ "name": "agent", "state": { "running": {} } });
+        let ours = json!({ "name": "code-server", "state": ours });
+        json!({ "containerStatuses": [sidecar, ours], "initContainerStatuses": [{ "name": "setup", "state": init }] })
+    };
+    let failing = |word: &str| json!({ "waiting": { "reason": word, "message": "m" } });
+    let pod = beside(failing("ErrImagePull"), json!({ "terminated": { "exitCode": 0 } }));
+    check(&world, pod, UserPhase::Failed, words);
+    let pod = beside(failing("PodInitializing"), failing("CrashLoopBackOff"));
+    let words = "CrashLoop The container setup beside the code-server does not start: CrashLoopBackOff: m";
+    check(&world, pod, UserPhase::Failed, words);
     let pending = json!({ "conditions": [{ "type": "PodScheduled", "reason": "Unschedulable", "message": "full" }] });
     check(&world, pending, UserPhase::Failed, "SchedulingFailed No node can run the code-server: full");
 }
