@@ -560,7 +560,7 @@ mod tests {
         fn push(&mut self, key: &Key, amount: u64, peer: u8) {
             let mut draws = vec![Draw::new(BYTES, amount), Draw::on("calls", format!("peer-{peer}"), 1)];
             // Every other one may take long.
-            if amount % 2 == 0 {
+            if amount.is_multiple_of(2) {
                 draws = draws.into_iter().map(|draw| draw.lasting(LONG * 2)).collect();
             }
             // Some jobs of the account whose rate is limited.
