@@ -6,6 +6,7 @@ use serde::Deserialize;
 /// A crate and those of ours it may name. `strata` may have `testbed` only as an optional
 /// dependency: the production image is built without it.
 const ARROWS: &[(&str, &[&str])] = &[
+    ("features", &[]),
     ("api", &[]),
     ("plan", &["api"]),
     ("runtime", &["api", "plan"]),
@@ -15,7 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("shard", &["api", "plan"]),
     ("talos", &["api"]),
     ("testbed", &["api", "talos"]),
-    ("strata", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
+    ("strata", &["features", "api", "plan", "runtime", "performers", "workspaces", "testbed"]),
     ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed", "strata"]),
 ];
 
