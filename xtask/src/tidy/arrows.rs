@@ -17,7 +17,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("talos", &["api"]),
     ("testbed", &["api", "talos"]),
     ("strata", &["features", "api", "plan", "runtime", "performers", "workspaces", "testbed"]),
-    ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed", "strata"]),
+    ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed", "strata", "launcher"]),
+    ("launcher", &[]),
 ];
 
 /// Packages that would let a pure crate reach the outside.
