@@ -2,6 +2,7 @@
 //! with what is already compiled, and beside each other.
 
 pub mod dependencies;
+pub mod programs;
 
 use std::path::PathBuf;
 

@@ -7,6 +7,7 @@ use serde::Deserialize;
 /// dependency: the production image is built without it.
 const ARROWS: &[(&str, &[&str])] = &[
     ("features", &[]),
+    ("catalog", &[]),
     ("api", &[]),
     ("plan", &["api"]),
     ("runtime", &["api", "plan"]),
@@ -15,10 +16,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("hetzner", &["api"]),
     ("shard", &["api", "plan"]),
     ("talos", &["api"]),
-    ("testbed", &["api", "talos"]),
+    ("testbed", &["catalog", "api", "talos"]),
     ("strata", &["features", "api", "plan", "runtime", "performers", "workspaces", "testbed"]),
     ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed", "strata", "launcher"]),
-    ("launcher", &[]),
+    ("launcher", &["catalog"]),
 ];
 
 /// Packages that would let a pure crate reach the outside.
