@@ -24,6 +24,9 @@ const PARTIAL: &str = ".partial-";
 /// A copy takes seconds; an hour later it has been interrupted.
 const PARTIAL_PATIENCE: Duration = Duration::from_hours(1);
 
+/// What the launcher starts: where neither was compiled before, nothing of weight was. Its own parts always are.
+const STARTED: [&str; 2] = ["xtask", "strata"];
+
 /// What Cargo knows about each package, in folders `NAME-HASH`.
 const FINGERPRINTS: &str = ".fingerprint";
 /// All parts of Cargo's target folder whose files and folders are named for a package: `…NAME-HASH…`.
@@ -78,8 +81,8 @@ impl Store {
 
     /// Puts kept packages into `target` (the folder of one profile): those of this key, else the latest of the same
     /// compiler. `false` if there are none, or if the clone has built something already.
-    pub fn restore(&self, key: &Key, target: &Path, own: &[String]) -> io::Result<bool> {
-        if has_built(target, own) {
+    pub fn restore(&self, key: &Key, target: &Path) -> io::Result<bool> {
+        if has_built(target) {
             return Ok(false);
         }
         let exact = self.folder.join(key.entry());
@@ -134,13 +137,13 @@ impl Store {
 }
 
 /// Restored files are older than those of a package that was compiled here, so Cargo would compile most of them again.
-fn has_built(target: &Path, own: &[String]) -> bool {
-    let is_own = |name: &str| name.rsplit_once('-').is_some_and(|(package, _)| own.iter().any(|one| one == package));
-    names(&target.join(FINGERPRINTS)).iter().any(|name| is_own(name))
+fn has_built(target: &Path) -> bool {
+    let is_started = |name: &String| name.rsplit_once('-').is_some_and(|(package, _)| STARTED.contains(&package));
+    names(&target.join(FINGERPRINTS)).iter().any(is_started)
 }
 
 /// The crates of this repository: each lies in a folder of its name.
-pub fn own_crates(root: &Path) -> Vec<String> {
+fn own_crates(root: &Path) -> Vec<String> {
     let mut crates = names(&root.join("crates"));
     crates.sort();
     crates
@@ -203,17 +206,13 @@ mod tests {
         write(&target.join(format!(".fingerprint/serde-{THIRD}/lib-serde")), "f");
         write(&target.join(format!("build/serde-{THIRD}/out/private.rs")), "b");
         write(&target.join(format!("deps/libserde-{THIRD}.rlib")), "third");
-        write(&target.join(format!(".fingerprint/api-{OWN}/lib-api")), "f");
-        write(&target.join(format!("deps/libapi-{OWN}.rlib")), "ours");
+        write(&target.join(format!(".fingerprint/xtask-{OWN}/bin-xtask")), "f");
+        write(&target.join(format!("deps/xtask-{OWN}")), "ours");
         write(&target.join(format!("deps/it-{OWN}")), "ours");
     }
 
     fn third() -> BTreeSet<String> {
         [THIRD.to_owned()].into()
-    }
-
-    fn own() -> Vec<String> {
-        vec!["api".to_owned()]
     }
 
     #[test]
@@ -230,7 +229,8 @@ mod tests {
 
         // The launcher was compiled there a moment ago, with a package that is kept.
         write(&second.join(&rlib), "younger");
-        assert!(store.restore(&key, &second, &own()).unwrap());
+        write(&second.join(format!(".fingerprint/catalog-{OWN}x/lib-catalog")), "f");
+        assert!(store.restore(&key, &second).unwrap());
         assert_eq!(fs::read_to_string(second.join(&rlib)).unwrap(), "third");
         assert_eq!(fs::metadata(second.join(&rlib)).unwrap().modified().unwrap(), long_ago);
         assert!(second.join(format!("build/serde-{THIRD}/out/private.rs")).is_file());
@@ -246,7 +246,7 @@ mod tests {
         built(&target);
         let (store, key) = (Store::new(folder.path()), Key::new("rustc 1", ["lock"]));
         store.save(&key, &target, &third()).unwrap();
-        assert!(!store.restore(&key, &target, &own()).unwrap());
+        assert!(!store.restore(&key, &target).unwrap());
     }
 
     #[test]
@@ -257,7 +257,7 @@ mod tests {
         let store = Store::new(folder.path());
         store.save(&Key::new("rustc 1", ["lock"]), &target, &third()).unwrap();
         let restore = |toolchain: &str, target: &str| {
-            store.restore(&Key::new(toolchain, ["other lock"]), &folder.path().join(target), &own()).unwrap()
+            store.restore(&Key::new(toolchain, ["other lock"]), &folder.path().join(target)).unwrap()
         };
         assert!(restore("rustc 1", "same"));
         assert!(!restore("rustc 2", "newer"));
@@ -278,7 +278,7 @@ mod tests {
             store.save(&key(lock), &target, &third()).unwrap();
             age(lock, hours);
         }
-        assert!(store.restore(&key("a"), &folder.path().join("clone"), &own()).unwrap());
+        assert!(store.restore(&key("a"), &folder.path().join("clone")).unwrap());
         store.save(&key("c"), &target, &third()).unwrap();
         let is_kept = |lock: &str| store.folder.join(key(lock).entry()).is_dir();
         assert_eq!(["a", "b", "c"].map(is_kept), [true, false, true]);

@@ -12,7 +12,7 @@ use std::{
 use catalog::Shelf;
 use launcher::{
     cache,
-    dependencies::{Key, Store, own_crates},
+    dependencies::{Key, Store},
     programs,
 };
 
@@ -71,8 +71,7 @@ fn shelf() -> Shelf {
 /// Without kept packages everything is compiled, so a failure only costs time.
 fn restore() {
     let started = Instant::now();
-    let root = root();
-    let restored = Key::of(&root).and_then(|key| Store::new(&cache()).restore(&key, &target()?, &own_crates(&root)));
+    let restored = Key::of(&root()).and_then(|key| Store::new(&cache()).restore(&key, &target()?));
     match restored {
         Ok(true) => eprintln!("compiled dependencies restored in {:.1} s", started.elapsed().as_secs_f64()),
         Ok(false) => {}
