@@ -17,7 +17,8 @@ use crate::workspace;
 /// Tests wait for control planes more than they compute, so twice the cores of the smallest
 /// supported machine keeps it busy; more would only make every wait longer.
 const TEST_THREADS: &str = "4";
-/// The longest programs wait for control planes most of the time; a third one at once made none of them quicker.
+/// One for each core of the smallest supported machine: the long programs wait for control planes most of the time,
+/// and each brings four tests at once.
 const MOST_AT_ONCE: u64 = 2;
 /// Four tests of one program, each with a control plane of 0.6 GB and an operator with helm beside it.
 const MEMORY_EACH: u64 = 4 << 30;
