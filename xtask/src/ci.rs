@@ -1,20 +1,25 @@
 //! The one command that checks everything.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+mod compiled;
+mod programs;
+
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use compiled::Used;
 
 use crate::report::{self, Executables, Report, Verdict};
 use crate::workspace::{self, cargo};
 use crate::{acceptance as table, codegen, deny, tidy, tools};
 
-/// Tests wait for control planes more than they compute, so twice the cores of the smallest
-/// supported machine keeps it busy; more would only make every wait longer.
-const TEST_THREADS: &str = "4";
+/// What was compiled is read by us, what is wrong by people.
+const MESSAGES: &str = "--message-format=json-render-diagnostics";
+/// Enough to see what to work on.
+const SLOWEST_SHOWN: usize = 15;
 
 /// One step that ran, for the summary.
 struct Step {
@@ -23,6 +28,9 @@ struct Step {
     error: Option<anyhow::Error>,
 }
 
+/// Work that a thread of its own did beside the steps.
+type Beside<T> = (Result<T>, Duration);
+
 #[derive(Default)]
 struct Steps(Vec<Step>);
 
@@ -30,9 +38,18 @@ impl Steps {
     /// Runs one step. A failure is kept, not returned: later steps still tell what they know.
     fn run<T>(&mut self, name: &'static str, step: impl FnOnce() -> Result<T>) -> Option<T> {
         eprintln!("==> {name}");
-        let start = Instant::now();
-        let result = step();
-        let took = start.elapsed();
+        let (result, took) = timed(step);
+        self.ended(name, result, took)
+    }
+
+    /// Waits for work that began earlier; its time is its own, not that of the wait.
+    fn join<T>(&mut self, name: &'static str, work: ScopedJoinHandle<'_, Beside<T>>) -> Option<T> {
+        eprintln!("==> {name}");
+        let (result, took) = work.join().unwrap_or_else(|_| (Err(anyhow!("it panicked")), Duration::ZERO));
+        self.ended(name, result, took)
+    }
+
+    fn ended<T>(&mut self, name: &'static str, result: Result<T>, took: Duration) -> Option<T> {
         let (value, error) = match result {
             Ok(value) => (Some(value), None),
             Err(error) => (None, Some(error)),
@@ -45,8 +62,8 @@ impl Steps {
         value
     }
 
-    fn summary(&self) -> String {
-        let total = self.0.iter().map(|step| step.took).sum();
+    /// `total` is less than the sum where steps ran beside each other.
+    fn summary(&self, total: Duration) -> String {
         let lines = self.0.iter().map(|step| {
             let verdict = if step.error.is_some() { "FAILED" } else { "ok" };
             format!("  {:>12}  {verdict:6}  {}\n", minutes(step.took), step.name)
@@ -60,37 +77,67 @@ impl Steps {
     }
 }
 
+fn timed<T>(work: impl FnOnce() -> Result<T>) -> Beside<T> {
+    let start = Instant::now();
+    let result = work();
+    (result, start.elapsed())
+}
+
 /// Runs all steps, prints where the time went and the counts, and fails if any step did.
 pub fn run() -> Result<()> {
+    let start = Instant::now();
     let mut steps = Steps::default();
-    steps.run("packages of the real node", install_packages);
-    steps.run("formatting", || workspace::run(&mut cargo(["fmt", "--all", "--check"])));
-    steps.run("clippy", || {
-        let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--locked"]);
-        workspace::run(clippy.args(["--", "-D", "warnings"]))
+    // Where caches are empty, Go and cargo-deny take as long as the Rust build does.
+    let report = std::thread::scope(|scope| {
+        let programs = scope.spawn(|| timed(tools::build_all));
+        let deny = scope.spawn(|| timed(deny::install));
+        let built = build_and_check(&mut steps);
+        steps.join("real programs, beside the builds", programs);
+        steps.run("generated files", || codegen::run(true));
+        let report = built.and_then(|()| steps.run("tests", run_tests));
+        if steps.join("cargo-deny, beside the builds", deny).is_some() {
+            steps.run("dependencies", deny::run);
+        }
+        report
     });
-    steps.run("tidy", tidy::run);
-    let built = steps.run("build of the tests", build_tests);
-    steps.run("real programs", tools::build_all);
-    steps.run("generated files", || codegen::run(true));
-    let report = built.and_then(|()| steps.run("tests", run_tests));
     if let Some(report) = &report {
         steps.run("verdict of the tests", || judge(report));
         steps.run("acceptance table", || check_acceptance(report));
     }
-    steps.run("documentation", || {
-        let mut doc = cargo(["doc", "--workspace", "--no-deps", "--locked"]);
-        workspace::run(doc.env("RUSTDOCFLAGS", "-D warnings"))
-    });
-    steps.run("dependencies", deny::run);
-
-    eprint!("{}", steps.summary());
+    eprint!("{}", steps.summary(start.elapsed()));
     let report = report.unwrap_or_default();
     println!("{}", report.closing_line());
     match steps.failed().as_slice() {
         [] => Ok(()),
         failed => bail!("failed: {}", failed.join(", ")),
     }
+}
+
+/// All that compiles; `None` if there are no tests to run.
+fn build_and_check(steps: &mut Steps) -> Option<()> {
+    let mut used = Used::default();
+    steps.run("packages of the real node", install_packages);
+    steps.run("formatting", || workspace::run(&mut cargo(["fmt", "--all", "--check"])));
+    let linted = steps.run("clippy", || {
+        let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--locked", MESSAGES]);
+        used.read(&workspace::output(clippy.args(["--", "-D", "warnings"]))?);
+        Ok(())
+    });
+    steps.run("tidy", tidy::run);
+    let built = steps.run("build of the tests", || {
+        used.read(&build_tests()?);
+        Ok(())
+    });
+    let documented = steps.run("documentation", || {
+        let mut doc = cargo(["doc", "--workspace", "--no-deps", "--locked", MESSAGES]);
+        used.read(&workspace::output(doc.env("RUSTDOCFLAGS", "-D warnings"))?);
+        Ok(())
+    });
+    // A build that ended early did not name all that it uses.
+    if (linted, built, documented) == (Some(()), Some(()), Some(())) {
+        steps.run("compiled dependencies", || used.keep());
+    }
+    built
 }
 
 /// Where it cannot be done, the tests that need them say what is missing; CI must have them.
@@ -113,7 +160,7 @@ pub fn acceptance() -> Result<()> {
 pub fn update_acceptance() -> Result<()> {
     build_tests()?;
     let mut list = cargo(["test", "--workspace", "--locked", "--", "--list"]);
-    let (status, output) = merged_output(&mut list, |_| Ok(()))?;
+    let (status, output) = merged_output(&mut list)?;
     ensure!(status.success(), "cargo test --list ended with {status}: {output}");
     let tests = report::listed(&output, &saved_executables()?);
     let path = acceptance_file();
@@ -122,47 +169,44 @@ pub fn update_acceptance() -> Result<()> {
 }
 
 /// Builds every test program and keeps Cargo's list of them.
-fn build_tests() -> Result<()> {
-    let mut build = cargo(["test", "--workspace", "--locked", "--no-run"]);
-    build.arg("--message-format=json-render-diagnostics");
+fn build_tests() -> Result<String> {
+    let mut build = cargo(["test", "--workspace", "--locked", "--no-run", MESSAGES]);
     let messages = workspace::output(&mut build)?;
-    workspace::write(&executables_file(), messages.as_bytes())
+    workspace::write(&executables_file(), messages.as_bytes())?;
+    Ok(messages)
 }
 
-/// Runs all tests in one `cargo test`, shows the output and keeps it.
+/// Runs all tests, shows their output and keeps it, and says which took long.
 fn run_tests() -> Result<Report> {
-    let mut test = cargo(["test", "--workspace", "--locked", "--no-fail-fast"]);
-    test.args(["--", "--test-threads", TEST_THREADS]);
-    let mut file = File::create(report_file()).context("cannot create the test report")?;
-    // A failing test is the verdict's business; here only whether there is a report.
-    merged_output(&mut test, |line| {
-        file.write_all(line)?;
-        std::io::stdout().write_all(line)
-    })?;
+    let executables = saved_executables()?;
+    let mut runs = programs::run_all(&executables)?;
+    let output: String = runs.iter().map(|run| run.output.as_str()).collect();
+    workspace::write(&report_file(), output.as_bytes())?;
+    runs.sort_by_key(|run| std::cmp::Reverse(run.took));
+    eprintln!("\ntest programs");
+    for run in &runs {
+        eprintln!("  {:>12}  {}", minutes(run.took), run.name);
+    }
+    eprintln!("slowest tests");
+    for (took, name) in report::slowest(&output, &executables).iter().take(SLOWEST_SHOWN) {
+        eprintln!("  {:>12}  {name}", minutes(*took));
+    }
     saved_report()
 }
 
-/// Runs a command to its end and hands on each line as it comes.
+/// Runs a command to its end.
 ///
 /// Cargo names the binaries on standard error, libtest the tests on standard output: one pipe for
 /// both keeps their order.
-fn merged_output(
-    command: &mut Command,
-    mut each: impl FnMut(&[u8]) -> std::io::Result<()>,
-) -> Result<(ExitStatus, String)> {
-    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+fn merged_output(command: &mut Command) -> Result<(ExitStatus, String)> {
+    let (mut reader, writer) = std::io::pipe().context("cannot make a pipe")?;
     command.stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().context("cannot start cargo")?;
     // The command still holds the pipe's writing ends; without them it ends with the child.
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    let mut lines = BufReader::new(reader);
-    let (mut line, mut all) = (Vec::new(), String::new());
-    while lines.read_until(b'\n', &mut line)? > 0 {
-        each(&line)?;
-        all.push_str(&String::from_utf8_lossy(&line));
-        line.clear();
-    }
-    Ok((child.wait().context("cannot wait for cargo")?, all))
+    let mut output = Vec::new();
+    reader.read_to_end(&mut output)?;
+    Ok((child.wait().context("cannot wait for cargo")?, String::from_utf8_lossy(&output).into_owned()))
 }
 
 fn judge(report: &Report) -> Result<()> {
@@ -225,11 +269,11 @@ fn in_ci() -> bool {
 }
 
 fn report_file() -> PathBuf {
-    workspace::root().join("target/test-report.txt")
+    workspace::target().join("test-report.txt")
 }
 
 fn executables_file() -> PathBuf {
-    workspace::root().join("target/test-executables.jsonl")
+    workspace::target().join("test-executables.jsonl")
 }
 
 fn minutes(time: Duration) -> String {
@@ -249,15 +293,23 @@ mod tests {
     fn both_outputs_come_in_the_order_they_were_written() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo a; echo b >&2; printf c; exit 3"]);
-        let mut seen = Vec::new();
-        let (status, output) = merged_output(&mut command, |line| {
-            seen.push(line.to_vec());
-            Ok(())
-        })
-        .unwrap();
+        let (status, output) = merged_output(&mut command).unwrap();
         assert_eq!(status.code(), Some(3));
         assert_eq!(output, "a\nb\nc");
-        assert_eq!(seen, [b"a\n".to_vec(), b"b\n".to_vec(), b"c".to_vec()]);
+    }
+
+    #[test]
+    fn work_beside_the_steps_counts_with_its_own_time() {
+        let mut steps = Steps::default();
+        std::thread::scope(|scope| {
+            let work = scope.spawn(|| (Ok(7), Duration::from_secs(90)));
+            assert_eq!(steps.join("good", work), Some(7));
+            let work = scope.spawn(|| (Err::<(), _>(anyhow!("no")), Duration::from_secs(2)));
+            assert_eq!(steps.join("bad", work), None);
+        });
+        assert_eq!(steps.failed(), ["bad"]);
+        let summary = steps.summary(Duration::from_secs(91));
+        assert!(summary.contains("(1 min 31 s in all)") && summary.contains("1 min 30 s  ok      good"), "{summary}");
     }
 
     #[test]
@@ -266,7 +318,7 @@ mod tests {
         assert_eq!(steps.run("first", || bail!("no")), None::<()>);
         assert_eq!(steps.run("second", || Ok(7)), Some(7));
         assert_eq!(steps.failed(), ["first"]);
-        let summary = steps.summary();
+        let summary = steps.summary(Duration::ZERO);
         assert!(summary.contains("FAILED  first\n") && summary.contains("ok      second\n"), "{summary}");
     }
 

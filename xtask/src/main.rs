@@ -6,6 +6,7 @@ mod campaign;
 mod ci;
 mod codegen;
 mod deny;
+mod first_start;
 mod report;
 mod tidy;
 mod tools;
@@ -60,6 +61,8 @@ enum Task {
         #[command(subcommand)]
         benchmark: bench::Benchmark,
     },
+    /// Measure the first start of a fresh clone with empty caches: a quarter of an hour or more, on an idle machine
+    FirstStart,
     /// Disturb the operator at seeded moments and see whether everything recovers
     Campaign {
         #[command(subcommand)]
@@ -103,6 +106,7 @@ fn run(task: Task) -> Result<()> {
         Task::Acceptance { update: true } => ci::update_acceptance(),
         Task::Acceptance { update: false } => ci::acceptance(),
         Task::Bench { benchmark } => bench::run(&benchmark),
+        Task::FirstStart => first_start::run(),
         Task::Campaign { campaign } => campaign::run(&campaign),
     }
 }

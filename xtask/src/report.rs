@@ -5,6 +5,8 @@
 //! Cargo's JSON messages of the build that went before.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -28,8 +30,18 @@ pub struct Report {
     pub broken: Vec<String>,
 }
 
-/// Test binaries by file name (`it-0123456789abcdef`), with the name their tests are under.
-pub type Executables = BTreeMap<String, String>;
+/// Test binaries by file name (`it-0123456789abcdef`).
+pub type Executables = BTreeMap<String, Executable>;
+
+/// One test binary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Executable {
+    /// The name that its tests are under.
+    pub prefix: String,
+    pub path: PathBuf,
+    /// The folder of its package, where its tests expect to run.
+    pub package: PathBuf,
+}
 
 #[derive(Deserialize)]
 struct Artifact {
@@ -57,8 +69,13 @@ pub fn executables(messages: &str) -> Executables {
         .filter_map(|line| serde_json::from_str::<Artifact>(line).ok())
         .filter(|artifact| artifact.profile.test)
         .filter_map(|artifact| {
-            let file = file_name(artifact.executable.as_deref()?).to_owned();
-            Some((file, test_prefix(&artifact.package_id, &artifact.target)))
+            let path = artifact.executable.as_deref()?;
+            let executable = Executable {
+                prefix: test_prefix(&artifact.package_id, &artifact.target),
+                path: path.into(),
+                package: package_folder(&artifact.package_id)?.into(),
+            };
+            Some((file_name(path).to_owned(), executable))
         })
         .collect()
 }
@@ -80,6 +97,10 @@ fn package_name(package_id: &str) -> String {
         None => file_name(path),
     };
     name.replace('-', "_")
+}
+
+fn package_folder(package_id: &str) -> Option<&str> {
+    Some(package_id.strip_prefix("path+file://")?.split_once('#')?.0)
 }
 
 fn file_name(path: &str) -> &str {
@@ -113,6 +134,27 @@ pub fn listed(output: &str, executables: &Executables) -> Vec<String> {
         }
     }
     names
+}
+
+/// How long each test took, the slowest first; empty where libtest did not say.
+pub fn slowest(output: &str, executables: &Executables) -> Vec<(Duration, String)> {
+    let mut prefix = None;
+    let mut times = Vec::new();
+    for line in output.lines() {
+        if let Some(start) = section_start(line, executables) {
+            prefix = Some(start);
+        } else if let (Some(prefix), Some((path, _)), Some(time)) = (&prefix, result_line(line), time(line)) {
+            times.push((time, format!("{prefix}::{path}")));
+        }
+    }
+    times.sort_by(|left, right| right.cmp(left));
+    times
+}
+
+/// `test a::b ... ok <1.234s>`.
+fn time(line: &str) -> Option<Duration> {
+    let (_, seconds) = line.strip_suffix("s>")?.rsplit_once(" <")?;
+    Duration::try_from_secs_f64(seconds.parse().ok()?).ok()
 }
 
 impl Report {
@@ -186,7 +228,7 @@ fn section_start(line: &str, executables: &Executables) -> Option<String> {
     }
     let (_, path) = line.strip_prefix("Running ")?.rsplit_once(" (")?;
     let file = file_name(path.strip_suffix(')')?);
-    Some(executables.get(file).cloned().unwrap_or_else(|| file.to_owned()))
+    Some(executables.get(file).map_or_else(|| file.to_owned(), |executable| executable.prefix.clone()))
 }
 
 /// `test a::b ... ok`, `test a::b - should panic ... FAILED`, `test a::b ... ignored, reason`.
@@ -240,9 +282,12 @@ mod tests {
 
     #[test]
     fn executables_are_named_for_package_and_binary() {
-        let expected = [("it-0bbb", "performers::it"), ("it-0ccc", "some_name::it"), ("plan-0aaa", "plan")];
-        let expected = expected.map(|(file, prefix)| (file.to_owned(), prefix.to_owned()));
-        assert_eq!(executables(MESSAGES), expected.into());
+        let found = executables(MESSAGES);
+        let named: Vec<_> = found.iter().map(|(file, one)| (file.as_str(), one.prefix.as_str())).collect();
+        assert_eq!(named, [("it-0bbb", "performers::it"), ("it-0ccc", "some_name::it"), ("plan-0aaa", "plan")]);
+        let plan = &found["plan-0aaa"];
+        assert_eq!(plan.path, PathBuf::from("/build/debug/deps/plan-0aaa"));
+        assert_eq!(plan.package, PathBuf::from("/src/strata/crates/plan"));
     }
 
     #[test]
@@ -353,6 +398,23 @@ p17_repair: test
 ";
         let names = listed(output, &executables(MESSAGES));
         assert_eq!(names, ["plan::pod::p09_one_container", "performers::it::p17_repair"]);
+    }
+
+    #[test]
+    fn the_slowest_tests_come_first_and_verdicts_are_read_beside_their_times() {
+        let output = "     Running plan (/build/debug/deps/plan-0aaa)
+test quick ... ok <0.001s>
+test other ... ok
+     Running performers::it (/build/debug/deps/it-0bbb)
+test slow ... FAILED <61.500s>
+test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 61.5s
+";
+        let expected = [(61_500, "performers::it::slow"), (1, "plan::quick")];
+        let expected = expected.map(|(millis, name)| (Duration::from_millis(millis), name.to_owned()));
+        assert_eq!(slowest(output, &executables(MESSAGES)), expected);
+        let report = parse(output, &executables(MESSAGES));
+        assert_eq!(report.tests["plan::quick"], Verdict::Passed);
+        assert_eq!(report.tests["performers::it::slow"], Verdict::Failed);
     }
 
     #[test]

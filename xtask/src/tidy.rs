@@ -2,6 +2,7 @@
 
 mod arrows;
 mod blank;
+mod features;
 mod links;
 mod source;
 
@@ -25,6 +26,7 @@ pub fn run() -> Result<()> {
 
 fn problems(root: &Path) -> Result<Vec<String>> {
     let mut problems = arrows::check(&workspace::metadata(root)?)?;
+    problems.extend(features::check(root)?);
     for file in files(root, &["crates", "xtask"], "rs")? {
         problems.extend(source::check(&file, &read(root, &file)?));
     }

@@ -12,6 +12,12 @@ pub fn root() -> PathBuf {
     here.parent().expect("xtask lies in the repository").to_owned()
 }
 
+/// Where Cargo puts what it builds.
+pub fn target() -> PathBuf {
+    let named = std::env::var_os("CARGO_TARGET_DIR").filter(|value| !value.is_empty());
+    root().join(named.map_or_else(|| "target".into(), PathBuf::from))
+}
+
 /// The Cargo that started us, with its arguments, at the repository's root.
 pub fn cargo<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

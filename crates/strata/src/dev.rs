@@ -10,9 +10,11 @@ mod event;
 mod example;
 mod leave;
 mod operator;
+mod order;
 mod own;
 mod place;
 mod running;
+mod serving;
 mod session;
 mod status;
 mod up;
@@ -44,6 +46,9 @@ enum Command {
     /// controller-manager, scheduler, simulated nodes, a chart repository and an OCI registry on loopback, then the
     /// operator under its own ServiceAccount and generated rights, and applies the examples. Runs until Ctrl-C, which
     /// ends everything; data stay for the next start unless --fresh.
+    ///
+    /// The first start takes about a quarter of an hour on two cores, later ones take seconds. The control plane, the
+    /// operator and the performers come up before the programs that only some examples need are built.
     #[command(after_help = UP_EXAMPLES)]
     Up(UpFlags),
     /// End what `dev up` started; does nothing where nothing runs

@@ -6,7 +6,6 @@
 //! build that was interrupted goes on where Go's own build cache left off.
 
 mod build;
-mod catalog;
 mod progress;
 
 use std::{
@@ -16,7 +15,7 @@ use std::{
 };
 
 use build::Workshop;
-pub use catalog::{CATALOG, Tool};
+pub use catalog::{CATALOG, FIRST_START, Tool};
 pub use progress::{Plain, Progress, State, Step};
 
 /// Why a program is not available.
@@ -52,6 +51,24 @@ pub enum Error {
 pub async fn path(name: &str) -> Result<PathBuf, Error> {
     let paths = ensure(&[name], &Plain::default()).await?;
     Ok(paths.into_iter().next().expect("one path for one name"))
+}
+
+/// Which of these programs would have to be built.
+pub fn missing<'a>(names: &[&'a str]) -> Result<Vec<&'a str>, Error> {
+    let workshop = Workshop::from_environment();
+    let mut missing = Vec::new();
+    for name in names {
+        if locate(find(name)?, &workshop)?.is_none() {
+            missing.push(*name);
+        }
+    }
+    Ok(missing)
+}
+
+/// Where a program is, or will be once it is built.
+pub fn place(name: &str) -> Result<PathBuf, Error> {
+    let (tool, workshop) = (find(name)?, Workshop::from_environment());
+    Ok(locate(tool, &workshop)?.unwrap_or_else(|| workshop.cached(tool)))
 }
 
 /// Paths of several programs, in the order asked for; builds those that are missing, one after another

@@ -6,6 +6,8 @@ use serde::Deserialize;
 /// A crate and those of ours it may name. `strata` may have `testbed` only as an optional
 /// dependency: the production image is built without it.
 const ARROWS: &[(&str, &[&str])] = &[
+    ("features", &[]),
+    ("catalog", &[]),
     ("api", &[]),
     ("plan", &["api"]),
     ("process", &[]),
@@ -15,9 +17,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("hetzner", &["api"]),
     ("shard", &["api", "plan", "process"]),
     ("talos", &["api"]),
-    ("testbed", &["api", "talos"]),
-    ("strata", &["api", "plan", "process", "runtime", "shard", "performers", "workspaces", "testbed"]),
-    ("xtask", &["api", "plan", "process", "runtime", "performers", "workspaces", "testbed", "strata"]),
+    ("testbed", &["catalog", "api", "talos"]),
+    ("strata", &["features", "api", "plan", "process", "runtime", "shard", "performers", "workspaces", "testbed"]),
+    ("xtask", &["api", "plan", "process", "runtime", "performers", "workspaces", "testbed", "strata", "launcher"]),
+    ("launcher", &["catalog"]),
 ];
 
 /// Packages that would let a pure crate reach the outside.

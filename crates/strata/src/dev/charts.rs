@@ -11,9 +11,6 @@ use testbed::{
 use super::{event::Report, place::Place};
 use crate::Failure;
 
-/// What has to be built for it.
-pub const TOOLS: [&str; 2] = ["helm", "registry"];
-
 /// What the examples write instead of an address, which differs between environments.
 const REPOSITORY: &str = "http://charts.strata.local";
 const REGISTRY: &str = "oci://charts.strata.local";

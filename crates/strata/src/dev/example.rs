@@ -25,8 +25,23 @@ const FILES: [(&str, &str); 7] = [
 
 /// All objects, each once, in the order of creation.
 pub fn objects() -> Vec<DynamicObject> {
+    objects_of(|_| true)
+}
+
+/// Those that need neither helm nor charts.
+pub fn without_charts() -> Vec<DynamicObject> {
+    objects_of(|file| file.starts_with("performers/"))
+}
+
+/// All others.
+pub fn with_charts() -> Vec<DynamicObject> {
+    let earlier: Vec<String> = without_charts().iter().map(named).collect();
+    objects().into_iter().filter(|object| !earlier.contains(&named(object))).collect()
+}
+
+fn objects_of(is_wanted: impl Fn(&str) -> bool) -> Vec<DynamicObject> {
     let mut objects: Vec<DynamicObject> = Vec::new();
-    for (_, text) in FILES {
+    for (_, text) in FILES.into_iter().filter(|(file, _)| is_wanted(file)) {
         for object in parsed(text) {
             if !objects.iter().any(|earlier| named(earlier) == named(&object)) {
                 objects.push(object);
@@ -164,6 +179,18 @@ mod tests {
         }
         present.sort();
         assert_eq!(FILES.map(|(name, _)| name.to_owned()).to_vec(), present);
+    }
+
+    #[test]
+    fn examples_that_need_charts_are_apart_and_none_is_lost() {
+        let (early, late) = (without_charts(), with_charts());
+        let kinds =
+            |objects: &[DynamicObject]| -> Vec<String> { objects.iter().map(|one| kind(one).to_owned()).collect() };
+        let needs_charts = |kind: &String| ["HelmRelease", "Workspace", "User"].contains(&kind.as_str());
+        assert!(!kinds(&early).iter().any(needs_charts));
+        assert!(kinds(&early).contains(&Performer::KIND.to_owned()) && kinds(&late).iter().any(needs_charts));
+        let together: Vec<_> = early.iter().chain(&late).map(named).collect();
+        assert_eq!(together, objects().iter().map(named).collect::<Vec<_>>());
     }
 
     #[test]

@@ -41,7 +41,8 @@ impl Operator {
     pub async fn start(place: &Place, kubeconfig: &Path) -> Result<Self, Failure> {
         let binary = std::env::current_exe()
             .map_err(|error| Failure::new(format!("cannot find this program's own file: {error}")))?;
-        let helm = testbed::tools::path("helm").await?;
+        // On a first start it is still being built; the first release is applied when it is there.
+        let helm = testbed::tools::place("helm")?;
         let log = place.file(OPERATOR_LOG);
         let begin = fs::metadata(&log).map_or(0, |metadata| metadata.len());
         let program = Program::new(NAME, binary, &log)

@@ -11,9 +11,9 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use testbed::{ControlPlane, Options, kwok, node::RealNode, process::Child, tools};
+use testbed::{ControlPlane, Options, kwok, node::RealNode, process::Child};
 
-use super::{UpFlags, charts, event::Report, place::Place, session::Program};
+use super::{event::Report, place::Place, session::Program};
 use crate::Failure;
 
 /// Only what asks for the real node runs there; its registry is empty.
@@ -26,24 +26,10 @@ pub struct Own {
     // Dropped in this order: the node needs the control plane.
     real_node: Option<RealNode>,
     control_plane: ControlPlane,
-    pub kubectl: PathBuf,
-}
-
-/// Builds what is missing and returns the path of kubectl, so that the start itself can be measured alone.
-pub async fn build(flags: &UpFlags, report: &Report) -> Result<PathBuf, Failure> {
-    let mut names = vec!["kubectl"];
-    names.extend(Options::default().programs());
-    names.extend(charts::TOOLS);
-    if flags.real_node {
-        RealNode::prerequisites().map_err(|missing| Failure::new(missing.to_string()))?;
-        names.extend(["kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "healthserver"]);
-    }
-    let paths = tools::ensure(&names, report).await?;
-    Ok(paths.into_iter().next().expect("one path for each name"))
 }
 
 impl Own {
-    pub async fn start(place: &Place, kubectl: PathBuf, report: &Report) -> Result<Self, Failure> {
+    pub async fn start(place: &Place, report: &Report) -> Result<Self, Failure> {
         report.step("control plane", "starting etcd, kube-apiserver, controller-manager, scheduler, simulated nodes");
         let options = Options { directory: Some(place.control_plane()), ..Options::default() };
         let control_plane = ControlPlane::start(options).await?;
@@ -52,7 +38,7 @@ impl Own {
             create(&client, &node).await?;
         }
         report.done("control plane", format!("ready at {}", control_plane.server()));
-        Ok(Self { real_node: None, control_plane, kubectl })
+        Ok(Self { real_node: None, control_plane })
     }
 
     pub async fn add_real_node(&mut self, report: &Report) -> Result<(), Failure> {

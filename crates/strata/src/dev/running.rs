@@ -1,30 +1,27 @@
 //! Control plane, charts, operator and examples, from start to end.
 
-use std::{path::Path, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use futures::future::select_all;
-use testbed::tools;
+use testbed::{node::RealNode, tools};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     UpFlags,
-    charts::{self, Charts},
-    cluster::Cluster,
-    credentials::{self, Credentials},
+    charts::Charts,
+    credentials::Credentials,
     event::Report,
     example,
     operator::{self, Operator},
+    order::Builds,
     own::{self, Own},
     place::Place,
-    session::{Guest, Session, Status},
+    serving::{self, Serving},
+    session::{Session, Status},
 };
 use crate::Failure;
 
-/// On simulated nodes pods run within a second or two; a busy machine was seen to need twenty times that.
-const SETTLE_PATIENCE: Duration = Duration::from_mins(2);
-/// On a cluster of the user's own it is not certain that examples can run at all.
-const GUEST_SETTLE_PATIENCE: Duration = Duration::from_secs(30);
 /// A program that ends is started again after the first, doubled each time up to the second; after a quiet time of
 /// that length the count begins anew.
 const RESTART_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
@@ -43,75 +40,42 @@ pub struct Running {
 impl Running {
     /// Starts everything and waits until the examples are ready.
     pub async fn start(place: &Place, flags: &UpFlags, report: &Report) -> Result<Self, Failure> {
-        let (mut own, charts, kubeconfig, began) = if let Some(file) = &flags.kubeconfig {
-            tools::ensure(&charts::TOOLS, report).await?;
-            (None, Charts::start(place, report).await?, file.clone(), Instant::now())
-        } else {
-            not_a_guest_elsewhere(place, None)?;
-            if flags.fresh {
-                place.wipe()?;
-            }
-            let kubectl = own::build(flags, report).await?;
-            let began = Instant::now();
-            let (own, charts) = tokio::try_join!(Own::start(place, kubectl, report), Charts::start(place, report))?;
-            let kubeconfig = own.kubeconfig();
-            (Some(own), charts, kubeconfig, began)
-        };
-        let cluster = Cluster::connect(&kubeconfig).await?;
-        if own.is_none() {
-            register_guest(place, &kubeconfig, &cluster).await?;
+        if flags.kubeconfig.is_none() {
+            serving::not_a_guest_elsewhere(place, None)?;
         }
-        let real_node = async {
-            match own.as_mut().filter(|_| flags.real_node) {
-                Some(own) => own.add_real_node(report).await,
-                None => Ok(()),
-            }
-        };
-        let operator = start_operator(place, &cluster, began, report);
-        let ((), (operator, credentials, ready_after)) = tokio::try_join!(real_node, operator)?;
+        if flags.real_node {
+            RealNode::prerequisites().map_err(|missing| Failure::new(missing.to_string()))?;
+        }
+        if flags.fresh {
+            place.wipe()?;
+        }
+        let builds = Builds::of(flags);
+        tools::ensure(&builds.first, report).await?;
+        let (serving, (kubectl, charts)) = tokio::try_join!(
+            Box::pin(Serving::start(place, flags, &builds.later, report)),
+            start_charts(place, flags, &builds.later, report),
+        )?;
+        let Serving { mut own, cluster, kubeconfig, operator, credentials, ready_after } = serving;
+        if let Some(own) = own.as_mut().filter(|_| flags.real_node) {
+            own.add_real_node(report).await?;
+        }
+        let addresses = charts.addresses();
+        let real = flags.real_node.then(example::real);
+        let objects = example::with_charts().into_iter().chain(real).map(|object| addresses.fill(&object));
+        serving::settle(&cluster, &operator, objects.collect(), flags, report).await?;
         let renewal = AbortOnDropHandle::new(tokio::spawn(credentials.keep(&cluster, place)));
         let session = Session {
             status: Status {
                 kubeconfig,
                 audit_log: own.as_ref().map(|own| own.audit_log().to_owned()),
-                charts: charts.addresses(),
+                charts: addresses,
                 programs: Vec::new(),
             },
             metrics: String::new(),
-            kubectl: own.as_ref().map(|own| own.kubectl.clone()),
+            kubectl,
             ready_after_millis: u64::try_from(ready_after.as_millis()).unwrap_or(u64::MAX),
         };
-        let running = Self { operator, _renewal: renewal, credentials, charts, own, session };
-        running.apply_examples(&cluster, flags, report).await?;
-        Ok(running)
-    }
-
-    async fn apply_examples(&self, cluster: &Cluster, flags: &UpFlags, report: &Report) -> Result<(), Failure> {
-        let real = flags.real_node.then(example::real);
-        let addresses = self.charts.addresses();
-        let objects = example::objects().into_iter().chain(real).map(|object| addresses.fill(&object));
-        let performers = example::apply(cluster, objects, report).await?;
-        let default = if self.own.is_some() { SETTLE_PATIENCE } else { GUEST_SETTLE_PATIENCE };
-        let patience = flags.wait.unwrap_or(default);
-        let unsettled = tokio::select! {
-            unsettled = example::settle(cluster, performers, patience, report) => unsettled?,
-            failure = operator::ended(&self.operator.child) => return Err(failure),
-        };
-        let text: Vec<_> = unsettled.iter().map(|one| format!("  {}: {}", one.what, one.why)).collect();
-        let text = text.join("\n");
-        let is_failure = self.own.is_some() && unsettled.iter().any(|one| one.is_new);
-        match (unsettled.is_empty(), is_failure) {
-            (true, _) => Ok(()),
-            (false, true) => {
-                let text = format!("examples not ready after {} s:\n{text}", patience.as_secs());
-                Err(Failure::new(text)
-                    .hint(format!("the operator's log is {}", self.operator.child.program().log.display())))
-            }
-            (false, false) => {
-                report.note(format!("not ready after {} s, continuing without:\n{text}", patience.as_secs()));
-                Ok(())
-            }
-        }
+        Ok(Self { operator, _renewal: renewal, credentials, charts, own, session })
     }
 
     pub fn session(&self) -> Session {
@@ -158,40 +122,14 @@ impl Running {
     }
 }
 
-/// Gives the cluster what the operator needs, then starts it; also says how long after `began` it was ready.
-async fn start_operator(
+/// Builds what is left, then starts what charts come from; also says where kubectl is, unless the cluster is the user's.
+async fn start_charts(
     place: &Place,
-    cluster: &Cluster,
-    began: Instant,
+    flags: &UpFlags,
+    later: &[&str],
     report: &Report,
-) -> Result<(Operator, Credentials, Duration), Failure> {
-    report.step("operator", "installing CRDs and rights");
-    cluster.install(report).await?;
-    let credentials = credentials::issue(cluster, place).await?;
-    report.step("operator", "starting");
-    let operator = Operator::start(place, &credentials.kubeconfig).await?;
-    let ready_after = began.elapsed();
-    report.done("operator", format!("ready {:.1} s after the start", ready_after.as_secs_f64()));
-    Ok((operator, credentials, ready_after))
-}
-
-/// Remembers a foreign cluster before anything is put into it, so that `down` can leave it whatever happens to us.
-async fn register_guest(place: &Place, kubeconfig: &Path, cluster: &Cluster) -> Result<(), Failure> {
-    not_a_guest_elsewhere(place, Some(kubeconfig))?;
-    if place.guest().is_none() {
-        let had_lease = cluster.has_lease().await?;
-        place.write_guest(&Guest { kubeconfig: kubeconfig.to_owned(), had_lease })?;
-    }
-    Ok(())
-}
-
-fn not_a_guest_elsewhere(place: &Place, kubeconfig: Option<&Path>) -> Result<(), Failure> {
-    match place.guest() {
-        Some(guest) if Some(guest.kubeconfig.as_path()) != kubeconfig => {
-            let text =
-                format!("the cluster of {} still has the objects that `dev up` installed", guest.kubeconfig.display());
-            Err(Failure::new(text).hint("remove them first with `strata dev down`, or use another --dir"))
-        }
-        _ => Ok(()),
-    }
+) -> Result<(Option<PathBuf>, Charts), Failure> {
+    tools::ensure(later, report).await?;
+    let kubectl = if flags.kubeconfig.is_none() { Some(tools::place("kubectl")?) } else { None };
+    Ok((kubectl, Charts::start(place, report).await?))
 }

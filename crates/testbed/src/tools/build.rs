@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use catalog::{GO_ENVIRONMENT, Shelf};
 use rustix::fs::{FlockOperation, flock};
 
 use super::{Error, Progress, State, Step, Tool, non_empty};
@@ -18,7 +19,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// Where programs are built and with which Go.
 #[derive(Debug)]
 pub(super) struct Workshop {
-    cache: PathBuf,
+    shelf: Shelf,
     go: PathBuf,
 }
 
@@ -26,11 +27,11 @@ impl Workshop {
     pub(super) fn from_environment() -> Self {
         let home = || non_empty("HOME").map_or_else(std::env::temp_dir, PathBuf::from);
         let cache = non_empty("XDG_CACHE_HOME").map_or_else(|| home().join(".cache"), PathBuf::from);
-        Self { cache: cache.join("strata/tools"), go: "go".into() }
+        Self { shelf: Shelf::new(&cache.join("strata")), go: "go".into() }
     }
 
     pub(super) fn cached(&self, tool: &Tool) -> PathBuf {
-        self.cache.join(tool.cache_key())
+        self.shelf.program(tool)
     }
 
     /// Builds `tool`, or waits for the process that is already building it.
@@ -42,9 +43,8 @@ impl Workshop {
     ) -> Result<PathBuf, Error> {
         let display = Display { tool, left, progress, started: Instant::now() };
         let finished = self.cached(tool);
-        let module = self.write_module(tool).map_err(|source| self.cache_error(source))?;
-        let lock =
-            File::create(module.join(format!("{}.lock", tool.name))).map_err(|source| self.cache_error(source))?;
+        let module = self.shelf.write_module(tool).map_err(|source| self.cache_error(source))?;
+        let lock = File::create(self.shelf.lock(tool)).map_err(|source| self.cache_error(source))?;
         while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             display.show(State::Waiting);
             tokio::time::sleep(TICK).await;
@@ -60,27 +60,8 @@ impl Workshop {
         Ok(finished)
     }
 
-    /// A private copy of the pins, so that Go never writes to the source tree and an installed binary
-    /// needs none.
-    fn write_module(&self, tool: &Tool) -> io::Result<PathBuf> {
-        let key = tool.cache_key();
-        let directory = self.cache.join("modules").join(key);
-        fs::create_dir_all(&directory)?;
-        let pins = [("go.mod", tool.module.go_mod), ("go.sum", tool.module.go_sum)];
-        for (name, text) in pins.into_iter().chain(tool.module.main_go.map(|text| ("main.go", text))) {
-            let path = directory.join(name);
-            if fs::read_to_string(&path).is_ok_and(|present| present == text) {
-                continue;
-            }
-            let partial = tempfile::NamedTempFile::new_in(&directory)?;
-            fs::write(partial.path(), text)?;
-            partial.persist(&path)?;
-        }
-        Ok(directory)
-    }
-
     fn cache_error(&self, source: io::Error) -> Error {
-        Error::Cache { path: self.cache.clone(), source }
+        Error::Cache { path: self.shelf.folder().to_owned(), source }
     }
 }
 
@@ -102,13 +83,10 @@ fn check_go(go: &Path, module: &Path, tool: &Tool) -> Result<(), Error> {
 async fn run_go(go: &Path, module: &Path, tool: &'static Tool, out: &Path, display: &Display<'_>) -> Result<(), Error> {
     let log = module.join(format!("{}.log", tool.name));
     let _ = fs::remove_file(&log);
-    let mut program = Program::new("go build", go, &log)
-        .args(["build".into(), "-o".into(), out.as_os_str().to_owned()])
-        .args(tool.build_flags())
-        .args([tool.package()])
-        // Static programs: they must run wherever the cache is mounted.
-        .env("CGO_ENABLED", "0")
-        .env("GOWORK", "off");
+    let mut program = Program::new("go build", go, &log).args(tool.go_arguments(out));
+    for (name, value) in GO_ENVIRONMENT {
+        program = program.env(name, value);
+    }
     program.directory = Some(module.to_owned());
     let child = Child::start(program)?;
     let mut tick = tokio::time::interval(TICK);
@@ -148,7 +126,7 @@ mod tests {
     #[tokio::test]
     async fn without_go_the_message_says_so_and_names_the_remedy() {
         let cache = tempfile::tempdir().unwrap();
-        let workshop = Workshop { cache: cache.path().to_owned(), go: "/nonexistent/go".into() };
+        let workshop = Workshop { shelf: Shelf::new(cache.path()), go: "/nonexistent/go".into() };
         let tool = Tool::named("etcd").unwrap();
         let error = workshop.build(tool, 0, &Plain::default()).await.unwrap_err().to_string();
         assert!(error.contains("Go toolchain is missing") && error.contains("install Go 1."), "{error}");

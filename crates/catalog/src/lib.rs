@@ -1,10 +1,22 @@
-//! Which programs there are and how each is built. Versions are stated in `tools/<module>/go.mod` alone.
+//! Which real programs `strata dev` and the tests run, how each is built, and where it is kept.
+//!
+//! Versions are stated in `tools/<module>/go.mod` alone. This crate needs next to nothing: the launcher builds programs
+//! with it while the rest of strata is still being compiled.
+
+mod shelf;
+
+pub use shelf::Shelf;
+use std::{ffi::OsString, path::Path};
 
 use sha2::{Digest, Sha256};
 
+/// Go's own settings for every build: static programs, because they must run wherever the cache is mounted, and no
+/// workspace of the user's.
+pub const GO_ENVIRONMENT: [(&str, &str); 2] = [("CGO_ENABLED", "0"), ("GOWORK", "off")];
+
 /// A Go module under `tools/` that pins one upstream project.
 #[derive(Debug)]
-pub(super) struct Module {
+struct Module {
     pub name: &'static str,
     /// The required module whose version is the version of its programs.
     upstream: &'static str,
@@ -19,8 +31,8 @@ macro_rules! module {
         Module {
             name: $name,
             upstream: $upstream,
-            go_mod: include_str!(concat!("../../../../tools/", $name, "/go.mod")),
-            go_sum: include_str!(concat!("../../../../tools/", $name, "/go.sum")),
+            go_mod: include_str!(concat!("../../../tools/", $name, "/go.mod")),
+            go_sum: include_str!(concat!("../../../tools/", $name, "/go.sum")),
             main_go: None,
         }
     };
@@ -41,18 +53,18 @@ static HELM3: Module = module!("helm3", "helm.sh/helm/v3");
 static REGISTRY: Module = module!("registry", "github.com/distribution/distribution/v3");
 static CONTAINERD: Module = module!("containerd", "github.com/containerd/containerd/v2");
 static HEALTHSERVER: Module = Module {
-    main_go: Some(include_str!("../../../../tools/healthserver/main.go")),
+    main_go: Some(include_str!("../../../tools/healthserver/main.go")),
     ..module!("healthserver", "google.golang.org/grpc")
 };
 
 static HCLOUDCHECK: Module = Module {
-    main_go: Some(include_str!("../../../../tools/hcloudcheck/main.go")),
+    main_go: Some(include_str!("../../../tools/hcloudcheck/main.go")),
     ..module!("hcloudcheck", "github.com/hetznercloud/hcloud-go/v2")
 };
 
 /// Asks nodes and validates configurations with the vendor's library.
 static TALOSPROBE: Module = Module {
-    main_go: Some(include_str!("../../../../tools/talosprobe/main.go")),
+    main_go: Some(include_str!("../../../tools/talosprobe/main.go")),
     ..module!("talosprobe", "github.com/siderolabs/talos/pkg/machinery")
 };
 
@@ -60,12 +72,12 @@ static TALOSPROBE: Module = Module {
 #[derive(Debug)]
 pub struct Tool {
     pub name: &'static str,
-    pub(super) module: &'static Module,
+    module: &'static Module,
     /// Below the upstream module; empty for its root.
     package: &'static str,
     tags: &'static str,
     /// `KUBEBUILDER_ASSETS` may hold it, as in every controller project.
-    pub(super) is_kubebuilder_asset: bool,
+    pub is_kubebuilder_asset: bool,
 }
 
 const fn tool(name: &'static str, module: &'static Module, package: &'static str) -> Tool {
@@ -84,6 +96,11 @@ impl Tool {
         self
     }
 }
+
+/// What the first start of `strata dev up` needs, in the order of use: the control plane, then what its user works with,
+/// then what only some examples need.
+pub const FIRST_START: [&str; 8] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "kubectl", "helm", "registry"];
 
 /// In the order in which building them repeats the least work and the quickest come first.
 pub static CATALOG: [Tool; 21] = [
@@ -125,15 +142,22 @@ impl Tool {
         format!("STRATA_{}", self.name.to_uppercase().replace('-', "_"))
     }
 
-    pub(super) fn package(&self) -> String {
+    fn package(&self) -> String {
         if self.module.main_go.is_some() {
             return ".".to_owned();
         }
         format!("{}{}", self.module.upstream, self.package)
     }
 
+    /// Arguments of Go that build it into the file `out`, in the folder of its pins.
+    pub fn go_arguments(&self, out: &Path) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["build".into(), "-o".into(), out.into()];
+        arguments.extend(self.build_flags().into_iter().chain([self.package()]).map(OsString::from));
+        arguments
+    }
+
     /// Arguments of `go build`, apart from output and package.
-    pub(super) fn build_flags(&self) -> Vec<String> {
+    fn build_flags(&self) -> Vec<String> {
         let mut flags = vec!["-trimpath".to_owned(), "-buildvcs=false".to_owned()];
         if !self.tags.is_empty() {
             flags.extend(["-tags".to_owned(), self.tags.to_owned()]);
@@ -158,7 +182,7 @@ impl Tool {
     }
 
     /// Name of the cached binary: changes with everything that decides its content.
-    pub(super) fn cache_key(&self) -> String {
+    fn cache_key(&self) -> String {
         let mut digest = Sha256::new();
         for part in [self.module.go_mod, self.module.go_sum, &self.package(), &self.build_flags().join("\n")] {
             digest.update(part);
@@ -181,7 +205,7 @@ fn required_version<'a>(go_mod: &'a str, module: &str) -> Option<&'a str> {
 }
 
 /// The first `MAJOR.MINOR` in a text such as the output of `--version`.
-pub(super) fn major_minor(text: &str) -> Option<(u32, u32)> {
+pub fn major_minor(text: &str) -> Option<(u32, u32)> {
     text.split(|c: char| !(c.is_ascii_digit() || c == '.')).find_map(|word| {
         let mut numbers = word.split('.');
         Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
@@ -196,6 +220,15 @@ mod tests {
     fn every_tool_has_a_pinned_version() {
         for tool in &CATALOG {
             assert!(major_minor(tool.version()).is_some(), "{}: {}", tool.name, tool.version());
+        }
+    }
+
+    #[test]
+    fn a_first_start_builds_the_control_plane_before_what_only_some_examples_need() {
+        let at = |name: &str| FIRST_START.iter().position(|one| *one == name).unwrap();
+        assert!(FIRST_START.iter().all(|name| Tool::named(name).is_some()));
+        for serving in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"] {
+            assert!(["kubectl", "helm", "registry"].into_iter().all(|later| at(serving) < at(later)), "{serving}");
         }
     }
 

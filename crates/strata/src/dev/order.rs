@@ -1,0 +1,79 @@
+//! What is built before what, so that a first start shows something before everything is there.
+
+use testbed::Options;
+
+use super::UpFlags;
+
+/// What charts come from, and what installs them.
+const CHARTS: [&str; 2] = ["helm", "registry"];
+const REAL_NODE: [&str; 5] = ["kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "healthserver"];
+
+/// Programs that may have to be built, each list in the order of use.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Builds {
+    /// Without these nothing serves.
+    pub first: Vec<&'static str>,
+    /// Built while the control plane serves: for the user's hands and for some of the examples.
+    pub later: Vec<&'static str>,
+}
+
+impl Builds {
+    pub fn of(flags: &UpFlags) -> Self {
+        if flags.kubeconfig.is_some() {
+            // Releases that are in that cluster already need helm from the start.
+            return Self { first: CHARTS.to_vec(), later: Vec::new() };
+        }
+        let mut later = vec!["kubectl"];
+        later.extend(CHARTS);
+        later.extend(REAL_NODE.iter().filter(|_| flags.real_node));
+        Self { first: Options::default().programs().to_vec(), later }
+    }
+}
+
+/// What can be used already, for a user who waits for the rest.
+pub fn usable_now(kubeconfig: &std::path::Path, missing: &[&str]) -> Option<String> {
+    let rest = missing.join(", ");
+    let kubeconfig = kubeconfig.display();
+    (!missing.is_empty()).then(|| {
+        format!(
+            "The control plane, the operator and the performers are up: export KUBECONFIG={kubeconfig}\n\
+             Still to build: {rest}; releases and workspaces follow, and the commands to try."
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(real_node: bool, kubeconfig: Option<&str>) -> UpFlags {
+        UpFlags { detach: false, fresh: false, real_node, kubeconfig: kubeconfig.map(Into::into), wait: None }
+    }
+
+    #[test]
+    fn the_control_plane_needs_neither_kubectl_nor_helm_nor_a_registry() {
+        let builds = Builds::of(&flags(false, None));
+        assert_eq!(builds.first, ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"]);
+        assert_eq!(builds.later, ["kubectl", "helm", "registry"]);
+    }
+
+    #[test]
+    fn the_launcher_builds_in_the_same_order() {
+        let Builds { first, later } = Builds::of(&flags(false, None));
+        assert_eq!(testbed::tools::FIRST_START.to_vec(), [first, later].concat());
+    }
+
+    #[test]
+    fn a_real_node_comes_last_and_a_foreign_cluster_needs_only_charts() {
+        assert_eq!(Builds::of(&flags(true, None)).later[3..], REAL_NODE);
+        let builds = Builds::of(&flags(false, Some("kind.yaml")));
+        assert_eq!((builds.first, builds.later), (CHARTS.to_vec(), Vec::new()));
+    }
+
+    #[test]
+    fn a_user_who_waits_reads_what_is_up_and_what_is_missing() {
+        let text = usable_now(std::path::Path::new("/x/kubeconfig"), &["helm", "registry"]).unwrap();
+        assert!(text.contains("KUBECONFIG=/x/kubeconfig") && text.contains("Still to build: helm, registry"), "{text}");
+        assert_eq!(usable_now(std::path::Path::new("/x/kubeconfig"), &[]), None);
+    }
+}

@@ -1,0 +1,97 @@
+//! `cargo xtask` and `cargo dev` begin here: brings back compiled packages, builds programs beside strata, then hands over.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, Stdio},
+    time::Instant,
+};
+
+use catalog::Shelf;
+use launcher::{
+    cache,
+    dependencies::{Key, Store},
+    programs,
+};
+
+/// How this program starts itself to build programs in the background.
+const PROGRAMS: &str = "programs";
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let task = arguments.next();
+    let rest: Vec<OsString> = arguments.collect();
+    let result = match task.as_deref().and_then(|task| task.to_str()) {
+        Some("xtask") => xtask(&rest),
+        Some("dev") => dev(&rest),
+        Some(PROGRAMS) => programs::build(&shelf()),
+        _ => Err(io::Error::other("use it as `cargo xtask …` or `cargo dev …`")),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Becomes xtask, compiled first where it changed.
+fn xtask(arguments: &[OsString]) -> io::Result<()> {
+    restore();
+    Err(cargo(["run", "--quiet", "--package", "xtask"]).arg("--").args(arguments).exec())
+}
+
+/// Becomes `strata dev`, compiled first where it changed; what a first start needs is built meanwhile.
+fn dev(arguments: &[OsString]) -> io::Result<()> {
+    restore();
+    let is_start = arguments.first().is_some_and(|first| first == "up");
+    let builder = (is_start && !programs::missing(&shelf()).is_empty()).then(start_builder).transpose()?;
+    let status = cargo(["build", "--package", "strata"]).status()?;
+    if !status.success() {
+        // It ends after the program that it is at, which the next start then need not build.
+        drop(builder);
+        return Err(io::Error::other(format!("strata was not built: {status}")));
+    }
+    // The builder's standard input ends with our own program: strata takes over where it is.
+    Err(Command::new(target()?.join("strata")).arg("dev").args(arguments).exec())
+}
+
+fn start_builder() -> io::Result<Child> {
+    eprintln!("first start: the Kubernetes programs are built beside strata, once; this takes minutes");
+    Command::new(std::env::current_exe()?).arg(PROGRAMS).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()
+}
+
+fn shelf() -> Shelf {
+    Shelf::new(&cache())
+}
+
+/// Without kept packages everything is compiled, so a failure only costs time.
+fn restore() {
+    let started = Instant::now();
+    let restored = Key::of(&root()).and_then(|key| Store::new(&cache()).restore(&key, &target()?));
+    match restored {
+        Ok(true) => eprintln!("compiled dependencies restored in {:.1} s", started.elapsed().as_secs_f64()),
+        Ok(false) => {}
+        Err(error) => eprintln!("cannot restore compiled dependencies: {error}"),
+    }
+}
+
+fn cargo<const N: usize>(arguments: [&str; N]) -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(arguments).arg("--manifest-path").arg(root().join("Cargo.toml"));
+    cargo
+}
+
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).expect("the launcher lies in xtask, in the repository").to_owned()
+}
+
+/// The folder of the profile that we were built in ourselves.
+fn target() -> io::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    program.parent().map(Path::to_owned).ok_or_else(|| io::Error::other("this program lies in no folder"))
+}

@@ -1,0 +1,180 @@
+//! Runs all test programs, two at a time where the machine has the memory.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::minutes;
+use crate::report::{Executable, Executables};
+use crate::workspace;
+
+/// Tests wait for control planes more than they compute, so twice the cores of the smallest
+/// supported machine keeps it busy; more would only make every wait longer.
+const TEST_THREADS: &str = "4";
+/// One for each core of the smallest supported machine: the long programs wait for control planes most of the time,
+/// and each brings four tests at once.
+const MOST_AT_ONCE: u64 = 2;
+/// Four tests of one program, each with a control plane of 0.6 GB and an operator with helm beside it.
+const MEMORY_EACH: u64 = 4 << 30;
+/// The documentation tests of all crates: Cargo has no program for them.
+const DOCUMENTATION: &str = "documentation tests";
+
+/// What is to run: a test program, or without one the documentation tests.
+struct Job<'a> {
+    name: &'a str,
+    executable: Option<&'a Executable>,
+}
+
+/// What one program did.
+pub struct Run {
+    pub name: String,
+    pub took: Duration,
+    /// Everything it wrote, under the line that `cargo test` would have begun it with.
+    pub output: String,
+}
+
+/// Runs every program, shows its output when it ends, and returns all in the order in which they ended.
+pub fn run_all(executables: &Executables) -> Result<Vec<Run>> {
+    let folder = workspace::target().join("test-output");
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let programs = executables.values().map(|one| Job { name: &one.prefix, executable: Some(one) });
+    let jobs = programs.chain([Job { name: DOCUMENTATION, executable: None }]).collect();
+    let queue = Mutex::new(longest_first(jobs, &former_times()));
+    let runs = Mutex::new(Vec::new());
+    let at_once = at_once(available_memory());
+    eprintln!("    {at_once} at a time; until a program ends its output is in {}", folder.display());
+    std::thread::scope(|scope| {
+        let work = || -> Result<()> {
+            while let Some(job) = next(&queue) {
+                eprintln!("    {} …", job.name);
+                let run = run_one(&job, &folder)?;
+                let mut runs = runs.lock().unwrap_or_else(PoisonError::into_inner);
+                // Under the lock, so that two outputs never mix.
+                println!("{}", run.output);
+                eprintln!("    {}: ended after {}", run.name, minutes(run.took));
+                runs.push(run);
+            }
+            Ok(())
+        };
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
+    })?;
+    let runs = runs.into_inner().unwrap_or_else(PoisonError::into_inner);
+    remember_times(&runs);
+    Ok(runs)
+}
+
+fn next<'a>(queue: &Mutex<VecDeque<Job<'a>>>) -> Option<Job<'a>> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+}
+
+/// A long program that starts last would run alone at the end. One without a time may be long.
+fn longest_first<'a>(mut jobs: Vec<Job<'a>>, times: &BTreeMap<String, f64>) -> VecDeque<Job<'a>> {
+    let time = |job: &Job<'_>| times.get(job.name).copied().unwrap_or(f64::MAX);
+    jobs.sort_by(|left, right| time(right).total_cmp(&time(left)).then_with(|| left.name.cmp(right.name)));
+    jobs.into()
+}
+
+fn at_once(memory: Option<u64>) -> u64 {
+    memory.map_or(1, |bytes| bytes / MEMORY_EACH).clamp(1, MOST_AT_ONCE)
+}
+
+/// `None` where the system does not say.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kilobytes = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(kilobytes.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}
+
+fn run_one(job: &Job<'_>, folder: &Path) -> Result<Run> {
+    let (head, file, mut command) = if let Some(executable) = job.executable {
+        let file = executable.path.file_name().unwrap_or(OsStr::new(job.name)).to_owned();
+        (format!("     Running {} ({})\n", job.name, executable.path.display()), file, test(executable))
+    } else {
+        let arguments = ["test", "--workspace", "--locked", "--no-fail-fast", "--doc"];
+        (String::new(), "documentation".into(), workspace::cargo(arguments))
+    };
+    let path = folder.join(file).with_extension("txt");
+    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    // One file for both keeps their order.
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    let started = Instant::now();
+    // A failing test is the verdict's business; here only whether there is an account.
+    command.status().with_context(|| format!("cannot start {}", job.name))?;
+    let took = started.elapsed();
+    let output = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(Run { name: job.name.to_owned(), took, output: head + &String::from_utf8_lossy(&output) })
+}
+
+/// As `cargo test` starts it.
+fn test(executable: &Executable) -> Command {
+    let mut command = Command::new(&executable.path);
+    command.current_dir(&executable.package).env("CARGO_MANIFEST_DIR", &executable.package);
+    command.args(["--test-threads", TEST_THREADS]);
+    // libtest knows how long each test took, and says so only where unstable options are allowed.
+    command.args(["-Z", "unstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
+    command
+}
+
+fn times_file() -> PathBuf {
+    launcher::cache().join("test-times")
+}
+
+/// Seconds by name, as the last run on this machine measured them.
+fn former_times() -> BTreeMap<String, f64> {
+    parse_times(&std::fs::read_to_string(times_file()).unwrap_or_default())
+}
+
+fn parse_times(text: &str) -> BTreeMap<String, f64> {
+    let line = |line: &str| {
+        let (seconds, name) = line.split_once(' ')?;
+        Some((name.to_owned(), seconds.parse().ok()?))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+/// Only the order of the next run depends on it.
+fn remember_times(runs: &[Run]) {
+    let lines = runs.iter().map(|run| format!("{:.1} {}\n", run.took.as_secs_f64(), run.name));
+    if let Err(error) = workspace::write(&times_file(), lines.collect::<String>().as_bytes()) {
+        eprintln!("    times not kept: {error:#}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_and_unknown_programs_start_first() {
+        let times = parse_times("3.5 plan\n300.0 strata::it\n20 talos::it\nnonsense\n");
+        let jobs = ["plan", "talos::it", "new::it", "strata::it"].map(|name| Job { name, executable: None });
+        let order: Vec<_> = longest_first(jobs.into(), &times).iter().map(|job| job.name).collect();
+        assert_eq!(order, ["new::it", "strata::it", "talos::it", "plan"]);
+    }
+
+    #[test]
+    fn programs_run_two_at_a_time_where_memory_allows() {
+        assert_eq!([None, Some(1 << 30), Some(7 << 30), Some(9 << 30), Some(64 << 30)].map(at_once), [1, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn a_program_runs_in_its_package_and_both_its_outputs_keep_their_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("it-0aaa");
+        workspace::write(&script, b"#!/bin/sh\npwd; echo wrong >&2; echo \"$CARGO_MANIFEST_DIR\"; exit 3\n").unwrap();
+        let mode = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
+        std::fs::set_permissions(&script, mode).unwrap();
+        let package = folder.path().canonicalize().unwrap();
+        let executable = Executable { prefix: "plan::it".to_owned(), path: script.clone(), package: package.clone() };
+        let run = run_one(&Job { name: "plan::it", executable: Some(&executable) }, folder.path()).unwrap();
+        let (script, package) = (script.display(), package.display());
+        assert_eq!(run.output, format!("     Running plan::it ({script})\n{package}\nwrong\n{package}\n"));
+    }
+}
