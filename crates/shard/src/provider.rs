@@ -3,8 +3,10 @@
 pub mod conformance;
 mod fault;
 mod in_process;
+mod process;
+mod userdata;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -13,21 +15,31 @@ use serde_json::{Map, Value};
 
 pub use fault::FaultyProvider;
 pub use in_process::InProcess;
+pub use process::{Process, ProcessSettings};
+pub use userdata::{Endpoints, Preparation, Prepared, ProviderVariables, TemplateError, check_template};
 
 /// A machine to be made for one instance. Its name is the instance's id, so that a repeated order is the same order.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Order {
     pub instance_id: String,
     pub cluster: String,
     pub shard: String,
     pub tenant: String,
     pub group: String,
+    /// The template's three letters.
+    pub kind: String,
+    pub on_demand: bool,
     pub instance_type: String,
     pub arch: String,
     pub subnet: String,
+    /// A template until it is [`Prepared`], then what the machine runs when it begins.
     pub userdata: String,
     pub vars: BTreeMap<String, String>,
     pub args: Map<String, Value>,
+    /// How long its agent may take to register.
+    pub registration_timeout: Duration,
+    /// How often its agent reports.
+    pub report_interval: Duration,
 }
 
 /// A machine as the provider has it.
@@ -73,4 +85,9 @@ pub trait Provider: Send + Sync + 'static {
 
     /// How the Node of that machine names it.
     fn node_provider_id(&self, shard: &str, machine: &MachineInfo) -> String;
+
+    /// The process that the machine is, where machines are processes of this host and it runs.
+    fn pid(&self, _instance_id: &str) -> Option<u32> {
+        None
+    }
 }
