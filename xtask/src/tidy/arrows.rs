@@ -13,9 +13,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("workspaces", &["api", "plan", "runtime"]),
     ("hetzner", &["api"]),
     ("shard", &["api", "plan"]),
+    ("agent", &["api", "plan", "shard"]),
     ("talos", &["api"]),
     ("testbed", &["api", "talos"]),
-    ("strata", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
+    ("strata", &["api", "plan", "runtime", "performers", "workspaces", "agent", "shard", "testbed"]),
     ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed", "strata"]),
 ];
 
