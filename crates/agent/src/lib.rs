@@ -174,9 +174,10 @@ impl Agent {
                 }
                 Err(error) => {
                     tracing::warn!(%error, %expires, "the certificate is not renewed; a fresh nonce.jwt would do");
-                    tokio::time::sleep(pause).await;
                 }
             }
+            // After a success too: a certificate that is short-lived beside the skew of clocks is due again at once.
+            tokio::time::sleep(pause).await;
         }
     }
 

@@ -6,17 +6,48 @@ mod in_process;
 mod process;
 mod userdata;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use plan::shard::instance::MachineStatus;
+use plan::shard::{config, instance::MachineStatus};
 use serde_json::{Map, Value};
 
+use crate::{clock::Clock, identity::Nonces};
 pub use fault::FaultyProvider;
 pub use in_process::InProcess;
 pub use process::{Process, ProcessSettings};
 pub use userdata::{Endpoints, Preparation, Prepared, ProviderVariables, TemplateError, check_template};
+
+/// What a provider is opened with, beside what the configuration says of it.
+pub struct Opening {
+    pub nonces: Arc<Nonces>,
+    pub ca_pem: String,
+    pub endpoints: Endpoints,
+    pub clock: Clock,
+    /// Our own binary.
+    pub program: PathBuf,
+    /// For machines that are processes, where the configuration names no folder.
+    pub directory: PathBuf,
+}
+
+/// Opens the provider that a configuration names. Its machines begin with rendered userdata.
+pub fn open(provider: &config::Provider, opening: Opening) -> Result<Arc<dyn Provider>, ProviderError> {
+    let settings = ProcessSettings::read(provider)?;
+    if settings.in_process {
+        return Ok(Arc::new(InProcess::new(opening.clock)));
+    }
+    let directory = settings.directory.clone().unwrap_or(opening.directory);
+    let machines = Process::open(&directory, opening.clock.clone())?;
+    let preparation = Preparation {
+        nonces: opening.nonces,
+        ca_pem: opening.ca_pem,
+        endpoints: opening.endpoints,
+        provider: settings.variables(&provider.kind, opening.program),
+        clock: opening.clock,
+    };
+    Ok(Arc::new(Prepared::new(Arc::new(machines), preparation)))
+}
 
 /// A machine to be made for one instance. Its name is the instance's id, so that a repeated order is the same order.
 #[derive(Clone, Debug, Default, PartialEq)]

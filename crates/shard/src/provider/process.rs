@@ -23,10 +23,11 @@ use std::{
 };
 
 use async_trait::async_trait;
+use plan::shard::config;
 use serde::Deserialize;
 use tokio::process::Command;
 
-use super::{MachineInfo, Order, Provider, ProviderError};
+use super::{MachineInfo, Order, Provider, ProviderError, ProviderVariables};
 use crate::clock::Clock;
 use folder::{Folder, Held, LOG, Labels, USERDATA};
 
@@ -37,21 +38,41 @@ const LAUNCH: &str = r#"echo "$$" >pid && exec "$@""#;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// What the configuration says of this provider, beside its kind.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct ProcessSettings {
     /// Where machines have their folders. Servers of one shard must name the same one.
-    pub directory: PathBuf,
+    pub directory: Option<PathBuf>,
     /// With it agents register their Nodes; without it there are none.
     pub kubeconfig: Option<PathBuf>,
     /// Machines end themselves once no process holds a lock on this file.
     pub lock: Option<PathBuf>,
     /// Our own binary, which userdata runs as the agent; the one that runs now if it is not named.
     pub program: Option<PathBuf>,
-    #[serde(default)]
     pub region: String,
-    #[serde(default)]
     pub zone: String,
+    /// Machines are entries of a table of the server, and end with it: for benchmarks.
+    pub in_process: bool,
+}
+
+impl ProcessSettings {
+    pub fn read(provider: &config::Provider) -> Result<Self, ProviderError> {
+        let settings = serde_json::Value::Object(provider.settings.clone());
+        serde_json::from_value(settings).map_err(|error| ProviderError::new(format!("shard.provider: {error}")))
+    }
+
+    /// As templates see them.
+    pub fn variables(&self, kind: &str, program: PathBuf) -> ProviderVariables {
+        let text = |path: &Option<PathBuf>| path.as_deref().unwrap_or(Path::new("")).to_string_lossy().into_owned();
+        ProviderVariables {
+            kind: kind.to_owned(),
+            region: self.region.clone(),
+            zone: self.zone.clone(),
+            program: text(&self.program.clone().or(Some(program))),
+            kubeconfig: text(&self.kubeconfig),
+            lock: text(&self.lock),
+        }
+    }
 }
 
 /// Clones share the folder, as servers share a cloud.

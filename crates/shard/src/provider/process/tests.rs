@@ -157,3 +157,14 @@ fn the_first_line_chooses_the_interpreter() {
     assert_eq!(interpreter("#!/bin/bash\nx"), ["/bin/bash"]);
     assert_eq!(interpreter("#! /usr/bin/env  bash -e \nx"), ["/usr/bin/env", "bash -e"]);
 }
+
+#[test]
+fn settings_are_read_and_unknown_ones_are_named() {
+    let provider = |text: &str| serde_json::from_str::<config::Provider>(text).unwrap();
+    let settings = ProcessSettings::read(&provider(r#"{"kind": "process", "lock": "/l", "zone": "z"}"#)).unwrap();
+    let variables = settings.variables("process", PathBuf::from("/strata"));
+    let said = [&*variables.kind, &variables.program, &variables.lock, &variables.kubeconfig, &variables.zone];
+    assert_eq!(said, ["process", "/strata", "/l", "", "z"]);
+    let error = ProcessSettings::read(&provider(r#"{"kind": "process", "folder": "/x"}"#)).unwrap_err().to_string();
+    assert!(error.contains("shard.provider") && error.contains("folder"), "{error}");
+}
