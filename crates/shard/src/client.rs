@@ -5,6 +5,7 @@
 //! hangs still answers TCP keepalive and would never be left otherwise.
 
 mod address;
+mod agent;
 mod backoff;
 mod connector;
 mod watch;
@@ -13,12 +14,14 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch as signal;
+pub use tonic::Code;
 use tonic::{
-    Code, Request, Response, Status,
+    Request, Response, Status,
     transport::{Channel, Endpoint, Uri},
 };
 
 pub use address::{Address, AddressError, Addresses};
+pub use agent::AgentClient;
 pub use backoff::Backoff;
 pub use watch::{Watch, Watched};
 

@@ -3,31 +3,74 @@
 pub mod conformance;
 mod fault;
 mod in_process;
+mod process;
+mod userdata;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use plan::shard::instance::MachineStatus;
+use plan::shard::{config, instance::MachineStatus};
 use serde_json::{Map, Value};
 
+use crate::{clock::Clock, identity::Nonces};
 pub use fault::FaultyProvider;
 pub use in_process::InProcess;
+pub use process::{Process, ProcessSettings};
+pub use userdata::{Endpoints, Preparation, Prepared, ProviderVariables, TemplateError, check_template};
+
+/// What a provider is opened with, beside what the configuration says of it.
+pub struct Opening {
+    pub nonces: Arc<Nonces>,
+    pub ca_pem: String,
+    pub endpoints: Endpoints,
+    pub clock: Clock,
+    /// Our own binary.
+    pub program: PathBuf,
+    /// For machines that are processes, where the configuration names no folder.
+    pub directory: PathBuf,
+}
+
+/// Opens the provider that a configuration names. Its machines begin with rendered userdata.
+pub fn open(provider: &config::Provider, opening: Opening) -> Result<Arc<dyn Provider>, ProviderError> {
+    let settings = ProcessSettings::read(provider)?;
+    if settings.in_process {
+        return Ok(Arc::new(InProcess::new(opening.clock)));
+    }
+    let directory = settings.directory.clone().unwrap_or(opening.directory);
+    let machines = Process::open(&directory, opening.clock.clone())?;
+    let preparation = Preparation {
+        nonces: opening.nonces,
+        ca_pem: opening.ca_pem,
+        endpoints: opening.endpoints,
+        provider: settings.variables(&provider.kind, opening.program),
+        clock: opening.clock,
+    };
+    Ok(Arc::new(Prepared::new(Arc::new(machines), preparation)))
+}
 
 /// A machine to be made for one instance. Its name is the instance's id, so that a repeated order is the same order.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Order {
     pub instance_id: String,
     pub cluster: String,
     pub shard: String,
     pub tenant: String,
     pub group: String,
+    /// The template's three letters.
+    pub kind: String,
+    pub on_demand: bool,
     pub instance_type: String,
     pub arch: String,
     pub subnet: String,
+    /// A template until it is [`Prepared`], then what the machine runs when it begins.
     pub userdata: String,
     pub vars: BTreeMap<String, String>,
     pub args: Map<String, Value>,
+    /// How long its agent may take to register.
+    pub registration_timeout: Duration,
+    /// How often its agent reports.
+    pub report_interval: Duration,
 }
 
 /// A machine as the provider has it.
@@ -73,4 +116,9 @@ pub trait Provider: Send + Sync + 'static {
 
     /// How the Node of that machine names it.
     fn node_provider_id(&self, shard: &str, machine: &MachineInfo) -> String;
+
+    /// The process that the machine is, where machines are processes of this host and it runs.
+    fn pid(&self, _instance_id: &str) -> Option<u32> {
+        None
+    }
 }

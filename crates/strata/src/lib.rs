@@ -1,7 +1,9 @@
-//! The one binary: `strata operator`, `strata release`, `strata workspace`, `strata crd`, `strata rbac`, `strata dev`.
+//! The one binary: `strata operator`, `strata agent`, `strata release`, `strata workspace`, `strata crd`, `strata rbac`,
+//! `strata dev`.
 //!
 //! A library only so that [`layers`], the list of all layers, also serves the tests and `cargo xtask codegen`.
 
+mod agent;
 mod config;
 mod connection;
 #[cfg(feature = "dev")]
@@ -35,6 +37,8 @@ struct Cli {
 enum Command {
     /// Run the operator until SIGTERM or Ctrl-C
     Operator(Box<operator::Flags>),
+    /// Register an instance with its shard, report its health and keep its Node
+    Agent(Box<agent::Flags>),
     /// Look at Helm releases and steer them
     #[command(visible_alias = "hr")]
     Release(Box<release::Flags>),
@@ -69,6 +73,7 @@ pub fn main() -> ExitCode {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let result = match Cli::parse().command {
         Command::Operator(flags) => operator::run(&flags),
+        Command::Agent(flags) => agent::run(*flags),
         Command::Release(flags) => return exit_code(answer(release::run(*flags)), 1),
         Command::Workspace(flags) => return exit_code(answer(workspace::run(*flags)), 1),
         Command::Crd => manifest::print_crds(),

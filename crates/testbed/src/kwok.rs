@@ -1,5 +1,6 @@
 //! Simulated nodes: KWOK plays the kubelet for nodes that carry [`NODE_LABEL`], and for no others, so that
-//! a real node can stand beside them.
+//! a real node can stand beside them. On request a second KWOK plays only the pods of nodes that agents of instances
+//! keep ([`AGENT_NODE_LABEL`]).
 //!
 //! A pod on such a node is Running and Ready at once and stays so. Another [`Behaviour`] is chosen by the
 //! last part of its first container's image name (`registry.test/image-pull-failed:1`), or by the pod
@@ -30,12 +31,14 @@ use kube::{
     Api, Client,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
-pub(crate) use stages::configuration;
+pub(crate) use stages::{Played, configuration};
 
 use crate::control_plane::Workloads;
 
 /// Nodes with this label are played by KWOK.
 pub const NODE_LABEL: &str = "testbed.strata/simulated";
+/// Nodes with this label are kept by an agent, and their pods are played by a KWOK of their own.
+pub const AGENT_NODE_LABEL: &str = "nstance.dev/shard";
 /// Overrides the behaviour that a pod's image names.
 pub const BEHAVIOUR_ANNOTATION: &str = "testbed.strata/behaviour";
 

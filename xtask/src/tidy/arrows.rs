@@ -16,9 +16,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("workspaces", &["api", "plan", "process", "runtime"]),
     ("hetzner", &["api"]),
     ("shard", &["api", "plan", "process"]),
+    ("agent", &["api", "plan", "process", "shard"]),
     ("talos", &["api"]),
     ("testbed", &["catalog", "api", "talos"]),
-    ("strata", &["features", "api", "plan", "process", "runtime", "shard", "performers", "workspaces", "testbed"]),
+    (
+        "strata",
+        &["features", "api", "plan", "process", "runtime", "shard", "agent", "performers", "workspaces", "testbed"],
+    ),
     ("xtask", &["api", "plan", "process", "runtime", "performers", "workspaces", "testbed", "strata", "launcher"]),
     ("launcher", &["catalog"]),
 ];

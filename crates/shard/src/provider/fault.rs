@@ -49,4 +49,8 @@ impl Provider for FaultyProvider {
     fn node_provider_id(&self, shard: &str, machine: &MachineInfo) -> String {
         self.provider.node_provider_id(shard, machine)
     }
+
+    fn pid(&self, instance_id: &str) -> Option<u32> {
+        self.provider.pid(instance_id)
+    }
 }

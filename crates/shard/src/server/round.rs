@@ -1,6 +1,6 @@
 //! Carries rounds out: one step after the other, each safe to repeat.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use futures::{FutureExt, StreamExt, TryStreamExt, future::BoxFuture, stream};
 use jiff::Timestamp;
@@ -209,18 +209,23 @@ impl Term {
 
     fn order(&self, group: Option<&Group>, record: &Record) -> Order {
         let blueprint = group.map(|group| group.blueprint.clone()).unwrap_or_default();
+        let config = Arc::clone(&self.memory().config);
         Order {
             instance_id: record.id.to_string(),
             cluster: self.context.cluster.clone(),
             shard: self.context.shard.clone(),
             tenant: record.tenant.clone(),
             group: record.group.clone(),
+            kind: record.id.kind().to_owned(),
+            on_demand: record.on_demand,
             instance_type: record.instance_type.clone(),
             arch: blueprint.arch,
             subnet: record.subnet.clone(),
             userdata: blueprint.userdata,
             vars: record.vars.clone(),
             args: blueprint.args,
+            registration_timeout: config.shard.garbage_collection.registration_timeout.get(),
+            report_interval: config.shard.health_check_interval.get(),
         }
     }
 

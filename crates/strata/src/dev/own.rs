@@ -11,7 +11,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use testbed::{ControlPlane, Options, kwok, node::RealNode, process::Child};
+use testbed::{ControlPlane, Options, Workloads, kwok, node::RealNode, process::Child};
 
 use super::{event::Report, place::Place, session::Program};
 use crate::Failure;
@@ -31,7 +31,8 @@ pub struct Own {
 impl Own {
     pub async fn start(place: &Place, report: &Report) -> Result<Self, Failure> {
         report.step("control plane", "starting etcd, kube-apiserver, controller-manager, scheduler, simulated nodes");
-        let options = Options { directory: Some(place.control_plane()), ..Options::default() };
+        let workloads = Some(Workloads { agent_nodes: true, ..Workloads::default() });
+        let options = Options { directory: Some(place.control_plane()), workloads, ..Options::default() };
         let control_plane = ControlPlane::start(options).await?;
         let client = control_plane.client().await?;
         for node in special_nodes() {

@@ -25,8 +25,16 @@ use testbed::{ControlPlane, Options, helm::Helm, tools};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 const OPERATOR: &str = "system:serviceaccount:strata-system:strata";
-const PROGRAMS: [&str; 7] =
-    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "registry", "strata-operator"];
+const PROGRAMS: [&str; 8] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kwok",
+    "kwok-agents",
+    "registry",
+    "strata-operator",
+];
 
 #[tokio::test]
 async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Result<()> {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
+mod agent;
 mod campaign;
 mod chart_args;
 mod chart_rights;
@@ -24,5 +25,10 @@ mod harness;
 #[path = "../../../workspaces/tests/it/space.rs"]
 #[allow(dead_code, reason = "the workspaces tests use all of it")]
 mod space;
+
+// The zone of the shard's own tests.
+#[path = "../../../shard/tests/it/zone.rs"]
+#[allow(dead_code, reason = "the shard's tests use all of it")]
+mod zone;
 
 use harness::scene;

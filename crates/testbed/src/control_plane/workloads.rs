@@ -15,7 +15,7 @@ use super::{
     launch::{flags, fresh_log, text},
 };
 use crate::{
-    kwok,
+    kwok::{self, Played},
     pki::write_private,
     process::{Child, Program},
     storage,
@@ -27,19 +27,21 @@ use crate::{
 pub struct Workloads {
     pub nodes: usize,
     pub pods_per_node: u32,
+    /// Whether pods are played on nodes that agents keep, too.
+    pub agent_nodes: bool,
 }
 
 impl Default for Workloads {
     fn default() -> Self {
         // A few: enough to spread over, quick to become ready.
-        Self { nodes: 4, pods_per_node: 500 }
+        Self { nodes: 4, pods_per_node: 500, agent_nodes: false }
     }
 }
 
 impl Workloads {
     /// 20 nodes of 500 pods: room for 6000 pods and for the unevenness of the scheduler.
     pub fn large() -> Self {
-        Self { nodes: 20, pods_per_node: 500 }
+        Self { nodes: 20, pods_per_node: 500, agent_nodes: false }
     }
 }
 
@@ -48,7 +50,7 @@ pub const CLIENT_LIMITS: [&str; 4] = ["--kube-api-qps", "500", "--kube-api-burst
 
 pub(super) struct Running {
     _provisioner: AbortOnDropHandle<()>,
-    programs: [Child; 3],
+    programs: Vec<Child>,
 }
 
 impl Running {
@@ -63,11 +65,14 @@ pub(super) async fn start(
     workloads: &Workloads,
 ) -> Result<Running, Error> {
     let [controller_manager, scheduler, kwok] = programs else { unreachable!("three programs were asked for") };
-    let programs = [
+    let mut programs = vec![
         start_controller_manager(control_plane, controller_manager).await?,
         start_scheduler(control_plane, scheduler).await?,
-        start_kwok(control_plane, kwok).await?,
+        start_kwok(control_plane, kwok, "kwok", Played::Nodes).await?,
     ];
+    if workloads.agent_nodes {
+        programs.push(start_kwok(control_plane, kwok, "kwok-agents", Played::AgentNodes).await?);
+    }
     let client = control_plane.client().await?;
     storage::install(&client).await?;
     let provisioner = AbortOnDropHandle::new(tokio::spawn(storage::provision(client.clone())));
@@ -137,11 +142,11 @@ async fn start_scheduler(control_plane: &ControlPlane, path: &PathBuf) -> Result
     Ok(Child::start(program)?)
 }
 
-async fn start_kwok(control_plane: &ControlPlane, path: &PathBuf) -> Result<Child, Error> {
-    let kubeconfig = text(&control_plane.kubeconfig_as(&User::in_group("kwok", "system:masters")).await?);
-    let stages = control_plane.directory().join("stages.yaml");
-    write_private(&stages, &kwok::configuration())?;
-    let program = Program::new("kwok", path, fresh_log(control_plane.directory(), "kwok"))
+async fn start_kwok(control_plane: &ControlPlane, path: &PathBuf, name: &str, played: Played) -> Result<Child, Error> {
+    let kubeconfig = text(&control_plane.kubeconfig_as(&User::in_group(name, "system:masters")).await?);
+    let stages = control_plane.directory().join(format!("{name}-stages.yaml"));
+    write_private(&stages, &kwok::configuration(played))?;
+    let program = Program::new(name, path, fresh_log(control_plane.directory(), name))
         .args(flags([("kubeconfig", kubeconfig), ("config", text(&stages))]));
     Ok(Child::start(program)?)
 }

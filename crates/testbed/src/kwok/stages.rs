@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{BEHAVIOUR_ANNOTATION, Behaviour, NODE_LABEL};
+use super::{AGENT_NODE_LABEL, BEHAVIOUR_ANNOTATION, Behaviour, NODE_LABEL};
 
 /// Whether, after the selector of a stage, one of `values` must or must not come out of `key`.
 struct Rule {
@@ -45,25 +45,43 @@ fn behaves_otherwise(behaviours: &[Behaviour]) -> Rule {
     Rule { operator: "NotIn", ..behaves(behaviours) }
 }
 
+/// Whose nodes a KWOK plays pods for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Played {
+    /// Those with [`NODE_LABEL`], and the nodes themselves.
+    Nodes,
+    /// Those with [`AGENT_NODE_LABEL`], which agents keep.
+    AgentNodes,
+}
+
 /// The whole configuration file: several documents, each JSON, which is YAML.
-pub(crate) fn configuration() -> String {
-    let mut documents = vec![options(), node_initialise()];
+pub(crate) fn configuration(played: Played) -> String {
+    let node = match played {
+        Played::Nodes => node_initialise(),
+        Played::AgentNodes => node_never(),
+    };
+    let mut documents = vec![options(played), node];
     documents.extend(pod_stages());
     documents.into_iter().fold(String::new(), |text, document| text + "---\n" + &document.to_string() + "\n")
 }
 
-fn options() -> Value {
+fn options(played: Played) -> Value {
+    // The ranges are apart from each other and from the Services', and wide enough for every pod to have an address of
+    // its own. A Lease of 40 s is a kubelet's: the controller-manager gives up on a node after 50 s without. With Leases
+    // on, KWOK plays only pods of nodes whose Lease it holds, and an agent's node has the agent's.
+    let (selector, cidr, lease_seconds) = match played {
+        Played::Nodes => (format!("{NODE_LABEL}=true"), "10.128.0.1/9", 40),
+        Played::AgentNodes => (AGENT_NODE_LABEL.to_owned(), "10.0.0.1/10", 0),
+    };
     json!({
         "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
         "kind": "KwokConfiguration",
         "options": {
             "manageAllNodes": false,
-            "manageNodesWithLabelSelector": format!("{NODE_LABEL}=true"),
-            // Apart from the Service range, and wide enough for every pod to have an address of its own.
-            "cidr": "10.128.0.1/9",
+            "manageNodesWithLabelSelector": selector,
+            "cidr": cidr,
             "nodeIP": "10.127.0.1",
-            // A kubelet's own: the controller-manager gives up on a node after 50 s without.
-            "nodeLeaseDurationSeconds": 40,
+            "nodeLeaseDurationSeconds": lease_seconds,
             // Thousands of pods start together; each step is one request that mostly waits.
             "podPlayStageParallelism": 16,
             // KWOK's own, which a configuration file must repeat.
@@ -127,6 +145,12 @@ nodeInfo:
   systemUUID: ""
 "#;
     stage("Node", "node-initialise", vec![not_in(ready, &["True"])], 0, &json!({ "statusTemplate": template }))
+}
+
+/// Without any stage for nodes KWOK plays no pod: this one never matches.
+fn node_never() -> Value {
+    let nameless = Rule { key: ".metadata.name".to_owned(), operator: "DoesNotExist", values: vec![] };
+    stage("Node", "node-never", vec![nameless], 0, &json!({}))
 }
 
 fn pod_stages() -> Vec<Value> {

@@ -49,6 +49,12 @@ impl TryFrom<String> for Span {
     }
 }
 
+impl From<Duration> for Span {
+    fn from(span: Duration) -> Self {
+        Self(span)
+    }
+}
+
 impl From<Span> for String {
     fn from(span: Span) -> Self {
         span.to_string()
