@@ -1,5 +1,6 @@
 //! The round of one object: gather → plan → execute → report, the same for every controller.
 
+mod deferral;
 mod fallback;
 mod running;
 
@@ -21,9 +22,9 @@ use plan::{
 };
 use process::Clock;
 use serde::Serialize;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::sync::Semaphore;
 
-use self::{fallback::Refusals, running::Running};
+use self::{deferral::Deferral, fallback::Refusals, running::Running};
 use crate::{
     error::Error,
     event::Recorder,
@@ -176,13 +177,12 @@ struct Memory<C: Controller> {
     note: C::Note,
     /// Rounds in a row that only asked, and what they all observed: a change is a reason to ask again.
     asked: Option<(C::Observed, u32)>,
-    /// Since when a provisional status waits to be stored.
-    deferred_at: Option<Instant>,
+    deferral: Deferral,
 }
 
 impl<C: Controller> Default for Memory<C> {
     fn default() -> Self {
-        Self { uid: None, note: C::Note::default(), asked: None, deferred_at: None }
+        Self { uid: None, note: C::Note::default(), asked: None, deferral: Deferral::default() }
     }
 }
 

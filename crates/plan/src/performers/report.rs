@@ -40,10 +40,11 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp, policy: &Policy) -> Report<Pe
     }
 }
 
-/// Whether it is the first status and says only that the pod is awaited.
+/// Whether it is the first status and says only that the pod is awaited, after a round in which nothing failed.
 fn is_provisional(round: &Round<'_>, status: &PerformerStatus) -> bool {
     let is_degraded = status.condition(ConditionType::Degraded).is_none_or(|c| c.status != ConditionStatus::False);
-    round.performer.status.is_none() && status.phase == Some(Phase::Pending) && !is_degraded
+    let is_first = round.performer.status.is_none() && status.phase == Some(Phase::Pending);
+    is_first && !is_degraded && !round.left(|_| true)
 }
 
 /// One round after its steps: everything the status is computed from.

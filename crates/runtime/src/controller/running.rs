@@ -22,9 +22,6 @@ use crate::{error::Error, fence::Fence, key::Key, queue::Next, subject::Subject}
 const MOST_FETCHES: u32 = 4;
 /// When a round that could not learn a fact looks again.
 const UNKNOWN_LOOK: Duration = Duration::from_secs(5);
-/// How long a provisional status may wait: most pods whose image is there have started by then, and a user who looks
-/// that soon sees the pod itself.
-const LONGEST_DEFERRAL: Duration = Duration::from_secs(1);
 
 /// One round under way.
 pub(super) struct Running<'a, C: Controller> {
@@ -220,16 +217,8 @@ impl<C: Controller> Running<'_, C> {
 
     /// How long the status may still wait.
     fn deferral(&self, is_provisional: bool) -> Option<Duration> {
-        let now = self.shared.clock.instant();
-        let mut memory = self.shared.memory();
-        let deferred_at = &mut memory.entry(self.key.clone()).or_default().deferred_at;
-        let is_deferred = is_provisional && (deferred_at.is_some() || self.shared.queue.is_busy());
-        let waited = is_deferred.then(|| now.saturating_duration_since(*deferred_at.get_or_insert(now)));
-        let rest = waited.and_then(|waited| LONGEST_DEFERRAL.checked_sub(waited)).filter(|rest| !rest.is_zero());
-        if rest.is_none() {
-            *deferred_at = None;
-        }
-        rest
+        let (is_busy, now) = (self.shared.queue.is_busy(), self.shared.clock.instant());
+        self.shared.memory().entry(self.key.clone()).or_default().deferral.rest(is_provisional, is_busy, now)
     }
 
     fn record(&self, discriminator: &str, events: Vec<Event>) {
