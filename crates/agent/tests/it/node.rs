@@ -9,7 +9,7 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, Client,
-    api::{ListParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
     runtime::wait::await_condition,
 };
 use serde_json::{json, to_value};
@@ -140,7 +140,7 @@ async fn pod_runs(control_plane: &ControlPlane, client: &Client, id: &str) -> Re
 async fn only_nodes_and_leases(control_plane: &ControlPlane, agent: &Client) -> Result<()> {
     let refused = Api::<Pod>::default_namespaced(agent.clone()).list(&ListParams::default()).await;
     assert!(matches!(refused, Err(kube::Error::Api(status)) if status.code == 403));
-    let refused = Api::<Lease>::namespaced(agent.clone(), "default").delete("any", &Default::default()).await;
+    let refused = Api::<Lease>::namespaced(agent.clone(), "default").delete("any", &DeleteParams::default()).await;
     assert!(matches!(refused, Err(kube::Error::Api(status)) if status.code == 403));
     let entries = control_plane.audit().entries()?;
     let mut kinds: Vec<_> = entries

@@ -40,7 +40,8 @@ impl AgentClient {
         reports: impl Stream<Item = HealthReportRequest> + Send + 'static,
     ) -> Result<(), CallError> {
         let mut client = AgentServiceClient::new(Channel::clone(&self.channel.load()));
-        Ok(client.submit_health_report(reports).await?.into_inner())
+        client.submit_health_report(reports).await?;
+        Ok(())
     }
 }
 

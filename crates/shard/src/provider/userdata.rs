@@ -122,7 +122,7 @@ struct Instance<'a> {
     kind: &'a str,
     arch: &'a str,
     #[serde(rename = "Type")]
-    instance_type: &'a str,
+    machine_type: &'a str,
     tenant: &'a str,
     group: &'a str,
 }
@@ -168,7 +168,7 @@ fn variables<'a>(
             id: &order.instance_id,
             kind: &order.kind,
             arch: &order.arch,
-            instance_type: &order.instance_type,
+            machine_type: &order.instance_type,
             tenant: &order.tenant,
             group: &order.group,
         },

@@ -87,6 +87,9 @@ async fn a74_a_machine_whose_process_was_killed_is_stopped_and_is_not_made_again
     assert_eq!(next.list("dev", "dev-1").await.unwrap(), []);
 }
 
+/// One step of a creation.
+type Left = fn(&Held<'_>, &Labels) -> io::Result<()>;
+
 /// Whatever a server had done of a creation when it died.
 #[tokio::test]
 async fn a78_a_creation_that_was_cut_short_is_finished_or_removed() {
@@ -101,7 +104,6 @@ async fn a78_a_creation_that_was_cut_short_is_finished_or_removed() {
         group: String::new(),
         created_at: Clock::system().now(),
     };
-    type Left = fn(&Held<'_>, &Labels) -> io::Result<()>;
     let steps: [Left; 4] = [
         |_, _| Ok(()),
         |held, _| held.write(USERDATA, b"#!/bin/sh\nexit 1\n"),
