@@ -140,8 +140,13 @@ async fn prepare(options: &Options) -> Result<(), Unfit> {
         }
         tokio::time::sleep(PAUSE).await;
     }
+    let mut said = String::new();
     while let Err(error) = load_config(context).await {
-        tracing::error!(%error, "the configuration is not loaded; correct it, it is read again");
+        let text = error.to_string();
+        if text != said {
+            tracing::error!(error = text, "no configuration yet; it is read again until it is good");
+            said = text;
+        }
         tokio::time::sleep(PAUSE).await;
     }
     options.standing.set_loaded();
@@ -273,7 +278,7 @@ fn parts(options: &Options, term: &Arc<Term>) -> Parts {
         cluster: context.cluster.clone(),
         shard: context.shard.clone(),
         layout: context.layout.clone(),
-        lifetimes: options.identity.lifetimes,
+        lifetimes: options.identity.lifetimes.configured(&term.certificates()),
     };
     Parts {
         term: Arc::clone(term),

@@ -7,7 +7,7 @@ use http::{Request, StatusCode, header::HOST};
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::Instant};
 use tokio_rustls::TlsConnector;
 
 use super::election_port::HELD;
@@ -16,8 +16,8 @@ use crate::client::Address;
 /// For TCP, TLS and the head of the answer. A leader that is slower is looked at in the lock.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Resolves when a held connection ended.
-type Held = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Resolves when a connection ended; with `false` if there never was one.
+type Held = Pin<Box<dyn Future<Output = bool> + Send>>;
 
 /// Holds a connection to at most one leader.
 pub struct Standby {
@@ -38,22 +38,32 @@ impl Standby {
                 |leader: &str| (leader.to_owned(), Box::pin(hold(leader.to_owned(), Arc::clone(&self.tls))) as _);
             self.held = leader.map(hold);
         }
-        let Some((_, held)) = &mut self.held else { return tokio::time::sleep(at_most).await };
-        if tokio::time::timeout(at_most, held).await.is_ok() {
-            self.held = None;
+        let until = Instant::now() + at_most;
+        let Some((_, held)) = &mut self.held else { return tokio::time::sleep_until(until).await };
+        match tokio::time::timeout_at(until, held).await {
+            Err(_) => {}
+            Ok(true) => self.held = None,
+            Ok(false) => {
+                // The next wait tries again.
+                self.held = None;
+                tokio::time::sleep_until(until).await;
+            }
         }
     }
 }
 
-/// Ends when the leader does. Without a connection it ends never: the caller has its own patience.
-async fn hold(leader: String, tls: Arc<rustls::ClientConfig>) {
+/// Ends when the leader does; says whether there was a connection.
+async fn hold(leader: String, tls: Arc<rustls::ClientConfig>) -> bool {
     match tokio::time::timeout(PATIENCE, open(&leader, tls)).await {
-        Ok(Ok(mut body)) => while let Some(Ok(_)) = body.frame().await {},
+        Ok(Ok(mut body)) => {
+            while let Some(Ok(_)) = body.frame().await {}
+            true
+        }
         Ok(Err(error)) => {
             tracing::debug!(%error, leader, "no connection to the leader");
-            std::future::pending().await
+            false
         }
-        Err(_) => std::future::pending().await,
+        Err(_) => false,
     }
 }
 

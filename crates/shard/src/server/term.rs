@@ -9,7 +9,7 @@ use std::{
 use futures::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 use plan::shard::{
-    config::{Config, Problem},
+    config::{Certificates, Config, Problem},
     group::{Dynamic, DynamicGroup},
     id::InstanceId,
     instance::{Machine, Record},
@@ -170,6 +170,10 @@ impl Term {
         let wait = wait.map_or(longest, |wait| wait.try_into().unwrap_or(Duration::ZERO));
         // Not at once: a time that does not come nearer must not spin.
         wait.clamp(Duration::from_millis(10), longest)
+    }
+
+    pub(super) fn certificates(&self) -> Certificates {
+        self.memory().config.certificates
     }
 
     pub(super) fn collection_interval(&self) -> Duration {
@@ -348,11 +352,11 @@ async fn load_entries(
         .await
 }
 
-/// Instances to which a certificate was issued.
+/// Instances whose agents registered. Their keys go with their records, so that there are not more of them.
 async fn load_registered(context: &Context) -> Result<BTreeSet<String>, TermError> {
-    let folder = context.layout.certificates();
+    let folder = context.layout.agent_keys();
     let keys = bounded(&folder, context.store.list(&folder)).await?;
-    let id = |key: &String| Some(key.strip_suffix(".json")?.rsplit('.').next()?.to_owned());
+    let id = |key: &String| Some(key.strip_prefix(&folder)?.strip_suffix(".pem")?.to_owned());
     Ok(keys.iter().filter_map(id).collect())
 }
 

@@ -77,8 +77,10 @@ async fn a80_a_standby_takes_over_at_once_and_serves_when_it_knows_everything() 
     second.election().await;
     assert!(second.bound.borrow().is_none(), "a standby listens for no client");
     // The standby is connected once it has looked at the lock; a release that is first is found by that look.
+    let stopped = tokio::time::Instant::now();
     first.stop().await;
     let bound = tokio::time::timeout(AT_ONCE, second.leads()).await.expect("the standby noticed");
+    println!("fail-over after {:?}", stopped.elapsed());
     let client = zone.client(&bound.operator.to_string(), OPERATOR);
     let groups = client.list_groups().await.unwrap();
     let after = groups.into_iter().find(|group| group.key == "web").unwrap();

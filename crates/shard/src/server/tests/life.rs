@@ -1,6 +1,6 @@
 //! How instances end, and what their agents' silence leads to: the server's half, on a stepped clock.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
 
 use futures::{FutureExt, StreamExt};
 use jiff::SignedDuration;
@@ -93,10 +93,9 @@ async fn a82_a76_a_spot_notice_drains_until_the_machine_ends_and_one_that_was_to
         server.term.report_health("default", &id, Some(Some(deadline))).unwrap();
         server.term.settle_due().await.unwrap();
     }
-    let notice = &sent(&mut server.term.watch_instances("default"))[0];
-    assert_eq!(notice.delete_at.map(|at| at.seconds), Some(deadline.as_second()), "not the drain timeout");
-    let made = world.cloud.made();
-    assert_eq!(made, 2, "a repeated notice makes no second replacement");
+    let leaving = world.records()[&id].leaving.clone().expect("it drains");
+    assert_eq!(leaving.delete_at, deadline, "not the drain timeout");
+    assert_eq!(world.cloud.made(), 2, "a repeated notice makes no second replacement");
     ends(&world, &server, &mut events, &id, "spot-terminating", true).await;
 
     let (world, server, mut events) = begin(CONFIG).await;
@@ -138,6 +137,18 @@ async fn a82_a73_drift_replaces_and_without_drain_time_no_notice_is_sent() {
         ends(&world, &server, &mut events, &id, "config-drift", drains).await;
         assert_eq!(world.cloud.order(&only(&world)).unwrap().userdata, "new");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a78_an_instance_that_registered_is_not_taken_for_one_that_never_did_by_the_next_leader() {
+    let (world, mut server, _) = begin(CONFIG).await;
+    let id = only(&world);
+    world.registers.store(true, Ordering::Relaxed);
+    server.pass(&world, Duration::from_mins(6), &none()).await.unwrap();
+    let successor = world.start().await;
+    // Before its agent has reported to the new leader.
+    successor.term.settle_due().await.unwrap();
+    assert_eq!(only(&world), id);
 }
 
 #[tokio::test(start_paused = true)]
