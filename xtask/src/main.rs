@@ -60,7 +60,7 @@ enum Task {
         #[command(subcommand)]
         benchmark: bench::Benchmark,
     },
-    /// Disturb the operator at seeded moments and see whether everything recovers
+    /// Disturb the operator or a zone's servers at seeded moments and see whether everything recovers
     Campaign {
         #[command(subcommand)]
         campaign: campaign::Campaign,
