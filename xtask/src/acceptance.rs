@@ -4,8 +4,21 @@ use std::collections::BTreeMap;
 
 use crate::report::{Report, Verdict};
 
-/// The rows that the specifications ask for: performers, workspaces, and the helm runner with its releases.
-const ROWS: [(char, std::ops::RangeInclusive<u32>); 3] = [('P', 1..=53), ('W', 1..=15), ('W', 20..=40)];
+/// The rows that the specifications ask for, as far as there is code for them: performers, workspaces, the helm runner
+/// with its releases, the zone shard of the machines, and the clients of the clusters.
+const ROWS: [(char, std::ops::RangeInclusive<u32>); 11] = [
+    ('P', 1..=53),
+    ('W', 1..=15),
+    ('W', 20..=40),
+    ('A', 1..=2),
+    ('A', 10..=11),
+    ('A', 31..=31),
+    ('A', 43..=43),
+    ('A', 70..=88),
+    ('K', 39..=39),
+    ('K', 41..=43),
+    ('K', 46..=51),
+];
 
 fn row_ids() -> impl Iterator<Item = String> {
     ROWS.into_iter().flat_map(|(letter, numbers)| numbers.map(move |number| format!("{letter}{number:02}")))
@@ -110,7 +123,7 @@ fn numbers(test: &str) -> impl Iterator<Item = String> {
 }
 
 fn is_row_id(cell: &str) -> bool {
-    let digits = cell.strip_prefix(['P', 'W']);
+    let digits = cell.strip_prefix(['P', 'W', 'A', 'K']);
     digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
@@ -164,7 +177,8 @@ mod tests {
 
     #[test]
     fn a_missing_row_is_found() {
-        check_rows(&[("P07", "-"), ("W40", "-")], true, &["P07: no row", "W40: no row"], &[]);
+        let rows = [("P07", "-"), ("W40", "-"), ("A88", "-"), ("K51", "-")];
+        check_rows(&rows, true, &["P07: no row", "W40: no row", "A88: no row", "K51: no row"], &[]);
     }
 
     #[test]

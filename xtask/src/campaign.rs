@@ -19,14 +19,26 @@ pub enum Campaign {
         #[arg(long, value_name = "S")]
         seed: Option<u64>,
     },
+    /// Kill a zone's servers at seeded points of storage writes and provider calls; no instance may be lost or doubled
+    Shard {
+        /// How many kills
+        #[arg(long, default_value_t = 5000, value_name = "N")]
+        points: u32,
+        /// Repeats the choices of a former run, which printed it [default: a new one each time]
+        #[arg(long, value_name = "S")]
+        seed: Option<u64>,
+    },
 }
 
 pub fn run(campaign: &Campaign) -> Result<()> {
-    let Campaign::Releases { points, seed } = campaign;
+    let (test, points, seed) = match campaign {
+        Campaign::Releases { points, seed } => ("w27_whoever_is_killed", points, seed),
+        Campaign::Shard { points, seed } => ("a78_servers_die_at_seeded_points", points, seed),
+    };
     let new = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     let seed = seed.unwrap_or_else(new);
     eprintln!("campaign: {points} points, --seed {seed}");
-    let mut cargo = workspace::cargo(["test", "--workspace", "--", "w27_whoever_is_killed", "--nocapture"]);
+    let mut cargo = workspace::cargo(["test", "--workspace", "--", test, "--nocapture"]);
     cargo.env("STRATA_CAMPAIGN_POINTS", points.to_string()).env("STRATA_CAMPAIGN_SEED", seed.to_string());
     workspace::run(&mut cargo)
 }

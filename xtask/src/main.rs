@@ -63,7 +63,7 @@ enum Task {
     },
     /// Measure the first start of a fresh clone with empty caches: a quarter of an hour or more, on an idle machine
     FirstStart,
-    /// Disturb the operator at seeded moments and see whether everything recovers
+    /// Disturb the operator or a zone's servers at seeded moments and see whether everything recovers
     Campaign {
         #[command(subcommand)]
         campaign: campaign::Campaign,

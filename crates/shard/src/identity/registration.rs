@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
+use plan::shard::config::{Certificates, Lifetime};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
@@ -34,6 +35,15 @@ impl Default for Lifetimes {
     /// A day for an operator, which renews at half of it; a year for an agent, which cannot renew.
     fn default() -> Self {
         Self { operator: Duration::from_hours(24), agent: Duration::from_hours(24 * 365) }
+    }
+}
+
+impl Lifetimes {
+    /// What the configuration says is laid over it.
+    pub fn configured(self, certificates: &Certificates) -> Self {
+        let hours =
+            |lifetime: Lifetime, default| lifetime.ttl.map_or(default, |hours| Duration::from_hours(u64::from(hours)));
+        Self { operator: hours(certificates.operator, self.operator), agent: hours(certificates.agent, self.agent) }
     }
 }
 

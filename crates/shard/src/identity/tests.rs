@@ -52,6 +52,7 @@ impl World {
         let server = server?;
         let (_, session) = server.get_ref();
         assert_eq!(session.alpn_protocol(), Some(&b"h2"[..]));
+        assert_eq!(session.protocol_version(), Some(rustls::ProtocolVersion::TLSv1_3));
         Ok(session.peer_certificates().and_then(|chain| chain.first()).map(|certificate| certificate.to_vec()))
     }
 
@@ -143,6 +144,13 @@ async fn a_nonce_registers_one_key_as_often_as_it_takes() {
     let renewed = registrar.renew(&peer, other.public_key_pem().as_bytes(), now).await.unwrap();
     let pem = String::from_utf8(renewed.certificate_pem).unwrap();
     assert_eq!(world.peer(&(pem, other.serialize_pem())).await.unwrap(), peer);
+}
+
+#[test]
+fn the_configuration_says_how_long_certificates_last() {
+    let json = serde_json::json!({"operator": {"ttl": 2}});
+    let lifetimes = Lifetimes::default().configured(&serde_json::from_value(json).unwrap());
+    assert_eq!((lifetimes.operator, lifetimes.agent), (2 * DAY / 24, 365 * DAY));
 }
 
 #[tokio::test]

@@ -9,8 +9,8 @@ use std::{
 use futures::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 use plan::shard::{
-    config::{Config, Problem},
-    group::Dynamic,
+    config::{Certificates, Config, Problem},
+    group::{Dynamic, DynamicGroup},
     id::InstanceId,
     instance::{Machine, Record},
     refusal::Refusal,
@@ -88,6 +88,8 @@ pub struct Term {
     /// Groups that need a round.
     pub(super) due: Mutex<BTreeSet<(String, String)>>,
     pub(super) wake: tokio::sync::Notify,
+    /// An agent hung up.
+    pub(super) hung_up: tokio::sync::Notify,
 }
 
 impl Term {
@@ -108,7 +110,9 @@ impl Term {
             failing: HashMap::new(),
             made: std::collections::VecDeque::new(),
             answers: Answers::default(),
+            epochs: HashMap::new(),
         };
+        memory.epochs = epochs(&memory.dynamic);
         let registered = load_registered(&context).await?;
         for entry in memory.entries.values_mut() {
             entry.agent.registered = registered.contains(entry.record.id.as_str());
@@ -128,6 +132,7 @@ impl Term {
             error_events: Hub::default(),
             due: Mutex::new(due),
             wake: tokio::sync::Notify::new(),
+            hung_up: tokio::sync::Notify::new(),
         })
     }
 
@@ -165,6 +170,10 @@ impl Term {
         let wait = wait.map_or(longest, |wait| wait.try_into().unwrap_or(Duration::ZERO));
         // Not at once: a time that does not come nearer must not spin.
         wait.clamp(Duration::from_millis(10), longest)
+    }
+
+    pub(super) fn certificates(&self) -> Certificates {
+        self.memory().config.certificates
     }
 
     pub(super) fn collection_interval(&self) -> Duration {
@@ -263,6 +272,14 @@ impl Term {
     }
 }
 
+/// The newest epoch that each tenant's groups were changed in.
+fn epochs(dynamic: &Dynamic) -> HashMap<String, u64> {
+    let newest = |groups: &std::collections::BTreeMap<String, DynamicGroup>| {
+        groups.values().filter_map(|group| group.age).map(|age| age.epoch).max()
+    };
+    dynamic.0.iter().filter_map(|(tenant, groups)| Some((tenant.clone(), newest(groups)?))).collect()
+}
+
 /// Takes over what a list of machines says, except of instances whose machines were touched since it began.
 fn observe(memory: &mut Memory, machines: &[MachineInfo], calls: &HashMap<InstanceId, u64>) {
     let found: HashMap<&str, &MachineInfo> = machines.iter().map(|machine| (&*machine.instance_id, machine)).collect();
@@ -335,11 +352,11 @@ async fn load_entries(
         .await
 }
 
-/// Instances to which a certificate was issued.
+/// Instances whose agents registered. Their keys go with their records, so that there are not more of them.
 async fn load_registered(context: &Context) -> Result<BTreeSet<String>, TermError> {
-    let folder = context.layout.certificates();
+    let folder = context.layout.agent_keys();
     let keys = bounded(&folder, context.store.list(&folder)).await?;
-    let id = |key: &String| Some(key.strip_suffix(".json")?.rsplit('.').next()?.to_owned());
+    let id = |key: &String| Some(key.strip_prefix(&folder)?.strip_suffix(".pem")?.to_owned());
     Ok(keys.iter().filter_map(id).collect())
 }
 

@@ -55,8 +55,9 @@ impl ShardLayout {
         format!("{}agent-nonce/{instance}.pem", self.folder)
     }
 
-    pub fn certificates(&self) -> String {
-        format!("{}certlog/", self.folder)
+    /// The folder of these.
+    pub fn agent_keys(&self) -> String {
+        format!("{}agent-nonce/", self.folder)
     }
 
     /// One entry per certificate that was issued.

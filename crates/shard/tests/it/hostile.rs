@@ -36,6 +36,14 @@ async fn junk_and_silence_on_a_port_disturb_no_other_client() {
     let mut answer = Vec::new();
     let read = tokio::time::timeout(Duration::from_secs(10), http1.read_to_end(&mut answer)).await;
     assert!(read.is_ok() && answer.is_empty(), "closed without a word");
+    // HTTP/2 that begins well and goes on with a frame larger than any.
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    let tcp = TcpStream::connect(address).await.unwrap();
+    let mut frames = tls.connect(name, tcp).await.unwrap();
+    frames.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    frames.write_all(&[0xff; 64]).await.unwrap();
+    let read = tokio::time::timeout(Duration::from_secs(10), frames.read_to_end(&mut answer)).await;
+    assert!(read.is_ok(), "closed, and not read any further");
     let client = zone.client(&address.to_string(), OPERATOR);
     assert_eq!(client.list_groups().await.unwrap().len(), 1);
     server.stop().await;
@@ -61,6 +69,27 @@ async fn ten_thousand_streams_of_one_client_leave_room_for_others() {
         assert_eq!(other.upsert_group(upsert("web", size), &Fence::default()).await.unwrap().size, size);
     }
     waiting.shutdown().await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn large_requests_of_one_client_are_bounded_together() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let address = server.leads().await.operator.to_string();
+    let greedy = zone.client(&address, OPERATOR);
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..48 {
+        let mut client = OperatorServiceClient::new(greedy.channel());
+        let long = wire::DeleteGroupRequest { key: "x".repeat(3 * 1024 * 1024) };
+        waiting.spawn(async move { client.delete_group(long).await.unwrap_err().code() });
+    }
+    let other = zone.client(&address, ("dev", "acme", Role::Operator));
+    assert_eq!(other.upsert_group(upsert("web", 1), &Fence::default()).await.unwrap().size, 1);
+    for code in waiting.join_all().await {
+        assert!(matches!(code, Code::InvalidArgument | Code::ResourceExhausted), "{code:?}");
+    }
+    assert_eq!(greedy.list_groups().await.unwrap().len(), 1, "what it held is free again");
     server.stop().await;
 }
 

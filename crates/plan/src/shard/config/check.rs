@@ -156,6 +156,11 @@ fn times(config: &Config, findings: &mut Findings) {
     for (name, _) in ages.iter().filter(|(_, age)| age.is_some_and(|age| age.get().is_zero())) {
         findings.problem(format!("shard.expiry.{name}"), "must be longer than 0; remove it for no expiry");
     }
+    for (name, lifetime) in [("operator", config.certificates.operator), ("agent", config.certificates.agent)] {
+        if lifetime.ttl == Some(0) {
+            findings.problem(format!("certificates.{name}.ttl"), "must be at least 1 hour; remove it for the default");
+        }
+    }
     if shard.create_rate_limit == Some(0) {
         findings.problem("shard.create_rate_limit", "must be at least 1 per minute; remove it for no limit");
     }

@@ -233,7 +233,7 @@ fn a85_victims_are_marked_then_unhealthy_then_oldest() {
 }
 
 #[test]
-fn draining_instances_do_not_count() {
+fn a85_draining_instances_do_not_count() {
     check(Some(group(2)), vec![member(1), with(2, draining)], &["create"]);
     check(Some(group(1)), vec![member(1), with(2, draining)], &[]);
 }
@@ -316,7 +316,7 @@ fn all_silent_instances_are_replaced_one_after_the_other() {
 }
 
 #[test]
-fn a_replacement_under_way_costs_no_healthy_instance() {
+fn a85_a_replacement_under_way_costs_no_healthy_instance() {
     let members = vec![with(1, silent), member(2), with(3, starting)];
     check(Some(group(2)), members.clone(), &[]);
     check(Some(group(1)), members, &["drain 1 scale-down", "drain 3 scale-down"]);
@@ -370,7 +370,7 @@ fn a77_expiry_replaces_the_oldest_and_on_demand_instances_only_leave() {
 }
 
 #[test]
-fn drift_rotates_one_instance_at_a_time() {
+fn a85_drift_rotates_one_instance_at_a_time() {
     let drifted = |number| with(number, |member| member.record.hash = "old".to_owned());
     let mut world = check(Some(group(2)), vec![drifted(1), drifted(2)], &["create"]);
     world.register(now());

@@ -4,11 +4,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
+use futures::FutureExt;
 use plan::shard::{election::Timing, instance::Record};
 
 use crate::{
@@ -37,6 +38,9 @@ pub struct World {
     pub clock: Clock,
     pub store: MemoryStore,
     pub cloud: InProcess,
+    /// Whether registrations reach storage. Without them a new leader takes every agent for one that has yet to
+    /// register.
+    pub registers: AtomicBool,
     ids: Arc<AtomicU64>,
     servers: AtomicU64,
 }
@@ -59,7 +63,8 @@ impl World {
         let key = ShardLayout::new("a").config();
         store.put(&key, config.as_bytes().to_vec(), Expect::Absent).await.unwrap();
         let cloud = InProcess::new(clock.clone());
-        Self { clock, store, cloud, ids: Arc::new(AtomicU64::new(1)), servers: AtomicU64::new(0) }
+        let (ids, servers) = (Arc::new(AtomicU64::new(1)), AtomicU64::new(0));
+        Self { clock, store, cloud, registers: AtomicBool::new(false), ids, servers }
     }
 
     /// Replaces the configuration in storage.
@@ -101,6 +106,16 @@ impl World {
         };
         let term = alive(&faults, open).await?;
         Some(Server { term: Arc::new(term), faults, context, election })
+    }
+
+    /// What its registration leaves in storage, which the next leader reads.
+    fn register(&self, id: &str) {
+        if !self.registers.load(Ordering::Relaxed) {
+            return;
+        }
+        let key = ShardLayout::new("a").agent_key(id);
+        // One that is there stays. A store in memory does not wait.
+        let _ = self.store.put(&key, b"key".to_vec(), Expect::Absent).now_or_never();
     }
 
     /// Everything that is stored of instances.
@@ -168,7 +183,9 @@ impl Server {
         for machine in world.cloud.machines() {
             if !silent.contains(&machine.instance_id) {
                 // An orphan's agent is refused: its instance is not known.
-                let _ = self.term.report_health("default", &machine.instance_id, None);
+                if self.term.report_health("default", &machine.instance_id, None).is_ok() {
+                    world.register(&machine.instance_id);
+                }
             }
         }
     }

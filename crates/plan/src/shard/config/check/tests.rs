@@ -61,6 +61,7 @@ fn every_problem_names_its_field_and_the_remedy() {
     check_one("/shard/create_rate_limit", json!(0), "shard.create_rate_limit", "at least 1");
     check_one("/shard/provider", json!({"kind": "aws"}), "shard.provider.kind", "of the original is not supported");
     check_one("/shard/provider", json!({"kind": "x"}), "shard.provider.kind", "supported: process");
+    check_one("/certificates", json!({"agent": {"ttl": 0}}), "certificates.agent.ttl", "at least 1 hour");
     check_one("/shard/request_timeout", json!("soon"), "config", "not a duration");
     check_one("/shards", json!({}), "config", "unknown field `shards`");
 }
