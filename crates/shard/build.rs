@@ -15,6 +15,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
         // Ordered maps, so that equal messages have equal bytes.
         .btree_map(".")
+        // Tells reports of other versions of agents apart.
+        .codec_path("crate::wire::codec::Codec")
         .compile_fds(descriptors)?;
     Ok(())
 }

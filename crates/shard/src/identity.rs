@@ -2,6 +2,7 @@
 //! says.
 
 mod authority;
+mod cluster;
 mod nonce;
 mod peer;
 mod registration;
@@ -9,11 +10,12 @@ mod secret;
 mod tls;
 
 pub use authority::{Authority, AuthorityError, ServerIdentity, key_pair};
+pub use cluster::{ClusterKeys, KeysError, NonceOrder};
 pub use nonce::{Claims, Kind, NonceError, Nonces};
 pub use peer::{Peer, PeerError, Role};
 pub use registration::{Issued, Lifetimes, LogEntry, Registrar};
 pub use secret::{SealError, SealingKey};
-pub use tls::{ServerTls, TlsError, client_tls};
+pub use tls::{ServerTls, TlsError, client_tls, web_client_tls};
 
 #[cfg(test)]
 mod tests;

@@ -3,18 +3,25 @@
 //! A [`term::Term`] is one lead: it holds what storage and provider say in memory, answers requests and carries rounds
 //! out. It ends with its lead; the next one begins with what is stored.
 
+mod election_port;
+mod follow_up;
+mod limits;
 mod listener;
 mod memory;
 mod request;
 mod round;
 mod run;
 mod service;
+mod standby;
+mod standing;
 mod term;
 mod watch;
 
-pub use listener::{Keepalive, Listener};
-pub use run::{Bound, Identity, Options, Ports, run};
+pub use limits::{Limits, Unary};
+pub use listener::Listener;
+pub use run::{Bound, Identity, Options, Ports, RunError, run};
 pub use service::{agent_service, operator_service, registration_service};
+pub use standing::Standing;
 pub use term::{Context, Term, TermError};
 pub use watch::{Hub, Watched};
 

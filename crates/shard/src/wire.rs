@@ -5,6 +5,7 @@ mod generated {
     tonic::include_proto!("nstance.v1");
 }
 
+pub mod codec;
 mod convert;
 mod event;
 mod fence;

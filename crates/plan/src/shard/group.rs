@@ -229,6 +229,9 @@ pub fn upsert(
         override_text(&mut entry.subnet_pool, &request.subnet_pool);
         moving(config, &entry)?;
     }
+    if let Some(fixed) = fixed {
+        inherit(&mut entry, fixed);
+    }
     let template = first(&[fixed.map_or("", |fixed| &fixed.template), &entry.template]);
     if let Some(template) = config.templates.get(template) {
         config.check_instance_type(template, &entry.instance_type)?;
@@ -236,6 +239,13 @@ pub fn upsert(
     mark(&mut entry, request, before.map(|group| group.size), living)?;
     entry.size = request.size;
     Ok(entry)
+}
+
+/// What the configuration says today is kept beside the override: the group may be gone from a configuration that no
+/// server saw change.
+fn inherit(entry: &mut DynamicGroup, fixed: &StaticGroup) {
+    entry.template.clone_from(&fixed.template);
+    entry.subnet_pool.clone_from(&fixed.subnet_pool);
 }
 
 fn override_text(kept: &mut String, new: &str) {
@@ -340,20 +350,14 @@ fn field(refusal: &Refusal) -> Refusal {
     Refusal::invalid(refusal.message.replacen("instance_id", "remove_first", 1))
 }
 
-/// The dynamic groups after the configuration changed. An override of a group that was static and is not any more keeps
-/// its template and pool, which it had from the configuration.
+/// The dynamic groups after the configuration changed. An override of a static group keeps the template and pool that
+/// it has from the configuration, for the time when the group is not static any more.
 pub fn after_refresh(old: &Config, new: &Config, dynamic: &Dynamic) -> Dynamic {
     let mut after = dynamic.clone();
     for (tenant, groups) in &mut after.0 {
         for (key, entry) in groups {
-            let Some(was) = old.static_group(tenant, key).filter(|_| new.static_group(tenant, key).is_none()) else {
-                continue;
-            };
-            if entry.template.is_empty() {
-                entry.template.clone_from(&was.template);
-            }
-            if entry.subnet_pool.is_empty() {
-                entry.subnet_pool.clone_from(&was.subnet_pool);
+            if let Some(fixed) = new.static_group(tenant, key).or_else(|| old.static_group(tenant, key)) {
+                inherit(entry, fixed);
             }
         }
     }

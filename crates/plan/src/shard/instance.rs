@@ -19,6 +19,9 @@ pub struct Record {
     pub template: String,
     #[serde(default)]
     pub on_demand: bool,
+    /// Of the request that asked for it: repeated to another leader, the same request has the same answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
     pub created_at: Timestamp,
     #[serde(default)]
     pub instance_type: String,
@@ -225,6 +228,7 @@ impl Record {
             group: group.to_owned(),
             template: template.to_owned(),
             on_demand: false,
+            request_id: None,
             created_at: now,
             instance_type: blueprint.instance_type.clone(),
             subnet: subnet.to_owned(),

@@ -11,12 +11,27 @@ const LAST_RETRY: Duration = Duration::from_mins(2);
 /// No round makes more: others take turns, and a wrong size is noticed early.
 const MOST_AT_ONCE: usize = 50;
 
+/// Seconds between looks at a machine whose agent hung up: soon, because it may have gone down, then for two and a half
+/// minutes in which an agent that restarts comes back. Later the looks at all machines find it.
+const FOLLOW_UPS: [u64; 8] = [3, 6, 12, 24, 30, 30, 30, 30];
+
+/// When to look again at a machine whose agent hung up, after `looks` that found it running or learned nothing. `None`
+/// when the looks at all machines suffice. Spread as retries are.
+pub fn follow_up_at(looks: usize, seed: u64, now: Timestamp) -> Option<Timestamp> {
+    let wait = Duration::from_secs(*FOLLOW_UPS.get(looks)?);
+    Some(spread(wait, seed, now))
+}
+
 /// When to call the provider again after `failures` in a row (at least one). Spread by up to a quarter, derived from
 /// `seed`, so that calls that failed together do not return together.
 pub fn retry_at(failures: u32, seed: u64, now: Timestamp) -> Timestamp {
     let whole = FIRST_RETRY.saturating_mul(1 << failures.saturating_sub(1).min(5)).min(LAST_RETRY);
+    spread(whole, seed, now)
+}
+
+fn spread(wait: Duration, seed: u64, now: Timestamp) -> Timestamp {
     let permille = u32::try_from(seed % 251).unwrap_or(0);
-    now.saturating_add(whole * (1000 + permille) / 1000).unwrap_or(Timestamp::MAX)
+    now.saturating_add(wait * (1000 + permille) / 1000).unwrap_or(Timestamp::MAX)
 }
 
 /// How many instances may be made now: `limit` per minute, of which `recent` are the last ones.
@@ -37,6 +52,16 @@ mod tests {
         let wait = |failures, seed| retry_at(failures, seed, now).duration_since(now).as_millis();
         assert_eq!([1, 2, 3, 4, 5, 6, 60].map(|n| wait(n, 0)), [5, 10, 20, 40, 80, 120, 120].map(|s| s * 1000));
         assert_eq!((wait(1, 250), wait(6, 250)), (6250, 150_000));
+    }
+
+    #[test]
+    fn a_machine_whose_agent_hung_up_is_looked_at_eight_times() {
+        let now = Timestamp::UNIX_EPOCH;
+        let wait = |looks, seed| Some(follow_up_at(looks, seed, now)?.duration_since(now).as_millis());
+        let seconds: Vec<_> = (0..9).map(|looks| wait(looks, 0)).collect();
+        let expected = [3, 6, 12, 24, 30, 30, 30, 30].map(|seconds: i128| Some(seconds * 1000));
+        assert_eq!(seconds, [&expected[..], &[None]].concat());
+        assert_eq!(wait(0, 250), Some(3750));
     }
 
     #[test]

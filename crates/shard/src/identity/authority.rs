@@ -9,6 +9,8 @@ use rcgen::{
     SerialNumber, SubjectPublicKeyInfo,
 };
 
+use x509_parser::pem::parse_x509_pem;
+
 use super::peer::{ROLE_OID, Role};
 
 /// Of the authority itself. Its key cannot be exchanged without registering every client anew.
@@ -22,6 +24,8 @@ const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(5);
 pub enum AuthorityError {
     #[error("the authority's certificate or key is damaged")]
     Damaged(#[source] rcgen::Error),
+    #[error("the authority's certificate is not of its key")]
+    Pair,
     #[error("public_key_pem: expected an Ed25519 public key in PEM (PUBLIC KEY)")]
     PublicKey,
     #[error("{0:?} is neither a DNS name nor an IP address")]
@@ -50,20 +54,37 @@ pub fn key_pair() -> KeyPair {
 impl Authority {
     /// Makes a new authority; returns its private key to be sealed and stored.
     pub fn create(cluster: &str, now: Timestamp) -> Result<(Self, String), AuthorityError> {
-        let key = key_pair();
-        let key_pem = key.serialize_pem();
+        let key_pem = key_pair().serialize_pem();
+        Ok((Self::of_key(cluster, &key_pem, now)?, key_pem))
+    }
+
+    /// Makes the certificate of an authority whose key there is.
+    pub fn of_key(cluster: &str, key_pem: &str, now: Timestamp) -> Result<Self, AuthorityError> {
+        let key = KeyPair::from_pem(key_pem).map_err(AuthorityError::Damaged)?;
         let mut params = parameters(now, now + SignedDuration::from_hours(24 * 365 * AUTHORITY_YEARS));
-        params.distinguished_name.push(DnType::CommonName, format!("{cluster} cluster CA"));
+        params.distinguished_name.push(DnType::CommonName, common_name(cluster));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let certificate = params.self_signed(&key).map_err(AuthorityError::Sign)?;
-        Ok((Self::load(&certificate.pem(), &key_pem)?, key_pem))
+        Self::load(&certificate.pem(), key_pem)
     }
 
+    /// Refuses a certificate that is not of that key.
     pub fn load(certificate_pem: &str, key_pem: &str) -> Result<Self, AuthorityError> {
         let key = KeyPair::from_pem(key_pem).map_err(AuthorityError::Damaged)?;
+        if !is_of_key(certificate_pem, &key) {
+            return Err(AuthorityError::Pair);
+        }
         let issuer = Issuer::from_ca_cert_pem(certificate_pem, key).map_err(AuthorityError::Damaged)?;
         Ok(Self { certificate_pem: certificate_pem.to_owned(), issuer })
+    }
+
+    /// Whether it is that cluster's.
+    pub fn is_of(&self, cluster: &str) -> bool {
+        let Ok((_, pem)) = parse_x509_pem(self.certificate_pem.as_bytes()) else { return false };
+        let Ok(certificate) = pem.parse_x509() else { return false };
+        let name = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+        name == Some(&*common_name(cluster))
     }
 
     pub fn certificate_pem(&self) -> &str {
@@ -114,6 +135,15 @@ impl Authority {
     fn sign(&self, params: &CertificateParams, key: &impl PublicKeyData) -> Result<Certificate, AuthorityError> {
         params.signed_by(key, &self.issuer).map_err(AuthorityError::Sign)
     }
+}
+
+fn common_name(cluster: &str) -> String {
+    format!("{cluster} cluster CA")
+}
+
+fn is_of_key(certificate_pem: &str, key: &KeyPair) -> bool {
+    let Ok((_, pem)) = parse_x509_pem(certificate_pem.as_bytes()) else { return false };
+    pem.parse_x509().is_ok_and(|certificate| certificate.public_key().subject_public_key.data == key.public_key_raw())
 }
 
 fn name(host: &str) -> Result<SanType, AuthorityError> {

@@ -18,6 +18,9 @@ use super::ServerIdentity;
 /// What gRPC speaks over; stock peers insist that it is agreed on.
 const PROTOCOL: &[u8] = b"h2";
 
+/// What probes of load balancers speak.
+const WEB_PROTOCOL: &[u8] = b"http/1.1";
+
 /// Why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
@@ -78,11 +81,25 @@ impl ServerTls {
             .with_cert_resolver(Arc::clone(&self.current) as Arc<dyn ResolvesServerCert>);
         Ok(speaking_h2(config))
     }
+
+    /// For the election port, which speaks plain HTTP and serves anyone.
+    pub fn web(&self) -> Result<Arc<ServerConfig>, TlsError> {
+        let mut config = ServerConfig::clone(&*self.open()?);
+        config.alpn_protocols = vec![WEB_PROTOCOL.to_vec()];
+        Ok(Arc::new(config))
+    }
 }
 
 fn speaking_h2(mut config: ServerConfig) -> Arc<ServerConfig> {
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
     Arc::new(config)
+}
+
+/// A client's side for another server's election port.
+pub fn web_client_tls(ca_pem: &str, time: Arc<dyn TimeProvider>) -> Result<Arc<ClientConfig>, TlsError> {
+    let mut config = ClientConfig::clone(&*client_tls(ca_pem, None, time)?);
+    config.alpn_protocols = vec![WEB_PROTOCOL.to_vec()];
+    Ok(Arc::new(config))
 }
 
 /// A client's side: trusts the cluster's authority alone. Without an identity it can only register.

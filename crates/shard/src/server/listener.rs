@@ -1,20 +1,16 @@
 //! One port: TLS, HTTP/2 and one gRPC service, with every resource a client can hold bounded.
 
 use std::{
-    collections::HashMap,
     io,
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use hyper::{body::Incoming, rt::Executor, server::conn::http2};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
@@ -22,9 +18,11 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tower::ServiceExt;
 
-use super::service::GrpcService;
+use super::{
+    limits::{Clients, Limits},
+    service::GrpcService,
+};
 use crate::identity::Peer;
 
 /// For TLS and the first bytes of HTTP/2 together: a client that is slower holds nothing.
@@ -32,12 +30,6 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// Connections of one port; a zone's agents hold one or two each.
 const CONNECTIONS: usize = 30_000;
-
-/// Of one client, known by its certificate or, without one, its address.
-const CONNECTIONS_OF_ONE: usize = 16;
-
-/// Calls at once on one connection: three watches, and some.
-const STREAMS: u32 = 64;
 
 /// Metadata of a call.
 const HEADERS: u32 = 16 * 1024;
@@ -55,19 +47,12 @@ pub struct Listener {
     cancel: CancellationToken,
 }
 
-/// How often the server pings, so that a client that vanished is noticed.
-#[derive(Clone, Copy)]
-pub struct Keepalive {
-    pub interval: Duration,
-    pub timeout: Duration,
-}
-
 struct Port {
     tls: TlsAcceptor,
     service: GrpcService,
-    keepalive: Keepalive,
+    limits: Limits,
     connections: Arc<Semaphore>,
-    peers: Arc<Mutex<HashMap<String, usize>>>,
+    clients: Arc<Clients>,
     cancel: CancellationToken,
     tasks: TaskTracker,
 }
@@ -82,7 +67,7 @@ impl Listener {
     pub async fn bind(
         address: SocketAddr,
         tls: Arc<rustls::ServerConfig>,
-        keepalive: Keepalive,
+        limits: Limits,
         service: GrpcService,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
@@ -91,9 +76,9 @@ impl Listener {
         let port = Arc::new(Port {
             tls: TlsAcceptor::from(tls),
             service,
-            keepalive,
+            limits,
             connections: Arc::new(Semaphore::new(CONNECTIONS)),
-            peers: Arc::default(),
+            clients: Arc::new(Clients::new(limits)),
             cancel: cancel.clone(),
             tasks: TaskTracker::new(),
         });
@@ -130,21 +115,21 @@ fn accept(port: &Arc<Port>, stream: TcpStream, from: SocketAddr) {
 async fn serve(port: &Port, stream: TcpStream, from: SocketAddr, _permit: OwnedSemaphorePermit) {
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, handshake(port, stream)).await else { return };
     let certificate = certificate(&stream.inner);
-    let Some(_one) = Place::take(&port.peers, client(certificate.as_ref(), from)) else { return };
+    let Some(place) = port.clients.admit(client(certificate.as_ref(), from)) else { return };
     let certificate = ClientCertificate(certificate);
     let inner = port.service.clone();
-    let service = tower::service_fn(move |mut request: http::Request<Incoming>| {
+    let service = hyper::service::service_fn(move |mut request: http::Request<Incoming>| {
         request.extensions_mut().insert(certificate.clone());
-        inner.clone().oneshot(request)
+        place.call(inner.clone(), request)
     });
     let tasks = Tasks { tracker: port.tasks.clone(), cancel: port.cancel.clone() };
     let connection = http2::Builder::new(tasks)
         .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(port.limits.calls)
         .max_header_list_size(HEADERS)
-        .keep_alive_interval(port.keepalive.interval)
-        .keep_alive_timeout(port.keepalive.timeout)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+        .keep_alive_interval(port.limits.ping.0)
+        .keep_alive_timeout(port.limits.ping.1)
+        .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
         tracing::debug!(%error, %from, "a connection ended");
     }
@@ -170,36 +155,6 @@ fn certificate(stream: &TlsStream<TcpStream>) -> Option<Arc<[u8]>> {
 /// Whose connection it is.
 fn client(certificate: Option<&Arc<[u8]>>, from: SocketAddr) -> String {
     certificate.and_then(|der| Peer::name(der)).unwrap_or_else(|| from.ip().to_string())
-}
-
-/// One of a client's connections.
-struct Place {
-    peers: Arc<Mutex<HashMap<String, usize>>>,
-    client: String,
-}
-
-impl Place {
-    fn take(peers: &Arc<Mutex<HashMap<String, usize>>>, client: String) -> Option<Self> {
-        let mut counts = peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(client.clone()).or_default();
-        if *count >= CONNECTIONS_OF_ONE {
-            return None;
-        }
-        *count += 1;
-        Some(Self { peers: Arc::clone(peers), client })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut counts = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.client) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.client);
-            }
-        }
-    }
 }
 
 /// Runs calls so that they end with their port.

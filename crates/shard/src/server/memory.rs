@@ -8,9 +8,11 @@ use std::{
 use jiff::Timestamp;
 use plan::shard::{
     config::Config,
+    fence::{self, Age},
     group::Dynamic,
     id::InstanceId,
     instance::{Agent, Machine, Member, Record},
+    refusal::Refusal,
 };
 
 use crate::store::Etag;
@@ -32,6 +34,8 @@ pub struct Memory {
     /// When instances were made: for the limit per minute.
     pub made: VecDeque<Timestamp>,
     pub answers: Answers,
+    /// The newest epoch of each tenant's operator.
+    pub epochs: HashMap<String, u64>,
 }
 
 /// One instance.
@@ -45,6 +49,17 @@ pub struct Entry {
     pub failing: Option<Failing>,
     /// Counts provider calls: a list that began before one says nothing about it.
     pub calls: u64,
+    /// Health streams that its agent has open.
+    pub streams: u32,
+    /// Its agent hung up; the machine is looked at until it is back.
+    pub follow_up: Option<FollowUp>,
+}
+
+/// The next look at a machine whose agent hung up.
+#[derive(Clone, Copy, Debug)]
+pub struct FollowUp {
+    pub looks: usize,
+    pub at: Timestamp,
 }
 
 /// Failures in a row.
@@ -57,7 +72,17 @@ pub struct Failing {
 impl Entry {
     pub fn new(record: Record, etag: Option<Etag>, now: Timestamp) -> Self {
         let agent = Agent { registered: false, last_seen: now, notice: None };
-        Self { record, etag, machine: Machine::Unknown, agent, acknowledged: false, failing: None, calls: 0 }
+        Self {
+            record,
+            etag,
+            machine: Machine::Unknown,
+            agent,
+            acknowledged: false,
+            failing: None,
+            calls: 0,
+            streams: 0,
+            follow_up: None,
+        }
     }
 
     pub fn member(&self) -> Member {
@@ -76,6 +101,16 @@ impl Memory {
     pub fn members(&self, tenant: &str, group: &str) -> Vec<Member> {
         let of = |entry: &&Entry| entry.record.tenant == tenant && entry.record.group == group;
         self.entries.values().filter(of).map(Entry::member).collect()
+    }
+
+    /// Refuses the request of an operator that lost its lease to a newer one, and remembers the newest.
+    pub fn check_epoch(&mut self, tenant: &str, epoch: Option<u64>) -> Result<(), Refusal> {
+        let Some(epoch) = epoch else { return Ok(()) };
+        let newest = self.epochs.entry(tenant.to_owned()).or_default();
+        let age = |epoch| Age::read(Some(epoch), None);
+        fence::check(age(*newest), age(epoch))?;
+        *newest = epoch;
+        Ok(())
     }
 
     /// Names of all groups, those included that are gone but have instances.

@@ -12,7 +12,7 @@ use plan::shard::{
     fence::{self, Age},
     group::{self, Dynamic, Group, Upsert, effective},
     id::{self, InstanceId},
-    instance::{Leaving, Machine, MachineStatus, Reason},
+    instance::{Leaving, Machine, MachineStatus, Reason, Record},
     on_demand,
     refusal::{Code, Refusal},
     round::Subnet,
@@ -79,7 +79,8 @@ impl Term {
         let _one = self.groups_gate.lock().await;
         self.reload_groups().await?;
         let after = {
-            let memory = self.memory();
+            let mut memory = self.memory();
+            memory.check_epoch(tenant, fence.epoch)?;
             let before = memory.dynamic.get(tenant, &key);
             fence::check(before.and_then(|before| before.age), age)?;
             let living = memory.living(tenant, &key);
@@ -107,7 +108,8 @@ impl Term {
         let _one = self.groups_gate.lock().await;
         self.reload_groups().await?;
         let after = {
-            let memory = self.memory();
+            let mut memory = self.memory();
+            memory.check_epoch(tenant, fence.epoch)?;
             let Some(before) = memory.dynamic.get(tenant, key) else { return Ok(()) };
             fence::check(before.age, Age::read(fence.epoch, fence.generation))?;
             let mut after = memory.dynamic.clone();
@@ -177,28 +179,39 @@ impl Term {
         let room = self.room().await;
         let now = self.context.clock.now();
         let (record, group) = {
-            let memory = self.memory();
+            let mut memory = self.memory();
+            memory.check_epoch(tenant, fence.epoch)?;
+            if let Some(known) = memory.entries.values().find(|entry| is_answer(&entry.record, tenant, fence)) {
+                // The leader before this one made it.
+                return Ok(created(known));
+            }
             let pair = (&*memory.config, &memory.dynamic);
             let exists = |id: &InstanceId| memory.entries.contains_key(id);
             let subnets = |names: &[String]| room.iter().filter(|subnet| names.contains(&subnet.id)).cloned().collect();
             let uuid = (self.context.ids)();
-            let record = on_demand::record(pair, tenant, &request, uuid, exists, subnets, now)?;
+            let mut record = on_demand::record(pair, tenant, &request, uuid, exists, subnets, now)?;
+            record.request_id.clone_from(&fence.request_id);
             (record, effective(&memory.config, &memory.dynamic, tenant, &request.group))
         };
         let id = record.id.clone();
         self.create(group.as_ref(), record).await?;
         self.enqueue(tenant, &request.group);
-        let made = self.memory().entries.get(&id).is_some_and(|entry| entry.record.machine.is_some());
-        let status = if made { MachineStatus::Running } else { MachineStatus::Pending };
-        let answer = wire::CreateInstanceResponse { instance_id: id.to_string(), status: status.as_str().to_owned() };
+        let answer = self.memory().entries.get(&id).map(created);
+        let answer = answer.ok_or_else(|| unknown(&id))?;
         self.remember(tenant, fence, &answer);
         Ok(answer)
     }
 
     /// Deletes at once: the caller has drained it.
-    pub async fn delete_instance(&self, tenant: &str, id: &str) -> Result<wire::DeleteInstanceResponse, TermError> {
+    pub async fn delete_instance(
+        &self,
+        tenant: &str,
+        id: &str,
+        fence: &Fence,
+    ) -> Result<wire::DeleteInstanceResponse, TermError> {
         let answer = |status: &str| Ok(wire::DeleteInstanceResponse { status: status.to_owned() });
         let id = InstanceId::parse(id)?;
+        self.memory().check_epoch(tenant, fence.epoch)?;
         let Some(group) = self.owned(tenant, &id)? else { return answer("unknown") };
         let gate = self.gate(tenant, &group);
         let _one = gate.lock().await;
@@ -237,8 +250,9 @@ impl Term {
     }
 
     /// The operator drained it: it goes, whatever was said before.
-    pub fn acknowledge_drained(&self, tenant: &str, id: &str) -> Result<(), TermError> {
+    pub fn acknowledge_drained(&self, tenant: &str, id: &str, fence: &Fence) -> Result<(), TermError> {
         let id = InstanceId::parse(id)?;
+        self.memory().check_epoch(tenant, fence.epoch)?;
         let Some(group) = self.owned(tenant, &id)? else { return Err(unknown(&id).into()) };
         {
             let mut memory = self.memory();
@@ -261,6 +275,7 @@ impl Term {
             let first = !entry.agent.registered;
             entry.agent.registered = true;
             entry.agent.last_seen = now;
+            entry.follow_up = None;
             // A repeated notice is no news, and none takes an earlier one back.
             let noticed = notice.is_some() && entry.agent.notice != notice;
             entry.agent.notice = notice.or(entry.agent.notice);
@@ -273,7 +288,7 @@ impl Term {
     }
 
     /// The group of an instance of this tenant. `None` if there is no such instance; another tenant's is refused.
-    fn owned(&self, tenant: &str, id: &InstanceId) -> Result<Option<String>, Refusal> {
+    pub(super) fn owned(&self, tenant: &str, id: &InstanceId) -> Result<Option<String>, Refusal> {
         let memory = self.memory();
         let Some(entry) = memory.entries.get(id) else { return Ok(None) };
         if entry.record.tenant != tenant {
@@ -425,6 +440,17 @@ impl Term {
             self.memory().answers.put(tenant, id, answer.encode_to_vec());
         }
     }
+}
+
+/// Whether that request made it.
+fn is_answer(record: &Record, tenant: &str, fence: &Fence) -> bool {
+    fence.request_id.is_some() && record.tenant == tenant && record.request_id == fence.request_id
+}
+
+fn created(entry: &Entry) -> wire::CreateInstanceResponse {
+    let made = entry.record.machine.is_some();
+    let status = if made { MachineStatus::Running } else { MachineStatus::Pending };
+    wire::CreateInstanceResponse { instance_id: entry.record.id.to_string(), status: status.as_str().to_owned() }
 }
 
 /// Whether it is one of its group's actual size.

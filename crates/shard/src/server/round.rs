@@ -280,7 +280,7 @@ impl Term {
         }
     }
 
-    fn report(&self, tenant: &str, group: &str, instance_id: &str, error: &str) {
+    pub(super) fn report(&self, tenant: &str, group: &str, instance_id: &str, error: &str) {
         tracing::warn!(tenant, group, instance = instance_id, "{error}");
         let event = wire::ErrorEvent {
             group: group.to_owned(),
@@ -300,7 +300,7 @@ impl Term {
     }
 }
 
-fn there(machine: &MachineInfo) -> Machine {
+pub(super) fn there(machine: &MachineInfo) -> Machine {
     Machine::There { provider_id: machine.provider_id.clone(), status: machine.status }
 }
 
@@ -311,7 +311,7 @@ impl From<ProviderError> for tonic::Status {
 }
 
 /// Derived from a name, so that a test repeats it.
-fn seed(name: &str, count: u32) -> u64 {
+pub(super) fn seed(name: &str, count: u32) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325 ^ u64::from(count);
     name.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }

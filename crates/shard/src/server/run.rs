@@ -1,29 +1,50 @@
 //! A server's life: it stands for its shard, and while it leads it serves.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use plan::shard::election::Timing;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    listener::{Keepalive, Listener},
+    election_port::ElectionPort,
+    limits::{Limits, Unary},
+    listener::Listener,
     service::{ClusterLead, Parts, agent_service, operator_service, registration_service},
-    term::{Context, Term, TermError},
+    standby::Standby,
+    standing::Standing,
+    term::{Context, Term, TermError, load_config},
 };
 use crate::{
-    identity::{Authority, Lifetimes, Nonces, Registrar, ServerTls},
-    store::{Election, Lead, Role, layout},
+    identity::{Authority, Lifetimes, Nonces, Registrar, ServerTls, web_client_tls},
+    store::{
+        Election, Lead, Role,
+        conformance::{Unfit, prove},
+        layout,
+    },
+    wire::MESSAGE_LIMIT,
 };
 
 /// A server certificate lasts a day and is exchanged after half of it.
 const CERTIFICATE: Duration = Duration::from_hours(24);
 
-/// The agents' port pings as the original's: an agent behind a dead link is noticed in half a minute.
-const AGENTS: Keepalive = Keepalive { interval: Duration::from_secs(20), timeout: Duration::from_secs(10) };
+/// The agents' port pings as the original's: an agent behind a dead link is noticed in half a minute. An agent has one
+/// connection with three streams, and a second one while it reconnects.
+const AGENTS: Limits =
+    Limits { ping: (Duration::from_secs(20), Duration::from_secs(10)), connections: 4, calls: 8, unary: None };
 
-/// Operators are few and poll every 30 s by themselves.
-const OPERATORS: Keepalive = Keepalive { interval: Duration::from_mins(1), timeout: Duration::from_secs(20) };
+/// Operators are few and poll every 30 s by themselves. A call has time for the provider's and storage's deadlines, and
+/// two requests of the largest size fit.
+const OPERATORS: Limits = Limits {
+    ping: (Duration::from_mins(1), Duration::from_secs(20)),
+    connections: 16,
+    calls: 64,
+    unary: Some(Unary { deadline: Duration::from_mins(1), bytes: 2 * MESSAGE_LIMIT }),
+};
 
 /// After an error that may pass: storage that is away, a damaged object that is repaired.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -35,9 +56,11 @@ pub struct Identity {
     pub lifetimes: Lifetimes,
 }
 
-/// Where it listens while it leads. Port 0 takes any.
+/// Where it listens. Port 0 takes any.
 #[derive(Clone, Copy, Debug)]
 pub struct Ports {
+    /// Open for as long as the server runs; the others while it leads.
+    pub election: SocketAddr,
     pub registration: SocketAddr,
     pub operator: SocketAddr,
     pub agent: SocketAddr,
@@ -48,11 +71,13 @@ pub struct Options {
     pub context: Arc<Context>,
     pub identity: Identity,
     pub ports: Ports,
-    /// Under which clients reach it: names and addresses for its certificate.
+    /// Under which clients reach it: names and addresses for its certificate. Other servers use the first.
     pub hosts: Vec<String>,
     /// One run of one server.
     pub holder: String,
     pub timing: Timing,
+    /// Says from outside what the server is.
+    pub standing: Standing,
 }
 
 /// Where a leader listens.
@@ -63,59 +88,179 @@ pub struct Bound {
     pub agent: SocketAddr,
 }
 
+/// Why a server does not run at all.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error("this storage may not hold a shard")]
+    Unfit(#[from] Unfit),
+    #[error(transparent)]
+    Setup(#[from] TermError),
+}
+
 /// Runs until `stop`; then it releases what it leads. `bound` says where it listens, while it does.
-pub async fn run(options: Options, bound: watch::Sender<Option<Bound>>, stop: CancellationToken) {
+pub async fn run(
+    options: Options,
+    bound: watch::Sender<Option<Bound>>,
+    stop: CancellationToken,
+) -> Result<(), RunError> {
+    let Some(ready) = stop.run_until_cancelled(prepare(&options)).await else { return Ok(()) };
+    ready?;
+    let tls = server_tls(&options)?;
+    let web = tls.web().map_err(setup)?;
+    let port = ElectionPort::bind(options.ports.election, web, options.standing.clone()).await.map_err(setup)?;
+    options.standing.set_election(port.address);
+    let address = advertised(&options.hosts, port.address);
     let store = Arc::clone(&options.context.store);
     let lock = options.context.layout.lock();
-    let mut election = Election::new(store, &lock, &options.holder, "", options.timing);
-    while !stop.is_cancelled() {
-        let wait = match election.look().await {
-            Ok(Role::Leader(lead)) => {
-                let led = lead_shard(&options, &mut election, lead, &bound, &stop).await;
-                bound.send_replace(None);
-                if let Err(error) = led {
-                    tracing::error!(%error, "the lead ended");
-                }
-                PAUSE
-            }
-            Ok(Role::Standby { look_in, .. }) => look_in,
-            Err(error) => {
-                tracing::warn!(%error, "election");
-                PAUSE
-            }
-        };
-        stop.run_until_cancelled(tokio::time::sleep(wait)).await;
-    }
+    let mut election = Election::new(store, &lock, &options.holder, &address, options.timing);
+    let server = Server { options: &options, tls: &tls, port: &port, address: &address, bound: &bound, stop: &stop };
+    let stood = tokio::select! {
+        stood = server.stand(&mut election) => stood,
+        error = exchange(&options, &tls) => Err(error),
+    };
+    // Released first, then the connections of standbys end with the port: they look, and find the lock free.
     if let Err(error) = election.release().await {
         tracing::warn!(%error, "the lock was not released; it lapses");
     }
+    drop(port);
+    Ok(stood?)
 }
 
-/// Serves until the lead ends or the server stops.
-async fn lead_shard(
-    options: &Options,
-    election: &mut Election,
-    lead: Lead,
-    bound: &watch::Sender<Option<Bound>>,
-    stop: &CancellationToken,
-) -> Result<(), TermError> {
-    let term = Arc::new(Term::open(Arc::clone(&options.context), lead.clone()).await?);
-    let parts = parts(options, &term);
-    let tls = server_tls(options)?;
-    let _ports = open_ports(options, &parts, &tls, bound).await?;
-    let ended = async {
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = lead.ended() => {}
-            () = renew_shard(election, options.timing, &lead) => {}
+/// What must hold before the server stands for its shard: storage that refuses stale writes, and a configuration.
+async fn prepare(options: &Options) -> Result<(), Unfit> {
+    let context = &options.context;
+    loop {
+        let unique = format!("{:032x}", (context.ids)());
+        match prove(&*context.store, &unique).await {
+            Ok(()) => break,
+            Err(Unfit::Failed { what, source }) => {
+                tracing::warn!(error = %source, "storage is not proven yet: it failed {what}");
+            }
+            Err(unfit) => return Err(unfit),
         }
-    };
-    tokio::select! {
-        () = ended => Ok(()),
-        error = rounds(&term) => Err(error),
-        error = collect(&term) => Err(error),
-        () = lead_cluster(options, &parts.cluster_lead) => Ok(()),
-        error = exchange(options, &tls) => Err(error),
+        tokio::time::sleep(PAUSE).await;
+    }
+    while let Err(error) = load_config(context).await {
+        tracing::error!(%error, "the configuration is not loaded; correct it, it is read again");
+        tokio::time::sleep(PAUSE).await;
+    }
+    options.standing.set_loaded();
+    Ok(())
+}
+
+/// Where other servers find the election port.
+fn advertised(hosts: &[String], bound: SocketAddr) -> String {
+    match hosts.first().map(|host| (host, host.parse::<IpAddr>())) {
+        Some((_, Ok(ip))) => SocketAddr::new(ip, bound.port()).to_string(),
+        Some((host, Err(_))) => format!("{host}:{}", bound.port()),
+        None => bound.to_string(),
+    }
+}
+
+/// One run of one server.
+struct Server<'a> {
+    options: &'a Options,
+    tls: &'a ServerTls,
+    port: &'a ElectionPort,
+    /// Of the election port.
+    address: &'a str,
+    bound: &'a watch::Sender<Option<Bound>>,
+    stop: &'a CancellationToken,
+}
+
+impl Server<'_> {
+    /// Stands for the shard, and serves while it leads.
+    async fn stand(&self, election: &mut Election) -> Result<(), TermError> {
+        let mut standby = self.standby()?;
+        while !self.stop.is_cancelled() {
+            match election.look().await {
+                Ok(Role::Leader(lead)) => {
+                    self.options.standing.set_shard(Some(&lead));
+                    let led = self.lead_shard(election, lead).await;
+                    self.options.standing.set_shard(None);
+                    self.bound.send_replace(None);
+                    if let Err(error) = led {
+                        tracing::error!(%error, "the lead ended");
+                    }
+                    if !self.stop.is_cancelled() {
+                        self.port.hang_up();
+                        self.stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
+                    }
+                }
+                Ok(Role::Standby { leader, look_in }) => {
+                    self.stop.run_until_cancelled(standby.wait(leader.as_deref(), look_in)).await;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "election");
+                    self.stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn standby(&self) -> Result<Standby, TermError> {
+        let (authority, clock) = (&self.options.identity.authority, &self.options.context.clock);
+        Ok(Standby::new(web_client_tls(authority.certificate_pem(), Arc::new(clock.clone())).map_err(setup)?))
+    }
+
+    /// Serves until the lead ends or the server stops.
+    async fn lead_shard(&self, election: &mut Election, lead: Lead) -> Result<(), TermError> {
+        let options = self.options;
+        let term = Arc::new(Term::open(Arc::clone(&options.context), lead.clone()).await?);
+        let parts = parts(options, &term);
+        let ports = open_ports(options, &parts, self.tls, self.bound).await?;
+        let store = Arc::clone(&options.context.store);
+        let mut cluster = Election::new(store, layout::CLUSTER_LOCK, &options.holder, self.address, options.timing);
+        let ended = async {
+            tokio::select! {
+                () = self.stop.cancelled() => {}
+                () = lead.ended() => {}
+                () = renew_shard(election, options.timing, &lead) => {}
+            }
+        };
+        let led = tokio::select! {
+            () = ended => Ok(()),
+            error = rounds(&term) => Err(error),
+            error = collect(&term) => Err(error),
+            error = follow(&term) => Err(error),
+            error = self.lead_cluster(&mut cluster, &parts.cluster_lead) => Err(error),
+        };
+        drop(ports);
+        self.set_cluster(&parts.cluster_lead, None);
+        if let Err(error) = cluster.release().await {
+            tracing::warn!(%error, "the cluster's lock was not released; it lapses");
+        }
+        led
+    }
+
+    /// Only a shard's leader stands for the cluster: a standby could neither register nor renew anyone.
+    async fn lead_cluster(&self, election: &mut Election, current: &ClusterLead) -> TermError {
+        let mut standby = match self.standby() {
+            Ok(standby) => standby,
+            Err(error) => return error,
+        };
+        loop {
+            match election.look().await {
+                Ok(Role::Leader(lead)) => {
+                    self.set_cluster(current, Some(lead));
+                    tokio::time::sleep(self.options.timing.renew).await;
+                }
+                Ok(Role::Standby { leader, look_in }) => {
+                    self.set_cluster(current, None);
+                    standby.wait(leader.as_deref(), look_in.max(Duration::from_millis(10))).await;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "election of the cluster's leader");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn set_cluster(&self, current: &ClusterLead, lead: Option<Lead>) {
+        self.options.standing.set_cluster(lead.clone());
+        current.store(lead.map(Arc::new));
     }
 }
 
@@ -228,25 +373,13 @@ async fn collect(term: &Term) -> TermError {
     }
 }
 
-/// Only a shard's leader stands for the cluster: a standby could neither register nor renew anyone.
-async fn lead_cluster(options: &Options, current: &ClusterLead) {
-    let store = Arc::clone(&options.context.store);
-    let mut election = Election::new(store, layout::CLUSTER_LOCK, &options.holder, "", options.timing);
+/// Looks at machines whose agents hung up.
+async fn follow(term: &Term) -> TermError {
     loop {
-        let wait = match election.look().await {
-            Ok(Role::Leader(lead)) => {
-                current.store(Some(Arc::new(lead)));
-                options.timing.renew
-            }
-            Ok(Role::Standby { look_in, .. }) => {
-                current.store(None);
-                look_in
-            }
-            Err(error) => {
-                tracing::warn!(%error, "election of the cluster's leader");
-                PAUSE
-            }
-        };
-        tokio::time::sleep(wait.max(Duration::from_millis(10))).await;
+        let next = term.follow_up().await;
+        tokio::select! {
+            () = term.hung_up.notified() => {}
+            () = tokio::time::sleep(term.until(next)) => {}
+        }
     }
 }

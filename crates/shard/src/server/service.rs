@@ -6,7 +6,6 @@ mod registration;
 
 use std::{convert::Infallible, pin::Pin, sync::Arc};
 
-use hyper::body::Incoming;
 use plan::shard::refusal::Code;
 use tonic::{Request, Status, body::Body, service::interceptor::InterceptedService};
 use tower::util::{BoxCloneSyncService, MapResponse};
@@ -38,7 +37,7 @@ pub struct Parts {
 }
 
 /// A service as a listener takes it.
-pub type GrpcService = BoxCloneSyncService<http::Request<Incoming>, http::Response<Body>, Infallible>;
+pub type GrpcService = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>;
 
 pub fn operator_service(parts: Parts) -> GrpcService {
     let clock = parts.clock.clone();
@@ -51,8 +50,10 @@ pub fn operator_service(parts: Parts) -> GrpcService {
 
 pub fn agent_service(parts: Parts) -> GrpcService {
     let clock = parts.clock.clone();
+    // A report and its files' states are far smaller; its stream stays open, so that no other limit bounds it.
+    const REPORT: usize = 512 * 1024;
     let service = AgentServiceServer::new(agent::Agent(parts))
-        .max_decoding_message_size(MESSAGE_LIMIT)
+        .max_decoding_message_size(REPORT)
         .max_encoding_message_size(MESSAGE_LIMIT);
     let admitted = InterceptedService::new(service, move |request| admit(request, Role::Agent, &clock));
     GrpcService::new(MapResponse::new(admitted, |response: http::Response<_>| response.map(Body::new)))

@@ -10,7 +10,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 use plan::shard::{
     config::{Config, Problem},
-    group::Dynamic,
+    group::{Dynamic, DynamicGroup},
     id::InstanceId,
     instance::{Machine, Record},
     refusal::Refusal,
@@ -88,6 +88,8 @@ pub struct Term {
     /// Groups that need a round.
     pub(super) due: Mutex<BTreeSet<(String, String)>>,
     pub(super) wake: tokio::sync::Notify,
+    /// An agent hung up.
+    pub(super) hung_up: tokio::sync::Notify,
 }
 
 impl Term {
@@ -108,7 +110,9 @@ impl Term {
             failing: HashMap::new(),
             made: std::collections::VecDeque::new(),
             answers: Answers::default(),
+            epochs: HashMap::new(),
         };
+        memory.epochs = epochs(&memory.dynamic);
         let registered = load_registered(&context).await?;
         for entry in memory.entries.values_mut() {
             entry.agent.registered = registered.contains(entry.record.id.as_str());
@@ -128,6 +132,7 @@ impl Term {
             error_events: Hub::default(),
             due: Mutex::new(due),
             wake: tokio::sync::Notify::new(),
+            hung_up: tokio::sync::Notify::new(),
         })
     }
 
@@ -261,6 +266,14 @@ impl Term {
         }
         Ok(orphans.len())
     }
+}
+
+/// The newest epoch that each tenant's groups were changed in.
+fn epochs(dynamic: &Dynamic) -> HashMap<String, u64> {
+    let newest = |groups: &std::collections::BTreeMap<String, DynamicGroup>| {
+        groups.values().filter_map(|group| group.age).map(|age| age.epoch).max()
+    };
+    dynamic.0.iter().filter_map(|(tenant, groups)| Some((tenant.clone(), newest(groups)?))).collect()
 }
 
 /// Takes over what a list of machines says, except of instances whose machines were touched since it began.

@@ -206,7 +206,7 @@ fn a01_messages_of_the_registration_and_agent_services() {
     golden
         .add("RegisterAgent<", &RegisterClientResponse { client_certificate_pem: b"crt".to_vec(), expires_at: at(13) });
     golden.add("ReceiveKeyRequests<", &KeyRequest { key_names: vec!["a".into(), "b".into()] });
-    let keys = vec![public_keys_request::PublicKey { filename: "f".into(), public_key_pem: "p".into() }];
+    let keys = vec![public_keys_request::PublicKey { filename: "f".into(), public_key_pem: b"p".to_vec() }];
     golden.add("SubmitPublicKeys>", &PublicKeysRequest { instance_id: "web01".into(), keys });
     golden.add("SubmitHealthReport>", &report());
     golden.add(

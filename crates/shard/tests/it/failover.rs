@@ -12,7 +12,7 @@ const OPERATOR: (&str, &str, Role) = ("dev", "default", Role::Operator);
 
 fn ports(operator: SocketAddr) -> Ports {
     let any = SocketAddr::new(operator.ip(), 0);
-    Ports { registration: any, operator, agent: any }
+    Ports { election: any, registration: any, operator, agent: any }
 }
 
 #[tokio::test]

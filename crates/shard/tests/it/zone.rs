@@ -15,7 +15,7 @@ use shard::{
     clock::Clock,
     identity::{Authority, Claims, Lifetimes, Nonces, Role, client_tls, key_pair},
     provider::InProcess,
-    server::{Bound, Context, Identity, Options, Ports, run},
+    server::{Bound, Context, Identity, Options, Ports, RunError, Standing, run},
     store::{Expect, MemoryStore, Store, layout::ShardLayout},
     wire,
 };
@@ -46,7 +46,8 @@ pub struct Zone {
 pub struct Server {
     pub bound: watch::Receiver<Option<Bound>>,
     stop: CancellationToken,
-    task: JoinHandle<()>,
+    task: JoinHandle<Result<(), RunError>>,
+    pub standing: Standing,
 }
 
 impl Zone {
@@ -65,8 +66,7 @@ impl Zone {
 
     /// Starts a server that binds any ports and is not replaced.
     pub fn start(&self, holder: &str) -> Server {
-        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        self.start_with(holder, Ports { registration: any, operator: any, agent: any }, Timing::default())
+        self.start_with(holder, any(), Timing::default())
     }
 
     /// Starts one of several servers.
@@ -74,13 +74,17 @@ impl Zone {
         self.start_with(holder, ports, QUICK)
     }
 
-    fn start_with(&self, holder: &str, ports: Ports, timing: Timing) -> Server {
-        let ids = Arc::clone(&self.ids);
+    pub fn start_with(&self, holder: &str, ports: Ports, timing: Timing) -> Server {
+        self.start_on(Arc::new(self.store.clone()), holder, ports, timing)
+    }
+
+    pub fn start_on(&self, store: Arc<dyn Store>, holder: &str, ports: Ports, timing: Timing) -> Server {
+        let (ids, standing) = (Arc::clone(&self.ids), Standing::default());
         let context = Context {
             cluster: "dev".to_owned(),
             shard: "a".to_owned(),
             layout: ShardLayout::new("a"),
-            store: Arc::new(self.store.clone()),
+            store,
             provider: Arc::new(self.cloud.clone()),
             clock: self.clock.clone(),
             ids: Box::new(move || u128::from(ids.fetch_add(1, Ordering::Relaxed))),
@@ -92,11 +96,12 @@ impl Zone {
         };
         let hosts = ["127.0.0.1".to_owned(), "::1".to_owned()].to_vec();
         let (context, holder) = (Arc::new(context), holder.to_owned());
-        let options = Options { context, identity, ports, hosts, holder, timing };
+        let options = Options { context, identity, ports, hosts, holder, timing, standing: standing.clone() };
+
         let (sender, bound) = watch::channel(None);
         let stop = CancellationToken::new();
         let task = tokio::spawn(run(options, sender, stop.clone()));
-        Server { bound, stop, task }
+        Server { bound, stop, task, standing }
     }
 
     /// A client with a certificate that the authority issued without asking.
@@ -152,13 +157,29 @@ impl Server {
     /// Ends it as SIGTERM would.
     pub async fn stop(self) {
         self.stop.cancel();
-        self.task.await.expect("it stops");
+        self.task.await.expect("it stops").expect("it ran");
+    }
+
+    /// Waits until its election port is open.
+    pub async fn election(&self) -> SocketAddr {
+        eventually("the election port", || async { self.standing.election() }).await
+    }
+
+    /// Why it ended by itself.
+    pub async fn ended(self) -> RunError {
+        self.task.await.expect("it ends").expect_err("it does not run")
     }
 
     /// Ends it as SIGKILL would.
     pub fn kill(self) {
         self.task.abort();
     }
+}
+
+/// Any ports.
+pub fn any() -> Ports {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    Ports { election: any, registration: any, operator: any, agent: any }
 }
 
 /// An address that was free a moment ago.

@@ -175,7 +175,11 @@ fn a81_an_override_of_a_group_that_was_static_keeps_template_and_pool() {
     let entry = upsert(&old, &dynamic, ("default", "fixed"), &request(|_| {}), &BTreeSet::new()).unwrap();
     dynamic.set("default", "fixed", Some(entry));
     let new = Config { groups: BTreeMap::new(), ..old.clone() };
-    assert!(effective(&new, &dynamic, "default", "fixed").is_none(), "the override alone names no template");
+    let known = effective(&new, &dynamic, "default", "fixed").expect("also if no server saw the change");
+    assert_eq!((&*known.template, &*known.subnet_pool), ("web", "two"));
+    // An override that an older server stored, without either.
+    let bare = DynamicGroup { size: 3, ..DynamicGroup::default() };
+    dynamic.set("default", "fixed", Some(bare));
     let dynamic = after_refresh(&old, &new, &dynamic);
     let group = effective(&new, &dynamic, "default", "fixed").unwrap();
     assert_eq!((&*group.template, &*group.subnet_pool, group.is_static), ("web", "two", false));

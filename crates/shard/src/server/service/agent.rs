@@ -27,6 +27,7 @@ impl AgentService for Agent {
 
     async fn submit_health_report(&self, request: Request<Streaming<wire::HealthReportRequest>>) -> Answer<()> {
         let peer = peer(&request)?;
+        let _open = self.0.term.health_stream(&peer.tenant, &peer.id);
         let mut reports = request.into_inner();
         while let Some(report) = reports.message().await? {
             own(&peer.id, &report.instance_id)?;

@@ -77,10 +77,10 @@ impl OperatorService for Operator {
         &self,
         request: Request<wire::DeleteInstanceRequest>,
     ) -> Answer<wire::DeleteInstanceResponse> {
-        let tenant = peer(&request)?.tenant;
+        let (tenant, fence) = (peer(&request)?.tenant, Fence::read(request.metadata())?);
         let id = request.into_inner().instance_id;
         named(&id)?;
-        Ok(Response::new(self.0.term.delete_instance(&tenant, &id).await?))
+        Ok(Response::new(self.0.term.delete_instance(&tenant, &id, &fence).await?))
     }
 
     async fn get_instance_status(
@@ -94,10 +94,10 @@ impl OperatorService for Operator {
     }
 
     async fn acknowledge_drained(&self, request: Request<wire::AcknowledgeDrainedRequest>) -> Answer<()> {
-        let tenant = peer(&request)?.tenant;
+        let (tenant, fence) = (peer(&request)?.tenant, Fence::read(request.metadata())?);
         let id = request.into_inner().instance_id;
         named(&id)?;
-        Ok(Response::new(self.0.term.acknowledge_drained(&tenant, &id)?))
+        Ok(Response::new(self.0.term.acknowledge_drained(&tenant, &id, &fence)?))
     }
 
     async fn sleep_tenant(&self, _: Request<wire::SleepTenantRequest>) -> Answer<wire::SleepTenantResponse> {

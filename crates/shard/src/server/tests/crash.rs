@@ -85,7 +85,9 @@ impl Step {
                     other => drop(other?),
                 }
             }
-            Self::DeleteOnDemand => drop(server.term.delete_instance("default", &on_demand()).await?),
+            Self::DeleteOnDemand => {
+                drop(server.term.delete_instance("default", &on_demand(), &Fence::default()).await?)
+            }
             Self::DeleteGroup => server.term.delete_group("default", "web", &fence).await?,
             Self::Rest => {
                 for _ in 0..4 {
@@ -110,7 +112,7 @@ fn web(world: &World) -> Vec<String> {
 fn drain(world: &World, server: &Server) {
     for record in world.records().values().filter(|record| record.leaving.is_some() && record.deleted_at.is_none()) {
         // What a server that died did not load is told by its successor.
-        let _ = server.term.acknowledge_drained("default", record.id.as_str());
+        let _ = server.term.acknowledge_drained("default", record.id.as_str(), &Fence::default());
     }
 }
 

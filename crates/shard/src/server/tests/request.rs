@@ -51,10 +51,14 @@ async fn a79_no_request_reaches_another_tenant() {
     server.settle(&world).await.unwrap();
     let id = term.list_groups("acme")[0].instances[0].instance_id.clone();
     assert!(term.list_groups("default").iter().all(|group| group.key != "web"));
+    let config = wire::InstanceConfig { group: "web".to_owned(), ..wire::InstanceConfig::default() };
+    let request = wire::CreateInstanceRequest { instance_id: String::new(), config: Some(config) };
+    let error = term.create_instance("default", request, &fence).await.unwrap_err();
+    assert_eq!(code(&error), Some(Code::NotFound), "another tenant's group is none of this one's");
     let denied = [
         term.instance_status("default", &id).err(),
-        term.acknowledge_drained("default", &id).err(),
-        term.delete_instance("default", &id).await.err(),
+        term.acknowledge_drained("default", &id, &Fence::default()).err(),
+        term.delete_instance("default", &id, &Fence::default()).await.err(),
         term.report_health("default", &id, None).err(),
     ];
     for error in denied {
@@ -62,7 +66,7 @@ async fn a79_no_request_reaches_another_tenant() {
     }
     term.delete_group("default", "web", &fence).await.unwrap();
     assert_eq!(term.list_groups("acme").len(), 1, "another tenant's group of that name");
-    term.delete_instance("acme", &id).await.unwrap();
+    term.delete_instance("acme", &id, &Fence::default()).await.unwrap();
     server.settle(&world).await.unwrap();
     assert!(foreign.0.next().now_or_never().is_none() && foreign.1.next().now_or_never().is_none());
 }
@@ -108,6 +112,58 @@ async fn a71_a_change_of_the_groups_file_by_another_hand_is_taken_over() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a71_a_change_of_the_groups_file_in_between_is_a_conflict_and_loses_nothing() {
+    use crate::store::{Expect, Fault, Store, layout::ShardLayout};
+    let world = World::new().await;
+    let server = world.start().await;
+    let fence = Fence::default();
+    server.term.upsert_group("default", upsert("web", 1), &fence).await.unwrap();
+    let key = ShardLayout::new("a").groups();
+    // A second for each call to storage: the file is read at the first, and written at the third.
+    let second = std::time::Duration::from_secs(1);
+    server.faults.set(Fault::Slow(second));
+    let other = async {
+        tokio::time::sleep(second * 3 / 2).await;
+        let object = world.store.get(&key).await.unwrap().unwrap();
+        let text = String::from_utf8(object.body).unwrap().replace("\"web\": {", "\"other\": {");
+        world.store.put(&key, text.into_bytes(), Expect::Content(object.etag)).await.unwrap();
+    };
+    let (refused, ()) = tokio::join!(server.term.upsert_group("default", upsert("third", 1), &fence), other);
+    assert_eq!(tonic::Status::from(refused.unwrap_err()).code(), tonic::Code::Aborted);
+    server.faults.set(Fault::None);
+    server.term.upsert_group("default", upsert("third", 1), &fence).await.unwrap();
+    let keys: Vec<_> = server.term.list_groups("default").into_iter().map(|group| group.key).collect();
+    assert_eq!(keys, ["fixed", "other", "third"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a87_a_repeated_creation_makes_one_instance_also_after_a_failover() {
+    let world = World::new().await;
+    let server = world.start().await;
+    let fence = Fence { request_id: Some("r1".to_owned()), epoch: Some(3), ..Fence::default() };
+    let config = wire::InstanceConfig { group: "fixed".to_owned(), ..wire::InstanceConfig::default() };
+    let request = wire::CreateInstanceRequest { instance_id: String::new(), config: Some(config) };
+    let first = server.term.create_instance("default", request.clone(), &fence).await.unwrap();
+    assert_eq!(server.term.create_instance("default", request.clone(), &fence).await.unwrap(), first);
+    let successor = world.start().await;
+    assert_eq!(successor.term.create_instance("default", request.clone(), &fence).await.unwrap(), first);
+    successor.term.upsert_group("default", upsert("web", 0), &fence).await.unwrap();
+    let last = world.start().await;
+    let stale = Fence { epoch: Some(2), ..Fence::default() };
+    let (term, id) = (&last.term, &first.instance_id);
+    let refused = [
+        term.create_instance("default", request, &stale).await.err(),
+        term.delete_instance("default", id, &stale).await.err(),
+        term.acknowledge_drained("default", id, &stale).err(),
+        term.upsert_group("default", upsert("never", 1), &stale).await.err(),
+    ];
+    for error in refused {
+        assert_eq!(code(&error.expect("refused")), Some(Code::FailedPrecondition));
+    }
+    assert_eq!(term.delete_instance("default", id, &fence).await.unwrap().status, "deleting");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a82_every_deletion_is_sent_with_its_reason_also_after_a_failover() {
     let world = World::new().await;
     let server = world.start().await;
@@ -121,16 +177,16 @@ async fn a82_every_deletion_is_sent_with_its_reason_also_after_a_failover() {
     assert_eq!((&*notice.status, &*notice.reason), ("pending_deletion", "scale-down"));
     let (since, end) = (notice.unhealthy_at.unwrap().seconds, notice.delete_at.unwrap().seconds);
     assert_eq!(end - since, 300);
-    server.term.acknowledge_drained("default", &notice.instance_id).unwrap();
+    server.term.acknowledge_drained("default", &notice.instance_id, &Fence::default()).unwrap();
     server.settle(&world).await.unwrap();
     let deleted = events.next().await.unwrap().unwrap();
     assert_eq!((&*deleted.status, &*deleted.reason), ("deleted", "scale-down"));
     assert_eq!(deleted.instance_id, notice.instance_id);
     let other = server.term.list_groups("default").into_iter().find(|group| group.key == "web").unwrap();
     let other = other.instances[0].instance_id.clone();
-    assert_eq!(server.term.delete_instance("default", &other).await.unwrap().status, "deleting");
+    assert_eq!(server.term.delete_instance("default", &other, &Fence::default()).await.unwrap().status, "deleting");
     server.settle(&world).await.unwrap();
-    assert_eq!(server.term.delete_instance("default", &other).await.unwrap().status, "deleted");
+    assert_eq!(server.term.delete_instance("default", &other, &Fence::default()).await.unwrap().status, "deleted");
     let successor = world.start().await;
     let mut events = successor.term.watch_instances("default");
     let mut reasons = Vec::new();
@@ -215,7 +271,7 @@ async fn a_settled_shard_writes_nothing_and_an_instance_costs_four_writes() {
     server.term.upsert_group("default", upsert("web", 0), &fence).await.unwrap();
     server.settle(&world).await.unwrap();
     let drained = world.records().into_values().find(|record| record.group == "web").unwrap();
-    server.term.acknowledge_drained("default", drained.id.as_str()).unwrap();
+    server.term.acknowledge_drained("default", drained.id.as_str(), &Fence::default()).unwrap();
     server.settle(&world).await.unwrap();
     // Two requests, four writes of the record, two calls of the provider.
     assert_eq!(server.faults.effects() - before, 2 + 4 + 2);

@@ -1,0 +1,225 @@
+//! What one client may hold of a port: connections, calls, the bytes of requests that are not answered, and time.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes};
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::{Status, body::Body};
+use tower::{Service, ServiceExt};
+
+/// The limits of a port.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How often the server pings, so that a client that vanished is noticed, and how long it waits for the answer.
+    pub ping: (Duration, Duration),
+    /// Of one client, known by its certificate or, without one, its address.
+    pub connections: usize,
+    /// Calls at once on one connection.
+    pub calls: u32,
+    /// Until a call is answered, or its stream of answers begins; `None` where a call is a stream of requests.
+    pub unary: Option<Unary>,
+}
+
+/// For calls that are one request.
+#[derive(Clone, Copy, Debug)]
+pub struct Unary {
+    /// A slow client holds its call no longer.
+    pub deadline: Duration,
+    /// Of all requests of one client that are not answered.
+    pub bytes: usize,
+}
+
+type StdError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Counts connections and bytes by client.
+pub struct Clients {
+    limits: Limits,
+    known: Mutex<HashMap<String, Known>>,
+}
+
+struct Known {
+    connections: usize,
+    bytes: Arc<Semaphore>,
+}
+
+impl Clients {
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, known: Mutex::default() }
+    }
+
+    /// `None` if the client has all its connections.
+    pub fn admit(self: &Arc<Self>, client: String) -> Option<Place> {
+        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.limits.unary.map_or(0, |unary| unary.bytes);
+        let fresh = || Known { connections: 0, bytes: Arc::new(Semaphore::new(bytes)) };
+        let known = all.entry(client.clone()).or_insert_with(fresh);
+        if known.connections >= self.limits.connections {
+            return None;
+        }
+        known.connections += 1;
+        Some(Place { bytes: Arc::clone(&known.bytes), clients: Arc::clone(self), client })
+    }
+}
+
+/// One connection of a client.
+pub struct Place {
+    clients: Arc<Clients>,
+    client: String,
+    bytes: Arc<Semaphore>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.clients.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.get_mut(&self.client) {
+            known.connections -= 1;
+            if known.connections == 0 {
+                all.remove(&self.client);
+            }
+        }
+    }
+}
+
+impl Place {
+    /// Calls the service within the limits.
+    pub fn call<S, B>(
+        &self,
+        service: S,
+        request: http::Request<B>,
+    ) -> impl Future<Output = Result<http::Response<Body>, Infallible>> + use<S, B>
+    where
+        S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+        B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<StdError>,
+    {
+        let (unary, bytes) = (self.clients.limits.unary, Arc::clone(&self.bytes));
+        async move {
+            let Some(unary) = unary else { return service.oneshot(request.map(Body::new)).await };
+            let held = Held::default();
+            let metered = request.map(|inner| Body::new(Metered { inner, bytes, held: held.clone() }));
+            let answer = tokio::time::timeout(unary.deadline, service.oneshot(metered)).await;
+            let late = || Status::deadline_exceeded("the call took too long; send the whole request at once");
+            drop(held);
+            answer.unwrap_or_else(|_| Ok(late().into_http()))
+        }
+    }
+}
+
+/// Bytes that a call holds until it is answered.
+type Held = Arc<Mutex<Option<OwnedSemaphorePermit>>>;
+
+/// A request's body that draws from its client's bytes.
+struct Metered<B> {
+    inner: B,
+    bytes: Arc<Semaphore>,
+    held: Held,
+}
+
+impl<B> HttpBody for Metered<B>
+where
+    B: HttpBody<Data = Bytes> + Unpin,
+    B::Error: Into<StdError>,
+{
+    type Data = Bytes;
+    type Error = StdError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
+        let Some(frame) = ready!(Pin::new(&mut self.inner).poll_frame(context)) else { return Poll::Ready(None) };
+        let frame = frame.map_err(Into::into)?;
+        let size = frame.data_ref().map_or(0, Buf::remaining);
+        let drawn = u32::try_from(size).ok().and_then(|size| Arc::clone(&self.bytes).try_acquire_many_owned(size).ok());
+        let Some(drawn) = drawn else {
+            // tonic finds the status behind the error and answers with its code.
+            let text = "the client's unanswered requests are too large together; wait for answers";
+            return Poll::Ready(Some(Err(Status::resource_exhausted(text).into())));
+        };
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *held {
+            Some(held) => held.merge(drawn),
+            none => *none = Some(drawn),
+        }
+        drop(held);
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::{BodyExt, Full};
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        ping: (Duration::from_secs(60), Duration::from_secs(20)),
+        connections: 2,
+        calls: 8,
+        unary: Some(Unary { deadline: Duration::from_secs(30), bytes: 10 }),
+    };
+
+    fn request(size: usize) -> http::Request<Full<Bytes>> {
+        http::Request::new(Full::new(vec![0; size].into()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_hold_their_bytes_until_they_are_answered_and_never_longer_than_the_deadline() {
+        let clients = Arc::new(Clients::new(LIMITS));
+        let (one, other) = (clients.admit("a".into()).unwrap(), clients.admit("b".into()).unwrap());
+        let go = Arc::new(Notify::new());
+        let reads = |go: Option<Arc<Notify>>| {
+            tower::service_fn(move |request: http::Request<Body>| {
+                let go = go.clone();
+                async move {
+                    let answer = match request.into_body().collect().await {
+                        Ok(_) => http::Response::new(Body::empty()),
+                        Err(status) => status.into_http(),
+                    };
+                    if let Some(go) = go {
+                        go.notified().await;
+                    }
+                    Ok::<_, Infallible>(answer)
+                }
+            })
+        };
+        let code = |answer: Result<http::Response<Body>, Infallible>| {
+            let Ok(answer) = answer;
+            answer.headers().get("grpc-status").map(|code| code.to_str().unwrap().to_owned())
+        };
+        let slow = tokio::spawn(one.call(reads(Some(Arc::clone(&go))), request(6)));
+        tokio::task::yield_now().await;
+        assert_eq!(code(one.call(reads(None), request(6)).await).as_deref(), Some("8"), "resource exhausted");
+        assert_eq!(code(other.call(reads(None), request(6)).await), None, "another client is not disturbed");
+        assert_eq!(code(one.call(reads(None), request(4)).await), None, "what is left");
+        go.notify_one();
+        assert_eq!(code(slow.await.unwrap()), None);
+        assert_eq!(code(one.call(reads(None), request(10)).await), None, "all of it again");
+        let hangs = one.call(reads(Some(go)), request(1)).await;
+        assert_eq!(code(hangs).as_deref(), Some("4"), "deadline exceeded");
+        assert!(clients.admit("a".into()).is_some());
+    }
+
+    #[test]
+    fn a_client_has_so_many_connections_and_is_forgotten_with_the_last() {
+        let clients = Arc::new(Clients::new(LIMITS));
+        let places = [clients.admit("a".into()), clients.admit("a".into())];
+        assert!(places.iter().all(Option::is_some) && clients.admit("a".into()).is_none());
+        drop(places);
+        assert!(clients.known.lock().unwrap().is_empty());
+    }
+}

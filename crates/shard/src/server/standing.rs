@@ -1,0 +1,63 @@
+//! What a server is at the moment, for those that ask from outside.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use arc_swap::ArcSwapOption;
+
+use crate::store::Lead;
+
+/// Clones speak of the same server.
+#[derive(Clone, Default)]
+pub struct Standing(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    loaded: AtomicBool,
+    election: OnceLock<SocketAddr>,
+    shard: ArcSwapOption<Lead>,
+    cluster: ArcSwapOption<Lead>,
+}
+
+impl Standing {
+    /// Whether a configuration was read: without one the server can never lead.
+    pub fn is_loaded(&self) -> bool {
+        self.0.loaded.load(Ordering::Relaxed)
+    }
+
+    pub fn leads_shard(&self) -> bool {
+        self.0.shard.load().as_deref().is_some_and(Lead::is_valid)
+    }
+
+    /// Only a shard's leader leads the cluster.
+    pub fn leads_cluster(&self) -> bool {
+        self.leads_shard() && self.0.cluster.load().as_deref().is_some_and(Lead::is_valid)
+    }
+
+    /// Where the election port is, once it is open.
+    pub fn election(&self) -> Option<SocketAddr> {
+        self.0.election.get().copied()
+    }
+
+    pub(super) fn set_loaded(&self) {
+        self.0.loaded.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_election(&self, address: SocketAddr) {
+        // One server opens it once.
+        let _ = self.0.election.set(address);
+    }
+
+    pub(super) fn set_shard(&self, lead: Option<&Lead>) {
+        self.0.shard.store(lead.cloned().map(Arc::new));
+    }
+
+    pub(super) fn set_cluster(&self, lead: Option<Lead>) {
+        self.0.cluster.store(lead.map(Arc::new));
+    }
+}
