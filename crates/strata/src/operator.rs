@@ -103,13 +103,17 @@ pub fn run(flags: &Flags) -> Result<(), Failure> {
 }
 
 fn start_logs(values: &Values) -> Result<(), Failure> {
+    start_logs_as(values.log_format, values.log_level.as_deref().unwrap_or("info"))
+}
+
+pub(crate) fn start_logs_as(format: Option<LogFormat>, level: &str) -> Result<(), Failure> {
     let on_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let default = if on_terminal { LogFormat::Pretty } else { LogFormat::Json };
-    let format = match values.log_format.unwrap_or(default) {
+    let format = match format.unwrap_or(default) {
         LogFormat::Json => process::LogFormat::Json,
         LogFormat::Pretty => process::LogFormat::Pretty,
     };
-    process::init_logs(format, values.log_level.as_deref().unwrap_or("info")).map_err(Failure::new)
+    process::init_logs(format, level).map_err(Failure::new)
 }
 
 async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
@@ -135,7 +139,7 @@ async fn operate(flags: &Flags, values: Values) -> Result<(), Failure> {
 }
 
 /// The first signal asks for an orderly end, the second does not wait for it.
-async fn stop_on_signal(stop: CancellationToken) {
+pub(crate) async fn stop_on_signal(stop: CancellationToken) {
     let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
         tracing::error!("cannot listen for signals");
         return;
