@@ -69,6 +69,20 @@ fn readiness(health: &Health) -> (StatusCode, String) {
     (if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
 }
 
+/// Answers `ok` on these paths while `check` holds, and 503 with the reason while it does not.
+pub fn probe_routes(paths: &[&str], check: impl Fn() -> Result<(), String> + Clone + Send + Sync + 'static) -> Router {
+    paths.iter().fold(Router::new(), |routes, path| {
+        let check = check.clone();
+        let answer = move || async move {
+            match check() {
+                Ok(()) => (StatusCode::OK, "ok".to_owned()),
+                Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+            }
+        };
+        routes.route(path, get(answer))
+    })
+}
+
 pub fn metrics_routes(metrics: Arc<Registry>) -> Router {
     let answer = move || async move {
         match metrics.encode() {
@@ -171,6 +185,24 @@ mod tests {
         let padding = "x".repeat(REQUEST_LIMIT);
         let answer = said(sent(address, &format!("{request}padding: {padding}\r\n\r\n")).await).await;
         assert!(answer.starts_with("HTTP/1.1 431") || answer.is_empty(), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_probe_gives_its_reason_until_its_check_holds() {
+        let (listener, address) = bind((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
+        let holds = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let checked = holds.clone();
+        let check = move || {
+            if checked.load(std::sync::atomic::Ordering::Relaxed) { Ok(()) } else { Err("not yet".to_owned()) }
+        };
+        let serving = tokio::spawn(serve(listener, probe_routes(&["/", "/health"], check)));
+        let _serving = AbortOnDropHandle::new(serving);
+        let ask = async || said(sent(address, "GET /health HTTP/1.0\r\n\r\n").await).await;
+        let answer = ask().await;
+        assert!(answer.starts_with("HTTP/1.0 503") && answer.ends_with("not yet\n"), "{answer}");
+        holds.store(true, std::sync::atomic::Ordering::Relaxed);
+        let answer = ask().await;
+        assert!(answer.starts_with("HTTP/1.0 200") && answer.ends_with("\r\n\r\nok"), "{answer}");
     }
 
     #[tokio::test(start_paused = true)]

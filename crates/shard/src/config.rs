@@ -1,7 +1,10 @@
 //! Reading a shard's configuration: JSON with comments.
 
 use jsonc_parser::{ParseOptions, parse_to_serde_value};
-use plan::shard::config::{Config, Findings, Problem, read};
+use plan::shard::{
+    config::{Config, Findings, Problem, read},
+    group::Dynamic,
+};
 
 /// Deeper nesting is no configuration; the parser recurses.
 const DEEPEST: usize = 64;
@@ -19,6 +22,11 @@ pub fn parse(text: &str) -> (Option<Config>, Findings) {
         Ok(value) => read(value),
         Err(error) => wrong(format!("{error}; correct the syntax")),
     }
+}
+
+/// Reads the file of dynamic groups.
+pub fn parse_groups(text: &str) -> Result<Dynamic, String> {
+    parse_to_serde_value(text, &ParseOptions::default()).map_err(|error| error.to_string())
 }
 
 /// An upper bound: brackets in strings and comments count too.

@@ -1,5 +1,5 @@
-//! The one binary: `strata operator`, `strata agent`, `strata release`, `strata workspace`, `strata crd`, `strata rbac`,
-//! `strata dev`.
+//! The one binary: `strata operator`, `strata agent`, `strata shard`, `strata release`, `strata workspace`, `strata crd`,
+//! `strata rbac`, `strata dev`.
 //!
 //! A library only so that [`layers`], the list of all layers, also serves the tests and `cargo xtask codegen`.
 
@@ -14,6 +14,7 @@ mod objects;
 mod operator;
 mod output;
 mod release;
+mod shard;
 mod verb;
 mod wait;
 mod workspace;
@@ -45,6 +46,8 @@ enum Command {
     /// Create workspaces, look at them, stop and start them
     #[command(visible_alias = "ws")]
     Workspace(Box<workspace::Flags>),
+    /// Run the server of a zone's machines, and look at zones and steer them
+    Shard(Box<shard::Flags>),
     /// Print the CustomResourceDefinitions, ready for `kubectl apply -f -`
     Crd,
     /// Print the rights the operator needs: ServiceAccount, roles and bindings
@@ -76,6 +79,7 @@ pub fn main() -> ExitCode {
         Command::Agent(flags) => agent::run(*flags),
         Command::Release(flags) => return exit_code(answer(release::run(*flags)), 1),
         Command::Workspace(flags) => return exit_code(answer(workspace::run(*flags)), 1),
+        Command::Shard(flags) => return exit_code(shard::run(*flags), 1),
         Command::Crd => manifest::print_crds(),
         Command::Rbac(flags) => manifest::print_rbac(&flags),
         #[cfg(feature = "dev")]

@@ -67,7 +67,7 @@ async fn a43_an_agent_follows_the_leader_to_another_address() {
     let zone = Zone::new().await;
     let ports = async |ip: std::net::IpAddr| {
         let (registration, operator, agent) = (free(ip).await, free(ip).await, free(ip).await);
-        Ports { registration, operator, agent }
+        Ports { election: (ip, 0).into(), registration, operator, agent }
     };
     let (first, second) = (ports(Ipv4Addr::LOCALHOST.into()).await, ports(Ipv6Addr::LOCALHOST.into()).await);
     let mut server = zone.start_at("s1", first);

@@ -2,7 +2,7 @@
 //! that an operator would.
 
 mod diff;
-mod place;
+pub mod place;
 mod refusal;
 mod release;
 mod workspace;

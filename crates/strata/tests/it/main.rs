@@ -14,6 +14,7 @@ mod kill;
 mod missing_definition;
 mod process;
 mod releases;
+mod shard;
 mod workspace_kill;
 mod workspace_rights;
 

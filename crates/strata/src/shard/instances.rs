@@ -1,0 +1,107 @@
+//! `strata shard instances`.
+
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use plan::shard::instance::Record;
+use serde::Serialize;
+use shard::store::{Store, layout::ShardLayout};
+
+use super::storage::{StorageFlags, config, shards};
+use crate::{
+    Failure,
+    output::{Format, Table, print, print_data},
+};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    #[default]
+    Table,
+    Json,
+}
+
+#[derive(Debug, Args)]
+pub struct Flags {
+    /// Only the instances of this shard
+    shard: Option<String>,
+    /// json prints [{"instanceID", "providerID", "group", "shard", "status", "onDemand", "pid"}]
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// The form that scripts rely on.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Instance {
+    #[serde(rename = "instanceID")]
+    instance_id: String,
+    /// As the instance's Node has it.
+    #[serde(rename = "providerID")]
+    provider_id: String,
+    group: String,
+    shard: String,
+    status: &'static str,
+    on_demand: bool,
+    /// Of its agent, where it runs on this machine.
+    pid: Option<u32>,
+}
+
+pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failure> {
+    let store = storage.open()?;
+    let shards = match flags.shard {
+        Some(shard) => {
+            // One that is not there is an error, not an empty list.
+            config(&*store, &shard).await?;
+            vec![shard]
+        }
+        None => shards(&*store).await?,
+    };
+    let mut instances = Vec::new();
+    for shard in shards {
+        let records = records(&*store, &shard).await?;
+        instances.extend(records.iter().map(|record| instance(&shard, record)));
+    }
+    if flags.output == Output::Json {
+        print_data(&instances, Format::Json)?;
+    } else {
+        let mut table = Table::new(["INSTANCE", "SHARD", "GROUP", "STATUS", "PID"]);
+        for one in instances {
+            let pid = one.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+            table.add([one.instance_id, one.shard, one.group, one.status.to_owned(), pid]);
+        }
+        print(&table.render(true))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A shard's records without those of deleted instances, sorted.
+pub async fn records(store: &dyn Store, shard: &str) -> Result<Vec<Record>, Failure> {
+    let mut records = Vec::new();
+    for key in store.list(&ShardLayout::new(shard).instances()).await? {
+        // One that vanished since the list was purged.
+        let Some(object) = store.get(&key).await? else { continue };
+        let record: Record = serde_json::from_slice(&object.body)
+            .map_err(|error| Failure::new(format!("{key} in the storage is damaged: {error}")))?;
+        records.push(record);
+    }
+    records.retain(|record| record.deleted_at.is_none());
+    records.sort_by(|a, b| a.id.cmp(&b.id));
+    Ok(records)
+}
+
+fn instance(shard: &str, record: &Record) -> Instance {
+    let status = match (&record.leaving, &record.machine) {
+        (Some(_), _) => "deleting",
+        (None, Some(_)) => "running",
+        (None, None) => "pending",
+    };
+    Instance {
+        instance_id: record.id.to_string(),
+        provider_id: format!("process:///{shard}/{}", record.id),
+        group: record.group.clone(),
+        shard: shard.to_owned(),
+        status,
+        on_demand: record.on_demand,
+        pid: None,
+    }
+}

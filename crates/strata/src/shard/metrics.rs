@@ -1,0 +1,52 @@
+//! What `/metrics` of a shard's server says beside what every program says.
+
+use std::fmt;
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{MetricType, gauge::ConstGauge},
+};
+use shard::server::Standing;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Labels {
+    shard: String,
+}
+
+/// Computed when it is asked for.
+pub struct ShardMetrics {
+    labels: Labels,
+    standing: Standing,
+}
+
+impl fmt::Debug for ShardMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShardMetrics").field("labels", &self.labels).finish_non_exhaustive()
+    }
+}
+
+impl ShardMetrics {
+    pub fn new(shard: &str, standing: Standing) -> Self {
+        Self { labels: Labels { shard: shard.to_owned() }, standing }
+    }
+}
+
+/// Name, help, and what it says of a server.
+type Metric = (&'static str, &'static str, fn(&Standing) -> bool);
+
+const METRICS: [Metric; 3] = [
+    ("strata_shard_leader", "1 while this server leads its shard", Standing::leads_shard),
+    ("strata_shard_cluster_leader", "1 while this server leads the cluster of shards", Standing::leads_cluster),
+    ("strata_shard_config_loaded", "1 once a configuration was loaded", Standing::is_loaded),
+];
+
+impl Collector for ShardMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        for (name, help, read) in METRICS {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(i64::from(read(&self.standing))).encode(metric.encode_family(&self.labels)?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! Where a cluster of shards keeps what it must not lose, as a user names it.
+
+use std::{path::PathBuf, sync::Arc};
+
+use clap::Args;
+use plan::shard::config::{Config, Findings};
+use shard::{
+    config::parse,
+    identity::{ClusterKeys, SealingKey},
+    store::{FileStore, S3Options, S3Store, Store, StoreError, layout::ShardLayout},
+};
+
+use crate::{Failure, explained};
+
+#[derive(Debug, Args)]
+pub struct StorageFlags {
+    /// A folder, or s3://BUCKET/PREFIX
+    #[arg(long, env = "STRATA_SHARD_STORAGE", value_name = "PLACE", global = true)]
+    storage: Option<String>,
+    /// Where the S3-compatible service is
+    #[arg(long, env = "AWS_ENDPOINT_URL", value_name = "URL", global = true)]
+    s3_endpoint: Option<String>,
+    #[arg(long, env = "AWS_REGION", default_value = "us-east-1", value_name = "REGION", global = true)]
+    s3_region: String,
+    // From the environment: arguments are seen by every user of the machine.
+    #[arg(long, env = "AWS_ACCESS_KEY_ID", hide = true, hide_env_values = true, global = true)]
+    s3_access_key: Option<String>,
+    #[arg(long, env = "AWS_SECRET_ACCESS_KEY", hide = true, hide_env_values = true, global = true)]
+    s3_secret_key: Option<String>,
+    /// File with the key that seals the cluster's keys: 32 bytes, or 64 hexadecimal digits
+    #[arg(long, env = "STRATA_SHARD_ENCRYPTION_KEY_FILE", value_name = "FILE", global = true)]
+    encryption_key_file: Option<PathBuf>,
+}
+
+impl StorageFlags {
+    pub fn open(&self) -> Result<Arc<dyn Store>, Failure> {
+        let place = self.storage.as_deref().filter(|place| !place.is_empty()).ok_or_else(|| {
+            Failure::new("no storage is named")
+                .hint("name a folder or a bucket: --storage DIR or --storage s3://BUCKET/PREFIX")
+        })?;
+        let cannot = |why: String| Failure::new(format!("cannot use the storage {place}: {why}"));
+        if let Some(bucket) = place.strip_prefix("s3://") {
+            return Ok(Arc::new(self.bucket(bucket)?));
+        }
+        if place.contains("://") {
+            return Err(cannot("its kind is not supported".to_owned()).hint("use a folder or s3://BUCKET/PREFIX"));
+        }
+        Ok(Arc::new(FileStore::open(place).map_err(|error| cannot(error.to_string()))?))
+    }
+
+    fn bucket(&self, place: &str) -> Result<S3Store, Failure> {
+        let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+        let prefix = prefix.trim_matches('/');
+        let need = |value: &Option<String>, name: &str| {
+            let value = value.clone().filter(|value| !value.is_empty());
+            value.ok_or_else(|| Failure::new(format!("S3 needs {name}")).hint("set it in the environment"))
+        };
+        let options = S3Options {
+            endpoint: need(&self.s3_endpoint, "AWS_ENDPOINT_URL")?,
+            region: self.s3_region.clone(),
+            bucket: bucket.to_owned(),
+            prefix: if prefix.is_empty() { String::new() } else { format!("{prefix}/") },
+            access_key: need(&self.s3_access_key, "AWS_ACCESS_KEY_ID")?,
+            secret_key: need(&self.s3_secret_key, "AWS_SECRET_ACCESS_KEY")?,
+        };
+        Ok(S3Store::open(&options)?)
+    }
+
+    pub fn sealing(&self) -> Result<Option<SealingKey>, Failure> {
+        let Some(file) = &self.encryption_key_file else { return Ok(None) };
+        let cannot = |why: String| Failure::new(format!("cannot use the key file {}: {why}", file.display()));
+        let content = std::fs::read(file).map_err(|error| cannot(error.to_string()))?;
+        SealingKey::read(&content).map(Some).map_err(|error| cannot(error.to_string()))
+    }
+
+    pub async fn keys(&self, store: &dyn Store, cluster: &str) -> Result<ClusterKeys, Failure> {
+        let sealing = self.sealing()?;
+        ClusterKeys::load(store, cluster, sealing.as_ref()).await.map_err(|error| Failure::new(explained(&error)))
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::new(format!("storage: {}", explained(&error)))
+    }
+}
+
+/// The shards that have a configuration.
+pub async fn shards(store: &dyn Store) -> Result<Vec<String>, Failure> {
+    let keys = store.list("shard/").await?;
+    let name = |key: &String| Some(key.strip_prefix("shard/")?.strip_suffix("/config.jsonc")?.to_owned());
+    Ok(keys.iter().filter_map(name).filter(|name| !name.contains('/')).collect())
+}
+
+/// The text of a shard's configuration and what is wrong with it.
+pub async fn findings(store: &dyn Store, shard: &str) -> Result<(Option<Config>, Findings), Failure> {
+    plan::shard::id::check("shard", shard).map_err(|refusal| Failure::new(refusal.message))?;
+    let object = store.get(&ShardLayout::new(shard).config()).await?.ok_or_else(|| {
+        Failure::new(format!("the storage has no shard {shard:?}"))
+            .hint(format!("`strata shard init {shard}` makes one, `strata shard status` lists those there are"))
+    })?;
+    let text = String::from_utf8(object.body)
+        .map_err(|_| Failure::new(format!("the configuration of shard {shard:?} is not text")))?;
+    Ok(parse(&text))
+}
+
+/// A shard's configuration, if it can be used.
+pub async fn config(store: &dyn Store, shard: &str) -> Result<Config, Failure> {
+    match findings(store, shard).await? {
+        (Some(config), findings) if findings.problems.is_empty() => Ok(config),
+        (_, findings) => {
+            let first = findings.problems.first();
+            let why = first.map(|first| format!("{}: {}", first.field, first.message)).unwrap_or_default();
+            Err(Failure::new(format!("the configuration of shard {shard:?} cannot be used: {why}"))
+                .hint("`strata shard validate` names every problem"))
+        }
+    }
+}
+
+/// The cluster that the storage is of: every shard's configuration names it.
+pub async fn cluster(store: &dyn Store) -> Result<String, Failure> {
+    for shard in shards(store).await? {
+        if let (Some(config), _) = findings(store, &shard).await? {
+            return Ok(config.cluster.id);
+        }
+    }
+    Err(Failure::new("the storage has no shard with a readable configuration").hint("`strata shard init` makes one"))
+}

@@ -1,0 +1,64 @@
+//! `strata shard validate`.
+
+use std::{io::Read, path::PathBuf, process::ExitCode};
+
+use clap::Args;
+use plan::shard::config::Findings;
+use shard::config::parse;
+
+use super::storage::{StorageFlags, findings, shards};
+use crate::{Failure, output::print};
+
+#[derive(Debug, Args)]
+pub struct Flags {
+    /// The file, or - for standard input [default: the configurations of all shards in the storage]
+    file: Option<PathBuf>,
+}
+
+/// Longer is no configuration: no store would take it.
+const LONGEST: u64 = shard::store::OBJECT_LIMIT as u64;
+
+pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failure> {
+    let mut checked = Vec::new();
+    if let Some(file) = flags.file {
+        let text = read(&file)?;
+        checked.push((file.display().to_string(), parse(&text).1));
+    } else {
+        let store = storage.open()?;
+        for shard in shards(&*store).await? {
+            let found = findings(&*store, &shard).await?.1;
+            checked.push((format!("shard {shard}"), found));
+        }
+    }
+    let mut is_fine = true;
+    for (what, findings) in &checked {
+        is_fine &= findings.problems.is_empty();
+        tell(what, findings)?;
+    }
+    Ok(if is_fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn read(file: &PathBuf) -> Result<String, Failure> {
+    let cannot = |error: std::io::Error| Failure::new(format!("cannot read {}: {error}", file.display()));
+    let mut text = String::new();
+    if file.as_os_str() == "-" {
+        std::io::stdin().take(LONGEST).read_to_string(&mut text).map_err(cannot)?;
+    } else {
+        let opened = std::fs::File::open(file).map_err(cannot)?;
+        opened.take(LONGEST).read_to_string(&mut text).map_err(cannot)?;
+    }
+    Ok(text)
+}
+
+/// One line for each finding.
+pub fn tell(what: &str, findings: &Findings) -> Result<(), Failure> {
+    let line = |kind: &'static str| {
+        move |found: &plan::shard::config::Problem| format!("{what}: {kind}: {}: {}\n", found.field, found.message)
+    };
+    let mut text: String = findings.problems.iter().map(line("error")).collect();
+    text.extend(findings.warnings.iter().map(line("warning")));
+    if findings.problems.is_empty() {
+        text.push_str(&format!("{what}: valid\n"));
+    }
+    print(&text)
+}

@@ -1,0 +1,258 @@
+//! `strata shard` as users run it: the server as a process, and the commands around it.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testbed::process::{Child, Program};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::Instant,
+};
+
+use crate::cli::place::{Said, run, strata};
+
+/// A busy machine is slow; nothing here takes a tenth of it otherwise.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A storage of its own, and the commands run on it.
+struct Zone {
+    directory: TempDir,
+}
+
+struct Server {
+    child: Child,
+}
+
+fn config() -> Value {
+    json!({
+        "cluster": { "id": "test" },
+        "shard": {
+            "id": "a",
+            "provider": { "kind": "process", "in_process": true },
+            "subnet_pools": { "one": ["s1"] },
+            "election": { "frequent": "300ms", "leader_timeout": "3s" },
+        },
+        "templates": { "web": { "kind": "web", "arch": "amd64", "subnet_pool": "one" } },
+    })
+}
+
+impl Zone {
+    fn new() -> Result<Self> {
+        Ok(Self { directory: tempfile::tempdir()? })
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    async fn shard(&self, args: &[&str]) -> Result<Said> {
+        let mut command = strata(&["shard"]);
+        command.args(args).env("STRATA_SHARD_STORAGE", self.file("storage"));
+        run(command).await
+    }
+
+    async fn init(&self) -> Result<Said> {
+        let file = self.file("first.jsonc");
+        std::fs::write(&file, config().to_string())?;
+        self.shard(&["init", "a", "--cluster=test", "--config", file.to_str().context("a path")?]).await
+    }
+
+    async fn json(&self, args: &[&str]) -> Result<Value> {
+        Ok(serde_json::from_str(&self.shard(args).await?.data()?)?)
+    }
+
+    /// The server with any free ports.
+    fn start(&self) -> Result<Server> {
+        let any = |name: &str| format!("--{name}-bind-address=127.0.0.1:0");
+        let ports = ["health", "metrics", "election", "registration", "operator", "agent"].map(any);
+        let program = Program::new("strata shard", env!("CARGO_BIN_EXE_strata"), self.file("server.log"))
+            .args(["shard", "run", "a", "--advertise-host=127.0.0.1", "--log-format=json"])
+            .args(ports)
+            .env("STRATA_SHARD_STORAGE", self.file("storage"));
+        Ok(Server { child: Child::start(program)? })
+    }
+}
+
+impl Server {
+    /// An address that the server logged.
+    async fn address(&self, field: &str) -> Result<SocketAddr> {
+        eventually(field, async || {
+            let log = std::fs::read_to_string(&self.child.program().log).ok()?;
+            let mut lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            lines.find_map(|line| line[field].as_str()?.parse().ok())
+        })
+        .await
+        .with_context(|| self.child.log_tail())
+    }
+
+    /// Status line and body of an admin port's answer.
+    async fn get(&self, port: &str, path: &str) -> Result<(String, String)> {
+        let mut stream = TcpStream::connect(self.address(port).await?).await?;
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("an answer")?;
+        Ok((head.lines().next().unwrap_or_default().to_owned(), body.to_owned()))
+    }
+
+    /// Waits until a metric of the shard has this value.
+    async fn metric(&self, name: &str, value: u32) -> Result<()> {
+        let line = format!("{name}{{shard=\"a\"}} {value}");
+        let ask = async || {
+            let (_, body) = self.get("metrics", "/metrics").await.ok()?;
+            body.lines().any(|one| one == line).then_some(())
+        };
+        eventually(&line, ask).await.with_context(|| self.child.log_tail())
+    }
+}
+
+async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> Result<T> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask().await {
+            return Ok(answer);
+        }
+        ensure!(Instant::now() < until, "{what} did not happen");
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+#[tokio::test]
+async fn a84_health_is_503_until_the_configuration_is_loaded_and_a_stop_releases_the_lead() -> Result<()> {
+    let zone = Zone::new()?;
+    let server = zone.start()?;
+    for path in ["/", "/health", "/readyz"] {
+        let (status, body) = server.get("health", path).await?;
+        ensure!(status.contains("503") && body.contains("configuration"), "{path}: {status} {body}");
+    }
+    ensure!(server.get("health", "/livez").await?.0.contains("200"), "a server that waits is alive");
+    server.metric("strata_shard_config_loaded", 0).await?;
+    zone.init().await?.data()?;
+    let healthy = async || {
+        let (status, body) = server.get("health", "/health").await.ok()?;
+        (status.contains("200") && body == "ok").then_some(())
+    };
+    eventually("/health", healthy).await.with_context(|| server.child.log_tail())?;
+    server.metric("strata_shard_leader", 1).await?;
+    server.metric("strata_shard_cluster_leader", 1).await?;
+    let status = zone.json(&["status", "-o", "json"]).await?;
+    ensure!(status[0]["shard"] == "a" && status[0]["leader"].is_string(), "{status}");
+    server.child.signal(Signal::TERM)?;
+    ensure!(tokio::time::timeout(PATIENCE, server.child.exited()).await? == 0, "{}", server.child.log_tail());
+    let status = zone.json(&["status", "a", "-o", "json"]).await?;
+    ensure!(status[0]["leader"].is_null() && status[0]["epoch"] == 1, "{status}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn commands_steer_a_server_and_the_storage_answers_without_it() -> Result<()> {
+    let zone = Zone::new()?;
+    zone.init().await?.data()?;
+    let server = zone.start()?;
+    let endpoint = server.address("operator").await?.to_string();
+    let at = format!("--endpoint={endpoint}");
+    let conformance = zone.shard(&["conformance", &endpoint]).await?;
+    ensure!(conformance.code == 0 && !conformance.out.contains("FAILED"), "{conformance:?}");
+    zone.shard(&["scale", "a", "web", "2", &at]).await?.data()?;
+    let running = async || {
+        let instances = zone.json(&["instances", "a", "-o", "json"]).await.ok()?;
+        let all = instances.as_array()?;
+        (all.len() == 2 && all.iter().all(|one| one["status"] == "running")).then_some(instances)
+    };
+    let instances = eventually("two instances", running).await.with_context(|| server.child.log_tail())?;
+    let id = instances[0]["instanceID"].as_str().context("an id")?;
+    let expected = json!({
+        "instanceID": id, "providerID": format!("process:///a/{id}"), "group": "web", "shard": "a",
+        "status": "running", "onDemand": false, "pid": null,
+    });
+    ensure!(instances[0] == expected, "{instances}");
+    let negative = zone.shard(&["scale", "a", "web", "-1", &at]).await?.refusal(1)?;
+    ensure!(negative.contains("config.size"), "{negative}");
+    // A configuration that cannot be used is refused by name, and the server goes on with its last good one.
+    let file = zone.file("storage/shard/a/config.jsonc");
+    std::fs::write(&file, config().to_string().replace("amd64", "vax"))?;
+    let refused = zone.shard(&["refresh", "a", &at]).await?.refusal(1)?;
+    ensure!(refused.contains("templates.web.arch"), "{refused}");
+    let (status, _) = server.get("health", "/health").await?;
+    ensure!(status.contains("200"), "{status}");
+    std::fs::write(&file, config().to_string())?;
+    let same = zone.shard(&["refresh", "a", &at]).await?;
+    ensure!(same.code == 0 && same.err.contains("already"), "{same:?}");
+    server.child.kill().await?;
+    ensure!(zone.json(&["instances", "-o", "json"]).await? == instances, "storage answers without a server");
+    Ok(())
+}
+
+#[tokio::test]
+async fn init_keeps_what_is_there_and_nonce_prints_only_the_token() -> Result<()> {
+    let zone = Zone::new()?;
+    let missing = zone.shard(&["nonce"]).await?.refusal(1)?;
+    ensure!(missing.contains("strata shard init"), "{missing}");
+    zone.init().await?.data()?;
+    let keys = || std::fs::read(zone.file("storage/cluster/ca.crt"));
+    let before = keys()?;
+    let again = zone.init().await?;
+    ensure!(again.code == 0 && again.err.contains("stays") && keys()? == before, "{again:?}");
+    for tenant in ["default", "acme"] {
+        let token = zone.shard(&["nonce", "--tenant", tenant]).await?.data()?;
+        ensure!(token.trim_end().split('.').count() == 3 && token.lines().count() == 1, "{token:?}");
+    }
+    let bad = zone.shard(&["nonce", "--tenant", "No Tenant"]).await?.refusal(1)?;
+    ensure!(bad.contains("tenant"), "{bad}");
+    let agent = zone.shard(&["nonce", "--kind", "agent"]).await?.refusal(2)?;
+    ensure!(agent.contains("--instance"), "{agent}");
+    let nowhere = run(strata(&["shard", "status", "--storage="])).await?.refusal(1)?;
+    ensure!(nowhere.contains("--storage"), "{nowhere}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn validate_names_each_bad_field_with_its_remedy() -> Result<()> {
+    let zone = Zone::new()?;
+    let group = json!({ "default": { "web": { "template": "web", "size": 1, "drain_timeout": "0s" } } });
+    // Where, what it becomes, and the field that is named; `None` for a configuration that can be used.
+    let cases = [
+        ("/groups", group, None),
+        ("/cluster/id", json!("Not An Id"), Some("cluster.id")),
+        ("/shard/id", json!(""), Some("shard.id")),
+        ("/shard/provider/kind", json!("aws"), Some("shard.provider.kind")),
+        ("/shard/subnet_pools", json!({}), Some("shard.subnet_pools")),
+        ("/shard/subnet_pools", json!({ "one": ["s1"], "two": ["s1"] }), Some("shard.subnet_pools.two")),
+        ("/templates/web/subnet_pool", json!("none"), Some("templates.web.subnet_pool")),
+        ("/templates/web/kind", json!("wide"), Some("templates.web.kind")),
+        ("/templates/web/size", json!(-1), Some("templates.web.size")),
+        ("/groups", json!({ "default": { "x": { "template": "none" } } }), Some("groups.default.x.template")),
+        ("/shard/expiry", json!({ "eligible_age": "2h", "forced_age": "1h" }), Some("shard.expiry.forced_age")),
+    ];
+    let file = zone.file("case.jsonc");
+    let path = file.to_str().context("a path")?;
+    for (at, value, named) in cases {
+        let mut config = config();
+        let (parent, key) = at.rsplit_once('/').context("a pointer")?;
+        let parent = config.pointer_mut(parent).context("a place")?;
+        parent[key] = value;
+        std::fs::write(&file, config.to_string())?;
+        let said = zone.shard(&["validate", path]).await?;
+        let expected = named.map_or_else(|| ": valid\n".to_owned(), |field| format!(": error: {field}: "));
+        ensure!(said.code == i32::from(named.is_some()) && said.out.contains(&expected), "{at}: {said:?}");
+    }
+    let mut cut = config();
+    cut["load_balancers"] = json!({});
+    cut["images"] = json!({});
+    cut["templates"]["web"]["files"] = json!({});
+    std::fs::write(&file, cut.to_string())?;
+    let said = zone.shard(&["validate", path]).await?.data()?;
+    for key in ["load_balancers", "images", "templates.web.files"] {
+        ensure!(said.contains(&format!(": warning: {key}: ")), "{said}");
+    }
+    std::fs::write(&file, "{")?;
+    ensure!(zone.shard(&["validate", path]).await?.code == 1, "no JSON");
+    Ok(())
+}
