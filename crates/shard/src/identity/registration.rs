@@ -40,6 +40,7 @@ impl Default for Lifetimes {
 
 impl Lifetimes {
     /// What the configuration says is laid over it.
+    #[must_use]
     pub fn configured(self, certificates: &Certificates) -> Self {
         let hours =
             |lifetime: Lifetime, default| lifetime.ttl.map_or(default, |hours| Duration::from_hours(u64::from(hours)));

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     const LIMITS: Limits = Limits {
-        ping: (Duration::from_secs(60), Duration::from_secs(20)),
+        ping: (Duration::from_mins(1), Duration::from_secs(20)),
         connections: 2,
         calls: 8,
         unary: Some(Unary { deadline: Duration::from_secs(30), bytes: 10 }),

@@ -48,10 +48,11 @@ pub fn operator_service(parts: Parts) -> GrpcService {
     GrpcService::new(MapResponse::new(admitted, |response: http::Response<_>| response.map(Body::new)))
 }
 
+/// A report and its files' states are far smaller; its stream stays open, so that no other limit bounds it.
+const REPORT: usize = 512 * 1024;
+
 pub fn agent_service(parts: Parts) -> GrpcService {
     let clock = parts.clock.clone();
-    // A report and its files' states are far smaller; its stream stays open, so that no other limit bounds it.
-    const REPORT: usize = 512 * 1024;
     let service = AgentServiceServer::new(agent::Agent(parts))
         .max_decoding_message_size(REPORT)
         .max_encoding_message_size(MESSAGE_LIMIT);

@@ -53,16 +53,16 @@ impl<U: Message + Default + 'static> GrpcDecoder for Decoder<U> {
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         if TypeId::of::<U>() != TypeId::of::<HealthReportRequest>() {
-            return U::decode(buffer).map(Some).map_err(malformed);
+            return U::decode(buffer).map(Some).map_err(|error| malformed(&error));
         }
         let bytes = buffer.copy_to_bytes(buffer.remaining());
         check_report(&bytes)?;
-        U::decode(bytes).map(Some).map_err(malformed)
+        U::decode(bytes).map(Some).map_err(|error| malformed(&error))
     }
 }
 
 /// As gRPC maps what cannot be parsed.
-fn malformed(error: prost::DecodeError) -> Status {
+fn malformed(error: &prost::DecodeError) -> Status {
     Status::internal(error.to_string())
 }
 
@@ -121,19 +121,19 @@ mod tests {
     }
 
     #[track_caller]
-    fn refused(report: Bytes, version: &str) {
-        let status = check_report(&report).unwrap_err();
+    fn refused(report: &Bytes, version: &str) {
+        let status = check_report(report).unwrap_err();
         assert_eq!(status.code(), tonic::Code::FailedPrecondition);
         assert!(status.message().contains(version), "{status}");
     }
 
     #[test]
     fn reports_of_the_first_version_are_told_apart_and_not_misread() {
-        refused(first_version(), "v0.1.0");
+        refused(&first_version(), "v0.1.0");
         let mut short = first_version().to_vec();
         short.truncate(short.len() - 6);
-        refused(short.into(), "v0.1.0");
-        refused(Bytes::from_static(b"\xff\xff"), "unknown");
+        refused(&short.into(), "v0.1.0");
+        refused(&Bytes::from_static(b"\xff\xff"), "unknown");
         let ours =
             HealthReportRequest { version: "2.0.0".to_owned(), config_hash: "h".to_owned(), ..Default::default() };
         check_report(&ours.encode_to_vec().into()).unwrap();

@@ -28,14 +28,15 @@ const OPERATOR: (&str, &str, Role) = ("dev", "default", Role::Operator);
 
 /// The status of one page.
 async fn page(zone: &Zone, address: SocketAddr, path: &str) -> u16 {
-    let tls = web_client_tls(zone.authority.certificate_pem(), Arc::new(zone.clock.clone())).unwrap();
-    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
-    let tcp = TcpStream::connect(address).await.unwrap();
-    let mut stream = TlsConnector::from(tls).connect(name, tcp).await.unwrap();
+    let tls = web_client_tls(zone.authority.certificate_pem(), Arc::new(zone.clock.clone())).expect("the CA is one");
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").expect("an address");
+    let tcp = TcpStream::connect(address).await.expect("it listens");
+    let mut stream =
+        TlsConnector::from(tls).connect(name, tcp).await.expect("the server shows a certificate of the CA");
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
+    stream.write_all(request.as_bytes()).await.expect("the server reads");
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
+    stream.read_to_string(&mut answer).await.expect("the server answers");
     answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("an HTTP answer")
 }
 

@@ -51,10 +51,15 @@ impl Running {
         }
         let builds = Builds::of(flags);
         tools::ensure(&builds.first, report).await?;
-        let (serving, (kubectl, charts)) = tokio::try_join!(
-            Box::pin(Serving::start(place, flags, &builds.later, report)),
-            start_charts(place, flags, &builds.later, report),
-        )?;
+        let serving = Box::pin(Serving::start(place, flags, &builds.later, report));
+        let charts = start_charts(place, flags, &builds.later, report);
+        let (serving, (kubectl, charts)) = if tools::missing(&builds.later)?.is_empty() {
+            // Releases of an earlier start must not meet a registry that is not there yet.
+            let charts = charts.await?;
+            (serving.await?, charts)
+        } else {
+            tokio::try_join!(serving, charts)?
+        };
         let Serving { mut own, cluster, kubeconfig, operator, credentials, ready_after } = serving;
         if let Some(own) = own.as_mut().filter(|_| flags.real_node) {
             own.add_real_node(report).await?;

@@ -34,7 +34,7 @@ pub struct Flags {
 #[serde(rename_all = "camelCase")]
 struct Instance {
     #[serde(rename = "instanceID")]
-    instance_id: String,
+    id: String,
     /// As the instance's Node has it.
     #[serde(rename = "providerID")]
     provider_id: String,
@@ -67,7 +67,7 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
         let mut table = Table::new(["INSTANCE", "SHARD", "GROUP", "STATUS", "PID"]);
         for one in instances {
             let pid = one.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
-            table.add([one.instance_id, one.shard, one.group, one.status.to_owned(), pid]);
+            table.add([one.id, one.shard, one.group, one.status.to_owned(), pid]);
         }
         print(&table.render(true))?;
     }
@@ -96,7 +96,7 @@ fn instance(shard: &str, record: &Record) -> Instance {
         (None, None) => "pending",
     };
     Instance {
-        instance_id: record.id.to_string(),
+        id: record.id.to_string(),
         provider_id: format!("process:///{shard}/{}", record.id),
         group: record.group.clone(),
         shard: shard.to_owned(),

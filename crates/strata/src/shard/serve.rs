@@ -197,14 +197,13 @@ impl Server {
         let (bound, mut bounds) = watch::channel(None);
         let announce = async {
             while bounds.changed().await.is_ok() {
-                match *bounds.borrow_and_update() {
-                    Some(Bound { registration, operator, agent }) => {
-                        tracing::info!(%registration, %operator, %agent, "leads");
-                    }
-                    None => tracing::info!("does not lead any more"),
+                if let Some(Bound { registration, operator, agent }) = *bounds.borrow_and_update() {
+                    tracing::info!(%registration, %operator, %agent, "leads");
+                } else {
+                    tracing::info!("does not lead any more");
                 }
             }
-            std::future::pending().await
+            std::future::pending::<()>().await;
         };
         tokio::select! {
             ended = server::run(options, bound, stop) => ended.map_err(|error| Failure::new(explained(&error))),
@@ -214,9 +213,9 @@ impl Server {
 
     /// What new machines begin with: where they reach this server, or the next one under the same name.
     fn opening(&self, host: &str, identity: &Identity, clock: &Clock) -> Result<Opening, Failure> {
-        let at = |address: SocketAddr| match host.contains(':') {
-            true => format!("[{host}]:{}", address.port()),
-            false => format!("{host}:{}", address.port()),
+        let at = |address: SocketAddr| {
+            let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+            format!("{host}:{}", address.port())
         };
         let program = std::env::current_exe();
         Ok(Opening {

@@ -58,7 +58,7 @@ pub fn tell(what: &str, findings: &Findings) -> Result<(), Failure> {
     let mut text: String = findings.problems.iter().map(line("error")).collect();
     text.extend(findings.warnings.iter().map(line("warning")));
     if findings.problems.is_empty() {
-        text.push_str(&format!("{what}: valid\n"));
+        text.extend([format!("{what}: valid\n")]);
     }
     print(&text)
 }

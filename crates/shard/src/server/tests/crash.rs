@@ -86,7 +86,7 @@ impl Step {
                 }
             }
             Self::DeleteOnDemand => {
-                drop(server.term.delete_instance("default", &on_demand(), &Fence::default()).await?)
+                drop(server.term.delete_instance("default", &on_demand(), &Fence::default()).await?);
             }
             Self::DeleteGroup => server.term.delete_group("default", "web", &fence).await?,
             Self::Rest => {
