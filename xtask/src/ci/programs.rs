@@ -160,7 +160,10 @@ mod tests {
 
     #[test]
     fn no_more_programs_run_at_a_time_than_are_steady_and_memory_allows() {
-        assert_eq!([None, Some(1 << 30), Some(7 << 30), Some(9 << 30), Some(64 << 30)].map(at_once), [1, 1, 1, MOST_AT_ONCE, MOST_AT_ONCE]);
+        assert_eq!(
+            [None, Some(1 << 30), Some(7 << 30), Some(9 << 30), Some(64 << 30)].map(at_once),
+            [1, 1, 1, MOST_AT_ONCE, MOST_AT_ONCE]
+        );
     }
 
     #[test]
