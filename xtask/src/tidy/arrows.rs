@@ -16,7 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("talos", &["api"]),
     ("testbed", &["api", "talos"]),
     ("strata", &["api", "plan", "runtime", "performers", "workspaces", "testbed"]),
-    ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "testbed", "strata"]),
+    ("xtask", &["api", "plan", "runtime", "performers", "workspaces", "shard", "testbed", "strata"]),
 ];
 
 /// Packages that would let a pure crate reach the outside.
