@@ -15,6 +15,7 @@ mod operator;
 mod plain;
 mod print;
 mod releases;
+mod shard;
 mod tally;
 
 use std::path::{Path, PathBuf};
@@ -34,6 +35,11 @@ pub enum Benchmark {
     Performers(Flags),
     /// Helm releases from nothing to Ready beside a bare loop of helm, and unchanged ones after a restart
     Releases(releases::Flags),
+    /// A zone's server with thousands of instances in memory: calls, rest, memory, writes, fail-over
+    Shard(shard::Flags),
+    /// The server that `bench shard` measures
+    #[command(hide = true)]
+    ShardServer(shard::ServerFlags),
 }
 
 #[derive(Args, Clone)]
@@ -69,11 +75,12 @@ pub fn run(benchmark: &Benchmark) -> Result<()> {
     if cfg!(debug_assertions) {
         return build::go_on_optimised();
     }
-    let given = match benchmark {
-        Benchmark::Performers(flags) => flags.operator.clone(),
-        Benchmark::Releases(_) => None,
+    let program = match benchmark {
+        Benchmark::Performers(Flags { operator: Some(given), .. }) => given.clone(),
+        Benchmark::Performers(_) | Benchmark::Releases(_) => build::operator()?,
+        // The server is a library here.
+        Benchmark::Shard(_) | Benchmark::ShardServer(_) => PathBuf::new(),
     };
-    let program = given.map_or_else(build::operator, Ok)?;
     // One thread, as the operator has: the benchmark shares the machine with what it measures.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -99,6 +106,11 @@ async fn bench(benchmark: &Benchmark, program: &Path) -> Result<()> {
             let results = releases::measure(*flags, program).await?;
             tell(&results, &releases::goals(&results), &releases::PEER, releases::PEER_NAME, flags.json)
         }
+        Benchmark::Shard(flags) => {
+            let results = shard::measure(*flags).await?;
+            tell(&results, &shard::goals(&results), &(), "none: the original was not measured", flags.json)
+        }
+        Benchmark::ShardServer(flags) => shard::serve(flags.clone()).await,
     }
 }
 

@@ -28,10 +28,21 @@ pub struct Conditions {
     pub writers: usize,
 }
 
-impl Conditions {
-    pub fn read(ground: &Ground) -> Result<Self> {
-        let others = ground.tools.iter().map(|&name| name.to_owned());
-        let names = ground.control_plane.programs().into_iter().map(|program| program.name).chain(others);
+/// The machine alone, for benchmarks without a control plane.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Host {
+    pub cpu: String,
+    pub cores: usize,
+    pub memory_mb: u64,
+    pub kernel: String,
+    /// Of the minute before: above the number of cores, something else was running.
+    pub load_average: f64,
+    pub strata: String,
+}
+
+impl Host {
+    pub fn read() -> Result<Self> {
         let uname = rustix::system::uname();
         Ok(Self {
             cpu: field("/proc/cpuinfo", "model name")?,
@@ -40,6 +51,22 @@ impl Conditions {
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             load_average: load_average()?,
             strata: format!("{} ({})", env!("CARGO_PKG_VERSION"), commit()),
+        })
+    }
+}
+
+impl Conditions {
+    pub fn read(ground: &Ground) -> Result<Self> {
+        let others = ground.tools.iter().map(|&name| name.to_owned());
+        let names = ground.control_plane.programs().into_iter().map(|program| program.name).chain(others);
+        let Host { cpu, cores, memory_mb, kernel, load_average, strata } = Host::read()?;
+        Ok(Self {
+            cpu,
+            cores,
+            memory_mb,
+            kernel,
+            load_average,
+            strata,
             programs: names.filter_map(|name| Some((name.clone(), Tool::named(&name)?.version().to_owned()))).collect(),
             etcd_fsync: ground.options.fsync,
             audit_log: "all users, Metadata, ResponseComplete, blocking",

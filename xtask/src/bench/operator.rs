@@ -131,7 +131,8 @@ async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
     Ok(answer)
 }
 
-fn usage(pid: u32) -> Result<Usage> {
+/// Of any process of this user.
+pub fn usage(pid: u32) -> Result<Usage> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let mb = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));

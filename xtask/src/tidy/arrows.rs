@@ -23,7 +23,10 @@ const ARROWS: &[(&str, &[&str])] = &[
         "strata",
         &["features", "api", "plan", "process", "runtime", "shard", "agent", "performers", "workspaces", "testbed"],
     ),
-    ("xtask", &["api", "plan", "process", "runtime", "performers", "workspaces", "testbed", "strata", "launcher"]),
+    (
+        "xtask",
+        &["api", "plan", "process", "runtime", "shard", "performers", "workspaces", "testbed", "strata", "launcher"],
+    ),
     ("launcher", &["catalog"]),
 ];
 
