@@ -17,7 +17,7 @@ pub struct Budget {
     pub total: u64,
     /// The most that the jobs of one namespace draw together, and so the largest draw there is. What is left of the
     /// total goes on serving other namespaces while a large draw waits until enough is free. It is also the most that
-    /// [long](LONG) jobs of all namespaces draw together, so that what is left is free again soon, however many
+    /// long jobs of all namespaces draw together, so that what is left is free again soon, however many
     /// namespaces ask for as much and as long as they may.
     pub share: u64,
     pub refill: Refill,

@@ -69,24 +69,22 @@ async fn a78_a_machine_registers_is_adopted_and_ends_with_its_environment() -> R
     let wait = tokio::time::timeout(Duration::from_mins(1), reported(&client, &id));
     wait.await.with_context(shown)?;
 
-    // The server that made it is gone; the next one finds it, and only deletes it when asked to.
+    // The server that made it is gone; the next one finds it.
     let pid = machines.pid(&id).context("no process")?;
     drop(machines);
     let next = open()?;
     assert_eq!(next.pid(&id), Some(pid));
     reported(&client, &id).await;
-    next.delete(&id).await?;
-    assert_eq!(next.status(&id).await?, None);
 
-    // Another, whose environment ends.
-    next.create(&order).await?;
-    reported(&client, &id).await;
+    // Its environment ends, and it with it; what is left of it goes when the server says so.
     drop(lock);
     let ended = || async {
         let machine = next.status(&id).await.ok()??;
         (machine.status == MachineStatus::Stopped).then_some(())
     };
     eventually("its end", ended).await;
+    next.delete(&id).await?;
+    assert_eq!(next.status(&id).await?, None);
     server.stop().await;
     Ok(())
 }
