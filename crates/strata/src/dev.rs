@@ -47,7 +47,7 @@ enum Command {
     /// operator under its own ServiceAccount and generated rights, and applies the examples. Runs until Ctrl-C, which
     /// ends everything; data stay for the next start unless --fresh.
     ///
-    /// The first start takes about a quarter of an hour on two cores, later ones take seconds. The control plane, the
+    /// The first start takes up to 20 minutes on two cores, later ones take seconds. The control plane, the
     /// operator and the performers come up before the programs that only some examples need are built.
     #[command(after_help = UP_EXAMPLES)]
     Up(UpFlags),
