@@ -1,6 +1,5 @@
 //! The round of one object: gather → plan → execute → report, the same for every controller.
 
-mod deferral;
 mod fallback;
 mod running;
 
@@ -24,7 +23,7 @@ use process::Clock;
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
-use self::{deferral::Deferral, fallback::Refusals, running::Running};
+use self::{fallback::Refusals, running::Running};
 use crate::{
     error::Error,
     event::Recorder,
@@ -177,12 +176,11 @@ struct Memory<C: Controller> {
     note: C::Note,
     /// Rounds in a row that only asked, and what they all observed: a change is a reason to ask again.
     asked: Option<(C::Observed, u32)>,
-    deferral: Deferral,
 }
 
 impl<C: Controller> Default for Memory<C> {
     fn default() -> Self {
-        Self { uid: None, note: C::Note::default(), asked: None, deferral: Deferral::default() }
+        Self { uid: None, note: C::Note::default(), asked: None }
     }
 }
 

@@ -268,12 +268,6 @@ impl Queue {
         }
     }
 
-    /// Whether keys wait, or run beside the one that asks.
-    pub(crate) fn is_busy(&self) -> bool {
-        let inner = self.lock();
-        inner.waiting.len() > 0 || inner.slots.running() > 1
-    }
-
     pub fn is_paused(&self) -> bool {
         self.lock().is_paused
     }

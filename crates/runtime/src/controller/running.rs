@@ -192,10 +192,6 @@ impl<C: Controller> Running<'_, C> {
             (memory.uid, memory.note) = (self.object.metadata().uid.clone(), report.note);
         }
         self.record(&report.discriminator, report.done);
-        if let Some(rest) = self.deferral(report.is_provisional) {
-            self.plan.look_within(rest);
-            return Ok(());
-        }
         let stored = match self.store(&report.status, report.fallback.as_ref()).await {
             // Deleted meanwhile: there is no object left to report to.
             Err(error) if error.is_not_found() => Ok(()),
@@ -213,12 +209,6 @@ impl<C: Controller> Running<'_, C> {
             tracing::debug!(phase, actions, "reconciled");
         }
         stored
-    }
-
-    /// How long the status may still wait.
-    fn deferral(&self, is_provisional: bool) -> Option<Duration> {
-        let (is_busy, now) = (self.shared.queue.is_busy(), self.shared.clock.instant());
-        self.shared.memory().entry(self.key.clone()).or_default().deferral.rest(is_provisional, is_busy, now)
     }
 
     fn record(&self, discriminator: &str, events: Vec<Event>) {

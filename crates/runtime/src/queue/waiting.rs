@@ -129,10 +129,6 @@ impl Slots {
         self.total = total;
     }
 
-    pub(super) fn running(&self) -> usize {
-        self.running
-    }
-
     fn reserved(&self) -> usize {
         if self.total > 1 { (self.total / 4).max(1) } else { 0 }
     }

@@ -110,20 +110,19 @@ async fn p52_a_stop_finishes_or_safely_abandons_its_rounds_within_the_grace_peri
 }
 
 #[tokio::test]
-async fn a_stalled_process_ends_itself() -> Result<()> {
+async fn an_unread_log_stalls_nothing() -> Result<()> {
     let scene = Scene::start(Options::bare()).await?;
-    let space = scene.space("stall").await?;
+    let space = scene.space("unread").await?;
     let log = scene.control_plane.directory().join("unread");
     mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
     let unread = open(&log, OFlags::RDWR | OFlags::NONBLOCK, Mode::empty())?;
     let operator = Child::start(program(&scene.proxy.kubeconfig_path(), log, &["--leader-elect=false"]))?;
     space.create("a", spec()).await?;
     space.until_pod("a", "there", |_| true).await?;
-    // Whoever writes to a full pipe that nobody reads stands still, and with it all tasks of its thread.
+    // Writing to a full pipe waits until it is read.
     while write(&unread, &[b'\n'; 1024]).is_ok() {}
     space.create("b", spec()).await?;
-    // Ten seconds without a sign of life, and as much again for a busy machine.
-    let ended = tokio::time::timeout(Duration::from_secs(40), operator.exited()).await;
-    assert_eq!(ended.context("it ends by itself")?, 70);
+    space.until_pod("b", "there", |_| true).await?;
+    assert!(operator.is_running());
     Ok(())
 }
