@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use clap::Args;
 use futures::FutureExt;
-use plan::shard::config::{Certificates, Config, Lifetime};
+use plan::shard::config::Config;
 use process::{Health, Part, Parts, Pulse, Registry, Tasks, admin, spawn_watchdog};
 use shard::{
     clock::{Clock, uuid},
@@ -165,8 +165,11 @@ impl Server {
         let keys = shard::identity::ClusterKeys::load(&*self.store, &config.cluster.id, self.sealing.as_ref())
             .await
             .map_err(|error| Failure::new(explained(&error)))?;
-        let identity =
-            Identity { authority: keys.authority, nonces: keys.nonces, lifetimes: lifetimes(config.certificates) };
+        let identity = Identity {
+            authority: keys.authority,
+            nonces: keys.nonces,
+            lifetimes: Lifetimes::default().configured(&config.certificates),
+        };
         let (ids, hosts) = (clock.clone(), self.hosts());
         let opening = self.opening(&hosts[0], &identity, &clock)?;
         let context = Context {
@@ -255,15 +258,5 @@ impl Server {
         }
         let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
         [own, "localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()].into()
-    }
-}
-
-fn lifetimes(certificates: Certificates) -> Lifetimes {
-    let default = Lifetimes::default();
-    let hours =
-        |lifetime: Lifetime, default| lifetime.ttl.map_or(default, |hours| Duration::from_hours(u64::from(hours)));
-    Lifetimes {
-        operator: hours(certificates.operator, default.operator),
-        agent: hours(certificates.agent, default.agent),
     }
 }
