@@ -261,6 +261,9 @@ pub struct Report<S, N = ()> {
     pub status: S,
     /// To be stored where an older definition refuses `status`.
     pub fallback: Option<S>,
+    /// Says no more than that all goes well so far. While a backlog of other objects waits it is stored a moment later:
+    /// what it waits for may have happened by then, which saves a write.
+    pub is_provisional: bool,
     /// What was done: recorded in any case.
     pub done: Vec<Event>,
     /// What changed: recorded once the status that shows it is stored.

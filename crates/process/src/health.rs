@@ -11,9 +11,9 @@ use std::{
 
 use crate::clock::Clock;
 
-/// How often a waiting task shows that it is still being run.
-const BEAT: Duration = Duration::from_secs(1);
-/// A task without a beat for this long is stuck: ten missed beats are no scheduling hiccup.
+/// How often a waiting task shows that it is still being run. Each beat wakes a process that is at rest otherwise.
+const BEAT: Duration = Duration::from_secs(3);
+/// A task without a beat for this long is stuck: three missed beats are no scheduling hiccup.
 const STALLED: Duration = Duration::from_secs(10);
 
 /// Not a time: no process runs for half a billion years.

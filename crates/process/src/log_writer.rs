@@ -7,16 +7,14 @@ use std::{
     io::{self, Write},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
-        mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc::{Receiver, Sender, channel},
     },
     time::Duration,
 };
 
-/// Lines that may wait; a line is a few hundred bytes, so this is some megabytes at most.
-const WAITING_LINES: usize = 8192;
-/// Only while the process ends.
-const LOOK: Duration = Duration::from_millis(1);
+/// What may wait in memory: some ten thousand lines.
+const MOST_BYTES: usize = 4 << 20;
 
 enum Message {
     Line(Vec<u8>),
@@ -26,30 +24,32 @@ enum Message {
 /// Takes lines; never waits.
 #[derive(Clone, Debug)]
 pub(crate) struct LogWriter {
-    sender: SyncSender<Message>,
-    dropped: Arc<AtomicU64>,
+    sender: Sender<Message>,
+    line: Arc<Waiting>,
+}
+
+/// What waits to be written, and what found no room.
+#[derive(Debug, Default)]
+struct Waiting {
+    bytes: AtomicUsize,
+    dropped: AtomicU64,
 }
 
 impl LogWriter {
     /// Starts the thread that writes to `sink`, whose failures cost the log and nothing else.
     pub(crate) fn start(sink: impl Write + Send + 'static) -> io::Result<Self> {
-        let (sender, receiver) = sync_channel(WAITING_LINES);
-        let dropped = Arc::<AtomicU64>::default();
-        let counted = dropped.clone();
-        std::thread::Builder::new().name("log".to_owned()).spawn(move || write(&receiver, &counted, sink))?;
-        Ok(Self { sender, dropped })
+        let (sender, receiver) = channel();
+        let line = Arc::<Waiting>::default();
+        let waiting = line.clone();
+        std::thread::Builder::new().name("log".to_owned()).spawn(move || write(&receiver, &waiting, sink))?;
+        Ok(Self { sender, line })
     }
 
     /// Waits until all lines so far are written, but no longer than `limit`.
     pub(crate) fn flush(&self, limit: Duration) {
         let (written, is_written) = channel();
-        // A full line has no event for room in it.
-        for _ in 0..=limit.as_millis() / LOOK.as_millis() {
-            if !matches!(self.sender.try_send(Message::Flush(written.clone())), Err(TrySendError::Full(_))) {
-                let _ = is_written.recv_timeout(limit);
-                return;
-            }
-            std::thread::sleep(LOOK);
+        if self.sender.send(Message::Flush(written)).is_ok() {
+            let _ = is_written.recv_timeout(limit);
         }
     }
 }
@@ -57,8 +57,10 @@ impl LogWriter {
 impl Write for LogWriter {
     /// One line: the subscriber writes each with one call.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if self.sender.try_send(Message::Line(line.to_vec())).is_err() {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+        let waiting = self.line.bytes.fetch_add(line.len(), Ordering::Relaxed);
+        if waiting + line.len() > MOST_BYTES || self.sender.send(Message::Line(line.to_vec())).is_err() {
+            self.line.bytes.fetch_sub(line.len(), Ordering::Relaxed);
+            self.line.dropped.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
     }
@@ -68,12 +70,13 @@ impl Write for LogWriter {
     }
 }
 
-fn write(lines: &Receiver<Message>, dropped: &AtomicU64, mut sink: impl Write) {
+fn write(lines: &Receiver<Message>, waiting: &Waiting, mut sink: impl Write) {
     while let Ok(message) = lines.recv() {
         match message {
             Message::Line(line) => {
                 let _ = sink.write_all(&line);
-                let count = dropped.swap(0, Ordering::Relaxed);
+                waiting.bytes.fetch_sub(line.len(), Ordering::Relaxed);
+                let count = waiting.dropped.swap(0, Ordering::Relaxed);
                 if count > 0 {
                     tracing::warn!(count, "log lines were dropped: standard error was not read quickly enough");
                 }
@@ -108,16 +111,18 @@ mod tests {
         let (allow, allowed) = channel();
         let (shown, seen) = channel();
         let mut writer = LogWriter::start(Slow(allowed, shown)).unwrap();
-        for number in 0..WAITING_LINES + 10 {
-            writer.write_all(format!("{number}").as_bytes()).unwrap();
+        let line = [b'x'; 1 << 10];
+        let taken = MOST_BYTES / line.len();
+        for _ in 0..taken + 10 {
+            writer.write_all(&line).unwrap();
         }
-        let dropped = usize::try_from(writer.dropped.load(Ordering::Relaxed)).unwrap();
-        // One may be in the sink's hands.
-        assert!((9..=10).contains(&dropped), "{dropped}");
+        // What is in the sink's hands waits as well.
+        assert_eq!(writer.line.dropped.load(Ordering::Relaxed), 10);
         allow.send(()).unwrap();
-        assert_eq!(seen.recv().unwrap(), b"0");
+        assert_eq!(seen.recv().unwrap(), line);
         drop(allow);
         writer.flush(Duration::from_mins(1));
-        assert_eq!(seen.try_iter().count() + 1 + dropped, WAITING_LINES + 10, "all that was taken is written");
+        assert_eq!(seen.try_iter().count() + 1, taken, "all that was taken is written");
+        assert_eq!(writer.line.bytes.load(Ordering::Relaxed), 0);
     }
 }

@@ -1,5 +1,6 @@
 //! The round of one object: gather → plan → execute → report, the same for every controller.
 
+mod deferral;
 mod fallback;
 mod running;
 
@@ -23,7 +24,7 @@ use process::Clock;
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
-use self::{fallback::Refusals, running::Running};
+use self::{deferral::Deferral, fallback::Refusals, running::Running};
 use crate::{
     error::Error,
     event::Recorder,
@@ -175,12 +176,14 @@ struct Memory<C: Controller> {
     uid: Option<String>,
     note: C::Note,
     /// Rounds in a row that only asked, and what they all observed: a change is a reason to ask again.
-    asked: Option<(C::Observed, u32)>,
+    /// Rare, so most objects have no room for it.
+    asked: Option<Box<(C::Observed, u32)>>,
+    deferral: Deferral,
 }
 
 impl<C: Controller> Default for Memory<C> {
     fn default() -> Self {
-        Self { uid: None, note: C::Note::default(), asked: None }
+        Self { uid: None, note: C::Note::default(), asked: None, deferral: Deferral::default() }
     }
 }
 

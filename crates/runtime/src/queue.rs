@@ -268,6 +268,12 @@ impl Queue {
         }
     }
 
+    /// Whether more keys wait than may run at once.
+    pub(crate) fn has_backlog(&self) -> bool {
+        let inner = self.lock();
+        inner.waiting.len() > inner.slots.total()
+    }
+
     pub fn is_paused(&self) -> bool {
         self.lock().is_paused
     }

@@ -12,8 +12,8 @@ use crate::queue::Queue;
 const REQUEST_TIMEOUTS: u32 = 3;
 /// `/readyz` names this many rounds of a controller; a hanging peer may have stopped all of them.
 const NAMED: usize = 3;
-/// Short beside the shortest limit that makes sense.
-const LOOK: Duration = Duration::from_secs(1);
+/// Short beside the limit, as it usually is; each look wakes a process that is at rest otherwise.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// The queues of all controllers.
 #[derive(Debug)]

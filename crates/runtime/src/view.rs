@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::BTreeMap, fmt::Debug, marker::PhantomData};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::Resource;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, value::RawValue};
 
 /// What is decoded from the API server for a kind: as little of the object as the layer needs.
 pub trait View:
@@ -50,8 +50,9 @@ macro_rules! view_of {
 /// others: it counts as having no such part, which planning reports as invalid. The error would quote what stands
 /// there, so it is not even logged.
 pub fn readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
-    let value = Value::deserialize(deserializer)?;
-    Ok(serde_json::from_value(value).ok())
+    // Its text, not a tree of values: most objects are read, and then it is decoded once.
+    let text = Box::<RawValue>::deserialize(deserializer)?;
+    Ok(serde_json::from_str(text.get()).ok())
 }
 
 /// Gives a view the identity of the kind `K` that it is a part of.

@@ -34,9 +34,17 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp, policy: &Policy) -> Report<Pe
         discriminator: after.pod.ours().map(|pod| pod.uid.to_string()).unwrap_or_default(),
         phase: status.phase.map_or("", Phase::as_str).to_owned(),
         note: Note { replacements: after.replacements, ages: after.ages.after(round.progress) },
+        is_provisional: is_provisional(&round, &status),
         status,
         fallback,
     }
+}
+
+/// Whether it is the first status and says only that the pod is awaited, after a round in which nothing failed.
+fn is_provisional(round: &Round<'_>, status: &PerformerStatus) -> bool {
+    let is_degraded = status.condition(ConditionType::Degraded).is_none_or(|c| c.status != ConditionStatus::False);
+    let is_first = round.performer.status.is_none() && status.phase == Some(Phase::Pending);
+    is_first && !is_degraded && !round.left(|_| true)
 }
 
 /// One round after its steps: everything the status is computed from.

@@ -39,6 +39,7 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp, policy: &Policy) -> Report<He
     let ready = status.condition(ConditionType::Ready);
     Report {
         fallback: None,
+        is_provisional: false,
         done: Vec::new(),
         transitions: if assessed.is_complete { events(former, &status, &inner) } else { Vec::new() },
         discriminator: String::new(),

@@ -110,6 +110,7 @@ impl<'a> Attempts<'a> {
             transitions: transition(conditions[0], conditions[1]).into_iter().collect(),
             status,
             fallback: None,
+            is_provisional: false,
             discriminator: String::new(),
             phase: phase.map_or_else(String::new, |phase| format!("{phase:?}")),
             note,

@@ -421,3 +421,18 @@ fn p42_an_upgrade_cut_anywhere_ends_the_same() {
         }
     }
 }
+
+#[test]
+fn only_a_first_status_without_trouble_is_provisional() {
+    let mut world = World::running(basic());
+    let is_provisional = |world: &World| world.report(&world.observed(), &Plan::default(), &[]).is_provisional;
+    let stored = world.performer.status.take();
+    assert!(!is_provisional(&world), "a ready pod is reported at once");
+    (world.pod_mut().phase, world.pod_mut().is_ready) = (PodPhase::Pending, false);
+    assert!(is_provisional(&world));
+    wait(&mut world, "ErrImagePull");
+    assert!(!is_provisional(&world), "trouble is reported at once");
+    world.pod_mut().waiting = None;
+    world.performer.status = stored;
+    assert!(!is_provisional(&world), "what was reported before is corrected at once");
+}

@@ -192,6 +192,10 @@ impl<C: Controller> Running<'_, C> {
             (memory.uid, memory.note) = (self.object.metadata().uid.clone(), report.note);
         }
         self.record(&report.discriminator, report.done);
+        if let Some(rest) = self.deferral(report.is_provisional) {
+            self.plan.look_within(rest);
+            return Ok(());
+        }
         let stored = match self.store(&report.status, report.fallback.as_ref()).await {
             // Deleted meanwhile: there is no object left to report to.
             Err(error) if error.is_not_found() => Ok(()),
@@ -211,6 +215,12 @@ impl<C: Controller> Running<'_, C> {
         stored
     }
 
+    /// How long the status may still wait.
+    fn deferral(&self, is_provisional: bool) -> Option<Duration> {
+        let (has_backlog, now) = (self.shared.queue.has_backlog(), self.shared.clock.instant());
+        self.shared.memory().entry(self.key.clone()).or_default().deferral.rest(is_provisional, has_backlog, now)
+    }
+
     fn record(&self, discriminator: &str, events: Vec<Event>) {
         self.subject.record(&self.shared.recorder, self.key, discriminator, events);
     }
@@ -219,11 +229,11 @@ impl<C: Controller> Running<'_, C> {
     fn count_fetches(&self) -> u32 {
         let mut memory = self.shared.memory();
         let asked = &mut memory.entry(self.key.clone()).or_default().asked;
-        match asked {
+        match asked.as_deref_mut() {
             Some((observed, count)) if *observed == self.observed => *count += 1,
-            _ => *asked = Some((self.observed.clone(), 1)),
+            _ => *asked = Some(Box::new((self.observed.clone(), 1))),
         }
-        asked.as_ref().map_or(0, |(_, count)| *count)
+        asked.as_ref().map_or(0, |asked| asked.1)
     }
 
     /// Fetches what is missing and says what the queue does next.

@@ -129,6 +129,10 @@ impl Slots {
         self.total = total;
     }
 
+    pub(super) fn total(&self) -> usize {
+        self.total
+    }
+
     fn reserved(&self) -> usize {
         if self.total > 1 { (self.total / 4).max(1) } else { 0 }
     }

@@ -75,6 +75,7 @@ impl Controller for Plain {
         Report {
             status: PerformerStatus::default(),
             fallback: None,
+            is_provisional: false,
             done: Vec::new(),
             transitions: Vec::new(),
             discriminator: String::new(),

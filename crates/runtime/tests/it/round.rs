@@ -132,6 +132,7 @@ impl Controller for Script {
         Report {
             status,
             fallback: None,
+            is_provisional: false,
             done: Vec::new(),
             transitions: Vec::new(),
             discriminator: String::new(),
