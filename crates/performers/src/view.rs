@@ -371,7 +371,7 @@ impl ServiceView {
             owner_uid: owner(&meta),
             deletion: deletion(&meta),
             service_type: ServiceType::read(self.spec.kind.as_deref()),
-            selector: self.spec.selector,
+            selector: self.spec.selector.into_iter().collect(),
             ports: self.spec.ports.into_iter().map(port).collect(),
             uid: meta.uid.unwrap_or_default().into(),
             resource_version: meta.resource_version.unwrap_or_default().into(),

@@ -204,12 +204,13 @@ fn repair_service(service: &ServiceFacts, desired: &Desired, identity: &Identity
     let port = i32::from(desired.grpc_port);
     let wanted =
         PortFacts { name: GRPC_PORT_NAME.into(), port, target: TargetPort::Name(GRPC_PORT_NAME.into()), is_tcp: true };
-    let selects_us = service.selector.len() == 1
-        && service.selector.get(LABEL_PERFORMER).is_some_and(|name| **name == *identity.name);
+    let selects_us =
+        matches!(&*service.selector, [(label, name)] if **label == *LABEL_PERFORMER && **name == *identity.name);
     if service.service_type == ServiceType::ClusterIp && selects_us && *service.ports == [wanted] {
         return None;
     }
-    let mut selector: Map<String, Value> = service.selector.keys().map(|key| (key.to_string(), Value::Null)).collect();
+    let labels = service.selector.iter().map(|(label, _)| label.to_string());
+    let mut selector: Map<String, Value> = labels.map(|label| (label, Value::Null)).collect();
     selector.insert(LABEL_PERFORMER.to_owned(), json!(identity.name));
     Some(Action::RepairService {
         patch: json!({

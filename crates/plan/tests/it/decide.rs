@@ -66,9 +66,8 @@ fn p17_a_missing_or_edited_service_is_repaired() {
         ports(&[PortFacts { is_tcp: false, ..grpc.clone() }]),
         ports(&[grpc.clone(), PortFacts { name: "second".into(), port: 2, ..grpc }]),
     ];
-    let mut widened = right.clone();
-    widened.selector.insert("extra".into(), "y".into());
-    edits.push(widened);
+    let widened = right.selector.iter().cloned().chain([("extra".into(), "y".into())]).collect();
+    edits.push(ServiceFacts { selector: widened, ..right.clone() });
     for edited in edits {
         world.service = Some(edited.clone());
         assert_eq!(names(&world.round()), ["RepairService"], "{edited:?}");

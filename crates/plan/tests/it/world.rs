@@ -1,7 +1,7 @@
 //! A tiny model of what surrounds one Performer: enough API server to execute plans and enough
 //! kubelet to move a pod along.
 
-use std::{cell::RefCell, time::Duration};
+use std::{cell::RefCell, collections::BTreeMap, time::Duration};
 
 use api::performer::{
     FINALIZER, GENERATION_ANNOTATION, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer,
@@ -379,12 +379,14 @@ pub fn service_facts(service: &Service) -> ServiceFacts {
 fn apply_patch(service: &mut ServiceFacts, patch: &Value) {
     assert_eq!(patch["metadata"]["uid"], json!(service.uid));
     assert_eq!(patch["metadata"]["resourceVersion"], json!(service.resource_version));
+    let mut selector: BTreeMap<Box<str>, Box<str>> = std::mem::take(&mut service.selector).into_iter().collect();
     for (key, value) in patch["spec"]["selector"].as_object().unwrap() {
         match value.as_str() {
-            Some(text) => drop(service.selector.insert(key.as_str().into(), text.into())),
-            None => drop(service.selector.remove(key.as_str())),
+            Some(text) => drop(selector.insert(key.as_str().into(), text.into())),
+            None => drop(selector.remove(key.as_str())),
         }
     }
+    service.selector = selector.into_iter().collect();
     service.service_type = ServiceType::read(patch["spec"]["type"].as_str());
     let ports = patch["spec"]["ports"].as_array().unwrap().iter();
     service.ports = ports
