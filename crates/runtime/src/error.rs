@@ -44,21 +44,15 @@ pub enum Error {
 }
 
 impl Error {
-    /// From an answer that says no: a Status, or plain text from a filter in front of the API server.
+    /// From an answer that says no.
     pub(crate) fn refused(
         verb: &'static str,
         resource: &'static str,
         head: &http::response::Parts,
         body: &[u8],
     ) -> Self {
-        let code = head.status.as_u16();
-        let status = serde_json::from_slice(body).unwrap_or_else(|_| {
-            let reason = head.status.canonical_reason().unwrap_or_default();
-            Status::failure(String::from_utf8_lossy(body).trim(), reason)
-        });
-        let header = head.headers.get(http::header::RETRY_AFTER);
-        let retry_after = header.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
-        Self::Api { verb, resource, status: status.with_code(code).boxed(), retry_after }
+        let (status, retry_after) = refusal(head, body);
+        Self::Api { verb, resource, status, retry_after }
     }
 
     /// From a request that was not made by a [`Writer`](crate::Writer) but in the name of another account.
@@ -164,6 +158,18 @@ impl Error {
     }
 }
 
+/// What an answer says no with, and how long it asks us to wait: a Status, or plain text from a filter in front of the
+/// API server.
+pub(crate) fn refusal(head: &http::response::Parts, body: &[u8]) -> (Box<Status>, Option<Duration>) {
+    let status = serde_json::from_slice(body).unwrap_or_else(|_| {
+        let reason = head.status.canonical_reason().unwrap_or_default();
+        Status::failure(String::from_utf8_lossy(body).trim(), reason)
+    });
+    let header = head.headers.get(http::header::RETRY_AFTER);
+    let retry_after = header.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
+    (status.with_code(head.status.as_u16()).boxed(), retry_after)
+}
+
 /// Where an answer could not be decoded, without what stands there.
 pub(crate) fn undecodable(error: &serde_json::Error) -> String {
     format!("the answer is not of the expected form (line {}, column {})", error.line(), error.column())
@@ -174,16 +180,16 @@ pub(crate) struct Chain<'a>(pub &'a dyn std::error::Error);
 
 impl std::fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut told = self.0.to_string();
+        let mut shown = self.0.to_string();
         let mut source = self.0.source();
         while let Some(error) = source {
             let text = error.to_string();
-            if !told.contains(&text) {
-                told = format!("{told}: {text}");
+            if !shown.contains(&text) {
+                shown = format!("{shown}: {text}");
             }
             source = error.source();
         }
-        f.write_str(&told)
+        f.write_str(&shown)
     }
 }
 

@@ -16,8 +16,10 @@ use futures::{StreamExt, stream};
 use process::{Clock, Health};
 use serde_json::{Value, json};
 use tokio::{task::JoinHandle, time::sleep};
+use tower::util::MapResponseLayer;
 
 use crate::{
+    client::bounded,
     cluster::{Cluster, Common},
     followers::WatchMetrics,
     hub::Context,
@@ -30,6 +32,8 @@ use crate::{
 pub(crate) enum Answer {
     /// A refusal, with the patience it asks for.
     Refusal(u16, Option<u32>),
+    /// A refusal in plain text of this many bytes.
+    LongRefusal(u16, usize),
     /// A whole answer, after some time.
     Object(Duration, Value),
     /// An answer of this many bytes.
@@ -76,7 +80,9 @@ impl Script {
     pub(crate) fn client(&self) -> kube::Client {
         let script = self.clone();
         let answer = move |request: Request<Body>| script.clone().answer(request);
-        kube::Client::new(Router::new().fallback(answer), "default")
+        let service = Router::new().fallback(answer);
+        let builder = kube::client::ClientBuilder::new(service, "default");
+        builder.with_layer(&MapResponseLayer::new(bounded)).build()
     }
 
     async fn answer(self, request: Request<Body>) -> Response<Body> {
@@ -91,6 +97,11 @@ impl Script {
                 if let Some(seconds) = retry_after {
                     answer.headers_mut().insert("retry-after", seconds.into());
                 }
+                answer
+            }
+            Some(Answer::LongRefusal(code, bytes)) => {
+                let mut answer = Response::new(Body::from(vec![b'x'; bytes]));
+                *answer.status_mut() = StatusCode::from_u16(code).unwrap();
                 answer
             }
             Some(Answer::Object(after, object)) => {

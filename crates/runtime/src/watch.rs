@@ -8,13 +8,12 @@ mod pages;
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use http::header::{ACCEPT_ENCODING, RETRY_AFTER};
+use http::header::ACCEPT_ENCODING;
 use http_body_util::BodyExt;
 use kube::{
     Client,
     api::{ListParams, Request, WatchParams},
     client::Body,
-    core::Status,
 };
 use process::Clock;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -23,6 +22,7 @@ pub(crate) use self::error::{WatchError, describe};
 use self::error::{decode, refused};
 use crate::{
     cluster::Cluster,
+    error::refusal,
     followers::Followers,
     interruption::Cause,
     lines::Lines,
@@ -378,13 +378,8 @@ impl Watcher {
             return Ok(body);
         }
         let body = body.collect().await.map_err(|error| WatchError::lost(verb)(kube::Error::Service(error.into())))?;
-        let body = body.to_bytes();
-        let status = serde_json::from_slice(&body).unwrap_or_else(|_| {
-            Status::failure(String::from_utf8_lossy(&body).trim(), head.status.canonical_reason().unwrap_or_default())
-        });
-        let header = head.headers.get(RETRY_AFTER);
-        let retry_after = header.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
-        Err(WatchError::Refused { verb, status: status.with_code(head.status.as_u16()).boxed(), retry_after })
+        let (status, retry_after) = refusal(&head, &body.to_bytes());
+        Err(WatchError::Refused { verb, status, retry_after })
     }
 }
 

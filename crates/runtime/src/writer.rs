@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::{Client, api::GetParams};
 
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     key::Key,
     kind::place,
     lease::Leadership,
+    lines::LONGEST_LINE,
     view::View,
 };
 
@@ -94,7 +95,14 @@ impl Writer {
         let answer = self.client().send(request.map(Into::into)).await.map_err(lost)?;
         let (head, body) = answer.into_parts();
         self.cluster.server_clock().read(&head.headers);
-        let body = body.collect().await.map_err(|error| lost(kube::Error::Service(error.into())))?.to_bytes();
+        let body = Limited::new(body, LONGEST_LINE).collect().await.map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                let place = format!("the answer is longer than {LONGEST_LINE} bytes");
+                return Error::Undecodable { verb, resource, place };
+            }
+            lost(kube::Error::Service(error))
+        })?;
+        let body = body.to_bytes();
         if head.status.is_client_error() || head.status.is_server_error() {
             return Err(Error::refused(verb, resource, &head, &body));
         }
@@ -117,10 +125,25 @@ mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
 
     use super::*;
-    use crate::error::{Chain, Class};
+    use crate::{
+        error::{Chain, Class},
+        scripted::{Answer, Script},
+    };
+
+    #[tokio::test]
+    async fn no_answer_takes_more_memory_than_it_may() {
+        let script = Script::new([Answer::LongRefusal(403, 1 << 20), Answer::Blank(LONGEST_LINE + 1)]);
+        let writer = script.world(None).cluster.writer("test");
+        let read = async || writer.read::<ConfigMap>("configmaps", &Key::new("n", "a")).await.unwrap_err();
+        let refused = read().await;
+        let status = refused.status().unwrap();
+        assert_eq!((status.code, status.message.len()), (403, 64 << 10), "the rest is not even read");
+        let long = read().await.to_string();
+        assert!(long.contains("longer than 33554432 bytes"), "{long}");
+    }
 
     #[test]
-    fn a_name_that_no_path_can_be_made_of_is_told_and_waits_for_a_change() {
+    fn a_name_that_no_path_can_be_made_of_is_reported_and_waits_for_a_change() {
         for (name, why) in [("", "name"), ("two words", "invalid uri")] {
             let request = place::<ConfigMap>(&(), &Key::new("default", name)).get(name, &GetParams::default());
             let error = unmade("get", "configmaps", request.unwrap_err());

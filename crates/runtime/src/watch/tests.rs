@@ -303,3 +303,11 @@ fn an_unreadable_answer_is_not_quoted() {
     let error = decode::<u8>("watch", br#""hunter2""#).unwrap_err();
     assert!(!error.to_string().contains("hunter2"), "{error}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_of_any_length_is_read_to_its_limit() {
+    let script = Script::new([Answer::LongRefusal(500, 1 << 20)]);
+    let (_world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(1)).await;
+    let why = maps.readiness().unwrap_err();
+    assert!(why.starts_with("list: xxx") && why.ends_with("(500)") && why.len() < 70_000, "{} bytes", why.len());
+}
