@@ -9,6 +9,7 @@ use super::event::{of_actions, of_change};
 use super::problem::problem;
 use super::{Action, Created, Desired, Identity, Invalid, Note, Observed, PodFacts, PodPhase, Policy, Slot, validate};
 use crate::Why;
+use crate::message::steady;
 use crate::round::{Plan, Progress, Refusal, Report};
 
 /// What the installed CRD allows.
@@ -261,49 +262,15 @@ impl<'a> View<'a> {
         let observed_generation = self.round.performer.metadata.generation;
         let before = former.iter().find(|c| c.kind == kind);
         let same_status = before.filter(|c| c.status == status);
-        let message = shortened(why.message);
-        // The same words with other numbers (a quota's, a back-off's) are no news; other words are another cause.
-        let same_news = same_status.filter(|c| {
-            c.reason == why.reason
-                && c.observed_generation == observed_generation
-                && without_numbers(&c.message) == without_numbers(&message)
-        });
+        let same_reason =
+            same_status.filter(|c| c.reason == why.reason && c.observed_generation == observed_generation);
         Condition {
             kind,
             status,
             observed_generation,
             last_transition_time: same_status.map_or(self.now, |c| c.last_transition_time),
             reason: why.reason,
-            message: same_news.map_or(message, |c| c.message.clone()),
+            message: steady(same_reason.map(|c| c.message.as_str()), why.message),
         }
     }
-}
-
-/// A text with each number in it, and with it its unit, and each part of a uid or an id as one and the same sign.
-fn without_numbers(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len());
-    for part in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
-        let (word, end) = part.split_at(part.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).len());
-        let is_number = word.starts_with(|c: char| c.is_ascii_digit());
-        // Four is the length of the shortest part of a uid.
-        let is_id = word.len() >= 4
-            && word.contains(|c: char| c.is_ascii_digit())
-            && word.chars().all(|c| c.is_ascii_hexdigit());
-        plain.push_str(if is_number || is_id { "#" } else { word });
-        plain.push_str(end);
-    }
-    // A fraction is one number.
-    plain.replace("#.#", "#")
-}
-
-/// Far below the 32768 characters the schema allows: a message holds words of others (kubelet, the
-/// scheduler, webhooks) of any length, and users do not read more than this.
-const LONGEST_MESSAGE: usize = 4096;
-
-fn shortened(mut message: String) -> String {
-    if let Some((end, _)) = message.char_indices().nth(LONGEST_MESSAGE) {
-        message.truncate(end);
-        message.push('…');
-    }
-    message
 }

@@ -13,6 +13,7 @@ use super::{
     state, validate,
 };
 use crate::Why;
+use crate::message::steady;
 use crate::round::{Plan, Progress, Refusal, Report};
 
 /// A round as the controller sees it.
@@ -254,14 +255,16 @@ impl<'a> Facts<'a> {
             .into_iter()
             .map(|(kind, (status, reason, message))| {
                 let before = former.and_then(|former| former.condition(kind));
-                let since = before.filter(|before| before.status == status).map(|before| before.last_transition_time);
+                let before = before.filter(|before| before.status == status);
+                // Other numbers are no news in the server's words, but they are in ours.
+                let refusal = before.filter(|b| reason == Reason::ObjectRejected && b.reason == reason);
                 Condition {
                     kind,
                     status,
                     observed_generation: object.metadata.generation,
-                    last_transition_time: since.unwrap_or(now),
+                    last_transition_time: before.map_or(now, |before| before.last_transition_time),
                     reason,
-                    message,
+                    message: steady(refusal.map(|before| before.message.as_str()), message),
                 }
             })
             .collect()

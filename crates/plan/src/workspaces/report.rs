@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use super::derived::{Accepted, Action, Done, ObjectId, ObjectKind, Objects};
 use crate::Why;
 use crate::event::{Event, EventKind};
+use crate::message::steady;
 use crate::round::{Plan, Progress, Refusal, Report, Round};
 
 /// What stands in the way of one object, or of all.
@@ -141,11 +142,12 @@ pub(super) struct Conditions<'a> {
 impl Conditions<'_> {
     pub(super) fn make(&self, kind: ConditionType, status: ConditionStatus, why: Why) -> Condition {
         let former = self.former.iter().find(|c| c.kind == kind && c.status == status);
-        // The same refusal in other words (a quota's numbers) is no news.
+        // Other numbers are no news in the server's words, but they are in ours.
         let is_same = |c: &&Condition| {
             let is_foreign = why.reason == Reason::ObjectRejected;
             is_foreign && c.reason == why.reason && c.observed_generation == self.generation
         };
+        let refusal = former.filter(is_same).map(|c| c.message.as_str());
         Condition {
             kind,
             status,
@@ -156,20 +158,9 @@ impl Conditions<'_> {
                 |c| c.last_transition_time,
             ),
             reason: why.reason,
-            message: former.filter(is_same).map_or_else(|| shortened(why.message), |c| c.message.clone()),
+            message: steady(refusal, why.message),
         }
     }
-}
-
-/// Far below the 32768 characters the schema allows: a message holds words of others of any length.
-const LONGEST_MESSAGE: usize = 4096;
-
-fn shortened(mut message: String) -> String {
-    if let Some((end, _)) = message.char_indices().nth(LONGEST_MESSAGE) {
-        message.truncate(end);
-        message.push('…');
-    }
-    message
 }
 
 /// What to record, once, when something changes: a new problem, readiness gained or lost. `before` and `after` are

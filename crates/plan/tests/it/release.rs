@@ -492,6 +492,15 @@ fn a_look_that_was_asked_for_is_over_when_the_answer_is_there() {
 }
 
 #[test]
+fn what_others_write_of_any_length_is_shown_in_part() {
+    let mut world = World::new(json!({}));
+    world.observed.values = Values::Invalid("x".repeat(1 << 20));
+    world.settle();
+    let status = world.object.status.unwrap();
+    assert!(status.conditions.iter().all(|condition| condition.message.len() < 5000));
+}
+
+#[test]
 fn w39_in_a_dying_namespace_the_finalizer_goes_when_nobody_can_act() {
     let mut world = World::new(json!({ "serviceAccountName": "deployer" }));
     world.settle();

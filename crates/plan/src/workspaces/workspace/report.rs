@@ -13,6 +13,7 @@ use super::derive::{enabled, service_host, validate};
 use super::network::is_isolated;
 use super::{Note, Observed, SourceAsk, Surroundings};
 use crate::Why;
+use crate::message::steady;
 use crate::round::{Report, Round};
 use crate::workspaces::derived::{Action, Done, Found, ObjectId, ObjectKind, inventory};
 use crate::workspaces::ingress::url;
@@ -59,7 +60,7 @@ fn status(
     let is_going = workspace.metadata.deletion_timestamp.is_some();
     let view = View { round, attempts, uid, problems: attempts.problems(), is_going };
     let (services, users) = match spec {
-        Some(spec) => (view.services(spec), view.users(spec)),
+        Some(spec) => (view.services(spec, &former.services), view.users(spec)),
         // What there is stays as it is, and so does what was said of it.
         None => (summaries(&former.services), summaries(&former.users)),
     };
@@ -154,7 +155,7 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    fn services(&self, spec: &WorkspaceSpec) -> Summaries<ServiceSummary> {
+    fn services(&self, spec: &WorkspaceSpec, former: &[ServiceSummary]) -> Summaries<ServiceSummary> {
         let mut summaries = Summaries::default();
         for (name, service) in enabled(spec) {
             let id = ObjectId::new(ObjectKind::HelmRelease, name);
@@ -176,6 +177,13 @@ impl View<'_> {
                 has_failed: true,
             };
             summaries.add_service(&id.name, state, None, None);
+        }
+        for summary in &mut summaries.all {
+            // As in the conditions: other numbers are no news in the server's words.
+            let is_refused = summary.reason.as_deref() == Some(Reason::ObjectRejected.as_str());
+            let is_same = |f: &&ServiceSummary| is_refused && f.name == summary.name && f.reason == summary.reason;
+            let said = former.iter().find(is_same).and_then(|former| former.message.as_deref());
+            summary.message = summary.message.take().map(|message| steady(said, message));
         }
         summaries
     }

@@ -438,3 +438,21 @@ proptest! {
         prop_assert!(!shown.contains("values.yaml") && !shown.contains("email"));
     }
 }
+
+#[test]
+fn a_refusal_follows_its_cause_and_not_its_numbers() {
+    let mut world = World::new(basic());
+    let refuse = |world: &mut World, message: &str| {
+        let refused = Progress::Refused(Refusal::Rejected(message.to_owned()));
+        world.refusals.insert(ObjectId::new(ObjectKind::HelmRelease, "web"), refused);
+        world.workspace_round();
+        (world.condition("Ready"), world.status().services[1].message.clone().unwrap())
+    };
+    let quota = refuse(&mut world, "exceeded quota: q, used: memory=900Mi");
+    assert!(quota.0.contains("900Mi") && quota.1.contains("900Mi"), "{quota:?}");
+    assert_eq!(refuse(&mut world, "exceeded quota: q, used: memory=1.5Gi"), quota);
+    let denied = refuse(&mut world, "admission webhook denied the request");
+    assert!(denied.0.contains("admission webhook") && denied.1.contains("admission webhook"), "{denied:?}");
+    let long = refuse(&mut world, &"x".repeat(1 << 20));
+    assert!(long.0.len() < 5000 && long.1.len() < 5000);
+}
