@@ -7,6 +7,7 @@ pub use round::Blocked as Why;
 mod clocks;
 pub mod event;
 pub mod fact;
+mod kubelet;
 mod message;
 pub mod object;
 pub mod performers;

@@ -11,6 +11,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
+use crate::kubelet;
+
 /// A pod as decisions see it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PodFacts {
@@ -160,20 +162,7 @@ pub struct Waiting {
 impl Waiting {
     /// What waiting alone does not repair, as far as kubelet's word says so.
     pub fn problem(&self) -> Option<Reason> {
-        match &*self.reason {
-            "ErrImagePull"
-            | "ImagePullBackOff"
-            | "InvalidImageName"
-            | "ErrImageNeverPull"
-            | "ImageInspectError"
-            | "RegistryUnavailable"
-            | "SignatureValidationFailed" => Some(Reason::ImagePullFailed),
-            "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
-                Some(Reason::ContainerConfigError)
-            }
-            "CrashLoopBackOff" => Some(Reason::CrashLoop),
-            _ => None,
-        }
+        kubelet::problem(&self.reason)
     }
 }
 

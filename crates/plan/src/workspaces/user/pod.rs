@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::build::NAME;
 use crate::Why;
+use crate::kubelet;
 
 /// The part of a pod that explains why it does not start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,7 +33,7 @@ impl PodFacts {
             Some((text(&waiting["reason"]), text(&waiting["message"])))
         };
         let foreign = |container: &Value| {
-            let (word, message) = waiting(container).filter(|(word, _)| reason(word).is_some())?;
+            let (word, message) = waiting(container).filter(|(word, _)| kubelet::problem(word).is_some())?;
             Some((text(&container["name"]), word, message))
         };
         let conditions = status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -44,28 +45,24 @@ impl PodFacts {
         }
     }
 
+    /// Whether kubelet waits before it pulls the image again.
+    pub(super) fn is_backing_off(&self) -> bool {
+        let foreign = self.foreign.as_ref().map(|(_, word, _)| word);
+        self.waiting.as_ref().map(|(word, _)| word).or(foreign).is_some_and(|word| &**word == "ImagePullBackOff")
+    }
+
     /// What waiting alone does not repair.
     pub(super) fn problem(&self) -> Option<Why> {
         if let Some((word, message)) = &self.waiting
-            && let Some(reason) = reason(word)
+            && let Some(reason) = kubelet::problem(word)
         {
             return Some(Why { reason, message: format!("The code-server does not start: {word}: {message}") });
         }
         if let Some((name, word, message)) = &self.foreign {
             let message = format!("The container {name} beside the code-server does not start: {word}: {message}");
-            return Some(Why { reason: reason(word)?, message });
+            return Some(Why { reason: kubelet::problem(word)?, message });
         }
         let message = self.unschedulable.as_ref()?;
         Some(Why { reason: Reason::SchedulingFailed, message: format!("No node can run the code-server: {message}") })
-    }
-}
-
-/// What kubelet's word for a waiting container stands for, if waiting alone does not repair it.
-fn reason(word: &str) -> Option<Reason> {
-    match word {
-        "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => Some(Reason::ImagePullFailed),
-        "CreateContainerConfigError" | "CreateContainerError" => Some(Reason::ContainerConfigError),
-        "CrashLoopBackOff" => Some(Reason::CrashLoop),
-        _ => None,
     }
 }

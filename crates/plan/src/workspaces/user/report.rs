@@ -75,8 +75,18 @@ fn compute(round: &RoundOf<'_>, attempts: &Attempts<'_>, spec: &UserSpec) -> (Us
         (true, false) => say(UserPhase::Ready, Reason::Succeeded, "The code-server is ready"),
         (false, true) => say(UserPhase::Progressing, Reason::Starting, "The code-server is being stopped"),
         (false, false) => match set.and(round.observed.pod.as_ref()).and_then(super::PodFacts::problem) {
-            Some(why) => (UserPhase::Failed, why),
+            Some(why) => (UserPhase::Failed, said_before(round).unwrap_or(why)),
             None => say(UserPhase::Progressing, Reason::Starting, "The code-server is starting"),
         },
     }
+}
+
+/// What was said of the image before, while kubelet only waits for its next try: that says nothing new about the cause,
+/// and the two take turns.
+fn said_before(round: &RoundOf<'_>) -> Option<Why> {
+    round.observed.pod.as_ref().filter(|pod| pod.is_backing_off())?;
+    let former = round.object.status.as_ref()?.condition(ConditionType::Ready)?;
+    let is_same = former.reason == Reason::ImagePullFailed
+        && former.observed_generation == round.object.metadata.generation;
+    is_same.then(|| Why { reason: former.reason, message: former.message.clone() })
 }

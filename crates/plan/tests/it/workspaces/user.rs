@@ -245,6 +245,14 @@ fn w07_the_pod_says_why_a_user_fails() {
         UserPhase::Failed,
         "CrashLoop The code-server does not start: CrashLoopBackOff: m",
     );
+    for word in ["RunContainerError", "CreateContainerConfigError"] {
+        let words = format!("ContainerConfigError The code-server does not start: {word}: m");
+        check(&world, waiting(word), UserPhase::Failed, &words);
+    }
+    let words_of = |word: &str| format!("ImagePullFailed The code-server does not start: {word}: m");
+    for word in ["ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"] {
+        check(&world, waiting(word), UserPhase::Failed, &words_of(word));
+    }
     let beside = |ours: Value, init: Value| {
         let sidecar = json!({ "name": "agent", "state": { "running": {} } });
         let ours = json!({ "name": "code-server", "state": ours });
@@ -377,4 +385,25 @@ fn the_plan_knows_no_password() {
     let (body, content) = secret.unwrap();
     assert_eq!((&body["data"], &body["stringData"], content), (&Value::Null, &Value::Null, Some(Content::NewPassword)));
     assert_eq!(body["immutable"], true);
+}
+
+#[test]
+fn a_back_off_between_two_pulls_is_no_news() {
+    let mut world = World::ready(one_user(json!({})));
+    world.object(ObjectKind::StatefulSet, SET).status["readyReplicas"] = json!(0);
+    let mut pull = |word: &str, message: &str| {
+        let user = world.user("ana");
+        let waiting = json!({ "waiting": { "reason": word, "message": message } });
+        let pod = user::PodFacts::read(&json!({ "containerStatuses": [{ "name": "code-server", "state": waiting }] }));
+        let observed = user::Observed { pod: Some(pod), ..world.user_observed(&user) };
+        let plan = world.user_plan(&user, &observed);
+        let status = world.user_status(&user, &observed, &plan, &[]);
+        world.object(ObjectKind::User, "ana").status = json!(status);
+        status.conditions[0].message.clone()
+    };
+    let failed = "The code-server does not start: ErrImagePull: not found";
+    assert_eq!(pull("ErrImagePull", "not found"), failed);
+    assert_eq!(pull("ImagePullBackOff", "Back-off pulling image"), failed, "kubelet waits for its next try");
+    assert_eq!(pull("ErrImagePull", "not found"), failed);
+    assert!(pull("ErrImagePull", "no such host").contains("no such host"));
 }
