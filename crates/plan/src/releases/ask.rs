@@ -10,6 +10,7 @@ use api::workspace::{
 use serde::{Deserialize, Serialize};
 
 use super::decide::decide;
+use super::memory::is_handled;
 use super::{
     Action, Ages, Chart, Desired, Difference, Drift, Failure, Identity, Job, Known, MOST_REVISIONS, Observed, Policy,
     Replicas, Stored, StoredStatus, Surroundings, Values, last_good, reference_digest, too_many_revisions, validate,
@@ -393,8 +394,8 @@ impl Asking<'_> {
     /// The digest of a value of the reconcile annotation that was not acted on.
     fn request(&self) -> Option<String> {
         let request = self.object.metadata.annotations.as_ref()?.get(RECONCILE_ANNOTATION)?;
-        let handled = self.object.status.as_ref().and_then(|status| status.last_handled_reconcile.as_ref());
-        (handled != Some(request)).then(|| object::digest(&request.as_str().into()))
+        let handled = self.object.status.as_ref().and_then(|status| status.last_handled_reconcile.as_deref());
+        (!is_handled(request, handled)).then(|| object::digest(&request.as_str().into()))
     }
 
     /// Asked when a revision was made, by us or by a former operator that did not live to see it, and when it is to go;

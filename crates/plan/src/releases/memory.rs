@@ -5,12 +5,18 @@ use api::workspace::{
     FORCE_ANNOTATION, HelmRelease, HelmReleaseStatus, OperationKind, ROLLBACK_ANNOTATION, ReleaseRevision, TestResult,
 };
 
+use crate::object::digest;
+
 use super::{Ended, Failure, FailureClass, Job, Operation, Stored, StoredStatus, Surroundings};
 
 /// Long histories are Helm's business; status shows the newest.
 const SHOWN_REVISIONS: usize = 20;
 /// A failure's text in status; the whole of it is in the log.
 const MAX_OUTPUT: usize = 4096;
+
+/// Of a handled annotation's value: several times a time stamp, which is what users write. An annotation may have 256 KiB,
+/// and status is written and watched with all of it.
+const LONGEST_NOTED: usize = 256;
 
 /// Stands for what is tried when an object is deleted, in place of a digest.
 pub(super) const REMOVAL: &str = "";
@@ -40,9 +46,10 @@ impl Memory {
             settle_interrupted(&mut status, observed, &former);
         }
         let annotation = |name: &str| object.metadata.annotations.as_ref()?.get(name).cloned();
-        let force = annotation(FORCE_ANNOTATION).filter(|value| Some(value) != status.last_handled_force.as_ref());
+        let force =
+            annotation(FORCE_ANNOTATION).filter(|value| !is_handled(value, status.last_handled_force.as_deref()));
         let rollback =
-            annotation(ROLLBACK_ANNOTATION).filter(|value| Some(value) != status.last_handled_rollback.as_ref());
+            annotation(ROLLBACK_ANNOTATION).filter(|value| !is_handled(value, status.last_handled_rollback.as_deref()));
         Self { status, force, rollback }
     }
 
@@ -77,6 +84,16 @@ impl Memory {
     pub fn newest(&self) -> Option<&ReleaseRevision> {
         self.status.history.first()
     }
+}
+
+/// What status keeps of the value of an annotation that was acted on: a long one is known by its digest.
+pub(super) fn noted(value: &str) -> String {
+    if value.len() <= LONGEST_NOTED { value.to_owned() } else { format!("digest:{}", digest(&value.into())) }
+}
+
+/// Whether this value was acted on.
+pub(super) fn is_handled(value: &str, handled: Option<&str>) -> bool {
+    handled.is_some_and(|handled| handled == value || handled == noted(value))
 }
 
 /// Helm's revisions, newest first, with what we know of each beyond Helm's labels.

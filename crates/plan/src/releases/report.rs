@@ -9,8 +9,12 @@ use jiff::Timestamp;
 
 use super::{
     Action, Answer, Ask, Chart, Desired, Drift, Job, Memory, Note, Observed, Operation, Policy, State, StoredStatus,
-    Surroundings, Values, ask::assess, config_digest, event::events, memory::REMOVAL, reference_digest, replicas,
-    state, validate,
+    Surroundings, Values,
+    ask::assess,
+    config_digest,
+    event::events,
+    memory::{REMOVAL, noted},
+    reference_digest, replicas, state, validate,
 };
 use crate::Why;
 use crate::message::steady;
@@ -148,7 +152,7 @@ fn remember_sources(status: &mut HelmReleaseStatus, round: &Round<'_>, desired: 
         && round.plan.steps.is_empty()
         && let Some(value) = annotations.and_then(|all| all.get(RECONCILE_ANNOTATION))
     {
-        status.last_handled_reconcile = Some(value.clone());
+        status.last_handled_reconcile = Some(noted(value));
     }
 }
 
@@ -158,7 +162,7 @@ fn take_in(status: &mut HelmReleaseStatus, action: &Action, round: &Round<'_>, m
         Action::Start(_) if round.announced.is_some() => {}
         Action::Start(operation) => begin(status, operation, round, memory, now),
         Action::Unlock { .. } => status.operation = None,
-        Action::RefuseRollback { .. } => status.last_handled_rollback.clone_from(&memory.rollback),
+        Action::RefuseRollback { .. } => status.last_handled_rollback = memory.rollback.as_deref().map(noted),
         Action::AddFinalizer { .. }
         | Action::Cancel
         | Action::CorrectDrift(_)
@@ -188,12 +192,12 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
             if let Values::Read { digest, .. } = &round.observed.values {
                 status.last_attempted_values_digest = Some(digest.clone());
             }
-            status.last_handled_force = memory.force.clone().or(status.last_handled_force.take());
+            status.last_handled_force = memory.force.as_deref().map(noted).or(status.last_handled_force.take());
         }
         OperationKind::Rollback | OperationKind::Uninstall if operation.digest != REMOVAL => {
             let requested = operation.kind == OperationKind::Rollback && memory.rollback.is_some();
             if requested {
-                status.last_handled_rollback.clone_from(&memory.rollback);
+                status.last_handled_rollback = memory.rollback.as_deref().map(noted);
             }
             let digest = operation.digest.clone();
             status.remedy = Some(Remedy { kind: operation.kind, digest, requested, succeeded: false });

@@ -492,6 +492,28 @@ fn a_look_that_was_asked_for_is_over_when_the_answer_is_there() {
 }
 
 #[test]
+fn a_long_annotation_is_acted_on_once_and_kept_short() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    let long = "1@".to_owned() + &"x".repeat(200 << 10);
+    for annotation in [RECONCILE_ANNOTATION, FORCE_ANNOTATION, ROLLBACK_ANNOTATION] {
+        world.annotate(annotation, &long);
+    }
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Rollback, Upgrade]);
+    let status = world.object.status.clone().unwrap();
+    for kept in [&status.last_handled_reconcile, &status.last_handled_force, &status.last_handled_rollback] {
+        assert!(kept.as_ref().is_some_and(|kept| kept.len() < 100), "{} bytes", json!(status).to_string().len());
+    }
+    world.settle();
+    assert_eq!(world.operations.len(), 3, "each was acted on");
+    // As an earlier version stored it.
+    world.object.status.as_mut().unwrap().last_handled_force = Some(long);
+    world.settle();
+    assert_eq!(world.operations.len(), 3);
+}
+
+#[test]
 fn what_others_write_of_any_length_is_shown_in_part() {
     let mut world = World::new(json!({}));
     world.observed.values = Values::Invalid("x".repeat(1 << 20));
