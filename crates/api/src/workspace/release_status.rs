@@ -78,6 +78,10 @@ pub struct HelmReleaseStatus {
     /// Workloads that are scaled to zero, with their former replicas.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub stopped: Vec<StoppedWorkload>,
+    /// Whether what is stored cannot be decoded: nothing of it is known then, which is another thing than nothing.
+    /// Never stored itself.
+    #[serde(skip)]
+    pub is_unreadable: bool,
 }
 
 impl HelmReleaseStatus {

@@ -133,6 +133,10 @@ pub struct UserStatus {
     /// Objects derived from this one.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub inventory: Vec<InventoryEntry>,
+    /// Whether what is stored cannot be decoded: nothing of it is known then, which is another thing than nothing.
+    /// Never stored itself.
+    #[serde(skip)]
+    pub is_unreadable: bool,
 }
 
 impl UserStatus {

@@ -31,6 +31,9 @@ const UNWATCHED: Duration = Duration::from_secs(15);
 /// A change of a live object that was too near to the last one is looked at after this.
 const CHANGING: Duration = Duration::from_secs(1);
 
+/// Why nothing is decided on a release whose own status cannot be read.
+pub(super) const UNREADABLE: &str = "the status of this HelmRelease cannot be read, so the operator does not know what it has done; a newer operator may have written it: upgrade this one, or correct the status";
+
 /// One fact about a release.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Ask {
@@ -184,6 +187,12 @@ pub(super) fn assess(object: &HelmRelease, observed: &Observed, inputs: &InputsO
         rival: observed.rival.clone(),
         ages,
     };
+    if object.status.as_ref().is_some_and(|status| status.is_unreadable) {
+        // What was done before is not known, so nothing is done, asked for or written over it.
+        let (mut plan, note) = (Plan::default(), inputs.note.clone());
+        plan.block(Reason::StateUnknown, UNREADABLE);
+        return Assessment { surroundings, plan, note, is_complete: false };
+    }
     asking.look(&mut surroundings, desired.as_ref());
     let mut note = Note { ages: surroundings.ages.clone(), ..inputs.note.clone() };
     if let Some(desired) = desired.as_ref().filter(|_| !is_deleting) {

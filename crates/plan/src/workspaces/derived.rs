@@ -7,7 +7,7 @@ use std::time::Duration;
 use api::condition::Reason;
 use api::workspace::{API_VERSION, DIGEST_ANNOTATION, InventoryEntry, LABEL_MANAGED_BY, MANAGED_BY};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
 use super::secret::Content;
@@ -196,6 +196,7 @@ pub struct Found {
     pub generation: Option<i64>,
     /// All but status; of configs only metadata.
     pub content: Body,
+    /// Null before one was written. One that cannot be read is unknown, see [`Found::read_status`].
     pub status: Value,
     /// What [`fingerprint`] gave for the server's answer to our last apply. What still differs in it will not be
     /// repaired by another: a webhook or another field manager wants it so.
@@ -211,6 +212,11 @@ impl Found {
 
     pub(super) fn annotation(&self, name: &str) -> Option<&str> {
         self.content.0["metadata"]["annotations"][name].as_str()
+    }
+
+    /// The status: empty if none was written yet, `None` if it cannot be read.
+    pub(super) fn read_status<T: DeserializeOwned + Default>(&self) -> Option<T> {
+        if self.status.is_null() { Some(T::default()) } else { T::deserialize(&self.status).ok() }
     }
 
     fn is_to_apply(&self, id: &ObjectId, desired: &Value) -> bool {

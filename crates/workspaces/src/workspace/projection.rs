@@ -1,7 +1,9 @@
 //! What of each kind stays in memory.
 #![allow(clippy::unnecessary_wraps, clippy::needless_pass_by_value, reason = "the form that every kind's filter has")]
 
-use api::workspace::{HelmRelease, LABEL_MANAGED_BY, MANAGED_BY, User, Workspace};
+use api::workspace::{
+    HelmRelease, HelmReleaseStatus, LABEL_MANAGED_BY, MANAGED_BY, User, UserStatus, Workspace,
+};
 use k8s_openapi::{
     api::{
         core::v1::{Namespace, Pod},
@@ -148,10 +150,15 @@ fn part<T: DeserializeOwned>(part: &Value) -> Option<T> {
     T::deserialize(part).ok()
 }
 
+/// Stands for a status that cannot be read, where only its text is passed on: it reads as unreadable there as well.
+const UNREADABLE: &str = "unreadable";
+
 macro_rules! typed {
-    ($project:ident, $kind:ident) => {
+    ($project:ident, $kind:ident, $unreadable:expr, $is_unreadable:expr) => {
         pub fn $project(object: Json<$kind>) -> Option<$kind> {
             let (spec, status) = (part(&object.content["spec"]), part(&object.status));
+            // Unknown is not absent: nothing is decided on a status as if there were none.
+            let status = if object.status.is_null() { None } else { status.or($unreadable) };
             Some($kind { metadata: object.metadata, spec, status })
         }
 
@@ -163,15 +170,23 @@ macro_rules! typed {
             fn found(version: &Versioned<Self>) -> Found {
                 let object = &version.value;
                 let content = $kind { status: None, ..object.clone() };
-                found(&object.metadata, version.version, &content, json!(object.status))
+                let is_unreadable = object.status.as_ref().is_some_and($is_unreadable);
+                let status = if is_unreadable { json!(UNREADABLE) } else { json!(object.status) };
+                found(&object.metadata, version.version, &content, status)
             }
         }
     };
 }
 
-typed!(workspace, Workspace);
-typed!(user, User);
-typed!(release, HelmRelease);
+// Nothing is decided on a Workspace's own status.
+typed!(workspace, Workspace, None, |_| false);
+typed!(user, User, Some(UserStatus { is_unreadable: true, ..UserStatus::default() }), |status| status.is_unreadable);
+typed!(
+    release,
+    HelmRelease,
+    Some(HelmReleaseStatus { is_unreadable: true, ..HelmReleaseStatus::default() }),
+    |status| status.is_unreadable
+);
 
 fn owner(metadata: &ObjectMeta) -> Option<Owner<'_>> {
     let owner = metadata.owner_references.as_ref()?.iter().find(|owner| owner.controller == Some(true))?;
@@ -188,5 +203,29 @@ fn found(metadata: &ObjectMeta, version: u64, content: &impl Serialize, status: 
         content: Body(json!(content)),
         status,
         accepted: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    fn seen(status: Value) -> (HelmRelease, Found) {
+        let object = json!({ "metadata": { "name": "a", "resourceVersion": "1" }, "status": status });
+        let release = release(serde_json::from_value(object).unwrap()).unwrap();
+        (release.clone(), HelmRelease::found(&Versioned { version: 1, value: release }))
+    }
+
+    #[test]
+    fn a_status_that_cannot_be_read_is_not_taken_for_none() {
+        let (none, found) = seen(Value::Null);
+        assert_eq!((none.status, found.status), (None, Value::Null));
+        let (sound, found) = seen(json!({ "holdsData": true }));
+        assert_eq!((sound.status.unwrap().is_unreadable, found.status), (false, json!({ "holdsData": true })));
+        let (broken, found) = seen(json!({ "holdsData": "perhaps" }));
+        assert!(broken.status.unwrap().is_unreadable);
+        assert!(HelmReleaseStatus::deserialize(&found.status).is_err(), "{}", found.status);
     }
 }

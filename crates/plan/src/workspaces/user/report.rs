@@ -46,6 +46,7 @@ fn status(round: &RoundOf<'_>, attempts: &Attempts<'_>, former: &UserStatus, now
             _ => None,
         },
         inventory: inventory(uid, &round.observed.objects, attempts.applied()),
+        is_unreadable: false,
     }
 }
 

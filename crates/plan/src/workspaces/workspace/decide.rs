@@ -128,14 +128,17 @@ fn remove_release(plan: &mut Plan, spec: Option<&WorkspaceSpec>, id: &ObjectId, 
 }
 
 fn may_hold_data(release: &Found) -> bool {
-    let status: HelmReleaseStatus = serde_json::from_value(release.status.clone()).unwrap_or_default();
-    status.holds_data.unwrap_or(status.last_applied_revision.is_some())
+    let status = release.read_status::<HelmReleaseStatus>();
+    // What cannot be read may say anything.
+    status.is_none_or(|status| status.holds_data.unwrap_or(status.last_applied_revision.is_some()))
 }
 
 /// Whether the last change of a user's code-server is through.
 fn is_at_rest(user: &Found) -> bool {
-    let status: UserStatus = serde_json::from_value(user.status.clone()).unwrap_or_default();
-    status.observed_generation == user.generation && status.phase != Some(UserPhase::Progressing)
+    let is_through = |status: UserStatus| {
+        status.observed_generation == user.generation && status.phase != Some(UserPhase::Progressing)
+    };
+    user.read_status().is_some_and(is_through)
 }
 
 /// Names with a hash in them are not found by accident, so the text alone decides.

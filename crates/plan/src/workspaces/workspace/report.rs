@@ -6,7 +6,6 @@ use api::workspace::{
     WorkspaceStatus,
 };
 use jiff::Timestamp;
-use serde::de::DeserializeOwned;
 
 use super::config::is_awaited;
 use super::derive::{enabled, service_host, validate};
@@ -23,7 +22,7 @@ use crate::workspaces::secret::Digested;
 /// The word for what has been written and not been worked on.
 const PROGRESSING: &str = "Progressing";
 /// As many as are read; status lists them all.
-const NAMES_TOLD: usize = 5;
+const NAMES_SHOWN: usize = 5;
 
 /// A round as the controller sees it.
 pub type RoundOf<'a> = Round<'a, Workspace, Observed, Action, Done, Note, SourceAsk, Option<Digested>>;
@@ -137,6 +136,14 @@ impl State {
         Self::Unready { reason: PROGRESSING.to_owned(), message: None, has_failed: false }
     }
 
+    /// How it is doing is unknown, which is not the same as on its way.
+    fn unreadable(id: &ObjectId) -> Self {
+        let message = format!(
+            "the status of {id} cannot be read; a newer operator may have written it: upgrade this one, or correct the status"
+        );
+        Self::Unready { reason: Reason::StateUnknown.to_string(), message: Some(message), has_failed: false }
+    }
+
     fn words(self) -> (Option<String>, Option<String>) {
         match self {
             Self::Ready => (None, None),
@@ -160,9 +167,9 @@ impl View<'_> {
         for (name, service) in enabled(spec) {
             let id = ObjectId::new(ObjectKind::HelmRelease, name);
             let (state, version) = self.state(&id, |found| {
-                let status: HelmReleaseStatus = read(found);
+                let status: HelmReleaseStatus = found.read_status()?;
                 let ready = status.condition(ConditionType::Ready).cloned();
-                (ready, status.observed_generation, status.last_applied_revision)
+                Some((ready, status.observed_generation, status.last_applied_revision))
             });
             let host =
                 service_host(self.round.object.metadata.name.as_deref().unwrap_or_default(), spec, name, service);
@@ -193,8 +200,8 @@ impl View<'_> {
         for user in &spec.users {
             let id = ObjectId::new(ObjectKind::User, user.slug.as_str());
             let (state, url) = self.state(&id, |found| {
-                let status: UserStatus = read(found);
-                (status.condition(ConditionType::Ready).cloned(), status.observed_generation, status.url)
+                let status: UserStatus = found.read_status()?;
+                Some((status.condition(ConditionType::Ready).cloned(), status.observed_generation, status.url))
             });
             let state = match state {
                 State::Ready if !user.has_code_server() => State::Uncounted(Reason::Disabled.to_string()),
@@ -214,7 +221,7 @@ impl View<'_> {
     fn state<E>(
         &self,
         id: &ObjectId,
-        read: impl FnOnce(&Found) -> (Option<Condition>, Option<i64>, Option<E>),
+        read: impl FnOnce(&Found) -> Option<(Option<Condition>, Option<i64>, Option<E>)>,
     ) -> (State, Option<E>) {
         if let Some(problem) = self.problems.iter().find(|problem| problem.id.as_ref() == Some(id)) {
             let (reason, message) = (problem.why.reason.to_string(), Some(problem.why.message.clone()));
@@ -224,7 +231,7 @@ impl View<'_> {
         let Some(found) = found.filter(|_| !self.attempts.changed().contains(id)) else {
             return (State::progressing(), None);
         };
-        let (ready, observed_generation, more) = read(found);
+        let Some((ready, observed_generation, more)) = read(found) else { return (State::unreadable(id), None) };
         let state = match ready.filter(|_| observed_generation == found.generation) {
             Some(ready) if ready.status == ConditionStatus::True => State::Ready,
             Some(ready) => State::Unready {
@@ -308,8 +315,8 @@ impl View<'_> {
             let message = format!("{ready} of {counted} {noun} are ready");
             return (ConditionStatus::True, Why { reason: Reason::Succeeded, message });
         }
-        let mut names = summaries.unready[..summaries.unready.len().min(NAMES_TOLD)].join(", ");
-        if summaries.unready.len() > NAMES_TOLD {
+        let mut names = summaries.unready[..summaries.unready.len().min(NAMES_SHOWN)].join(", ");
+        if summaries.unready.len() > NAMES_SHOWN {
             names.push_str(", …");
         }
         (
@@ -350,9 +357,4 @@ impl Summaries<ServiceSummary> {
 
 fn terminating() -> Why {
     Why { reason: Reason::Terminating, message: "Users and releases are being removed".to_owned() }
-}
-
-/// What cannot be read says nothing.
-fn read<T: DeserializeOwned + Default>(found: &Found) -> T {
-    serde_json::from_value(found.status.clone()).unwrap_or_default()
 }

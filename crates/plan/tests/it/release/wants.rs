@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use api::workspace::{HelmRelease, ReadValues, ResolvedChart, ValuesKind};
+use api::condition::Reason;
+use api::workspace::{FINALIZER, HelmRelease, HelmReleaseStatus, ReadValues, ResolvedChart, ValuesKind};
 use jiff::Timestamp;
 use plan::Clocks;
 use plan::fact::{Class, Fact, Failure};
@@ -105,7 +106,7 @@ fn reported(
     observed: &Observed,
     inputs: &Known,
     plan: &Plan<Action, Ask>,
-) -> Report<api::workspace::HelmReleaseStatus, Note> {
+) -> Report<HelmReleaseStatus, Note> {
     let progress = vec![Progress::Done(()); plan.steps.len()];
     let round = Round { object, observed, inputs, plan, progress: &progress };
     report(&round, now(), &Policy::default())
@@ -300,4 +301,23 @@ fn what_is_asked_is_small_however_large_an_annotation_is() {
     let plan = planned(&object, &observed, &Known::default());
     let chart = plan.wants.iter().find(|want| matches!(want.ask, Ask::Chart { .. })).unwrap();
     assert!(serde_json::to_string(&chart.ask).unwrap().len() < 1000);
+}
+
+#[test]
+fn a_release_whose_status_cannot_be_read_is_left_as_it_is() {
+    let mut object = release(json!({}));
+    object.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+    let unreadable = HelmReleaseStatus { is_unreadable: true, ..HelmReleaseStatus::default() };
+    object.status = Some(unreadable.clone());
+    let there = observed(vec![stored(1, StoredStatus::Deployed, now())]);
+    for is_deleting in [false, true] {
+        object.metadata.deletion_timestamp =
+            is_deleting.then(|| k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
+        let plan = planned(&object, &there, &Known::default());
+        assert_eq!((plan.steps.len(), plan.wants.len()), (0, 0), "{plan:?}");
+        assert_eq!(plan.blocked[0].reason, Reason::StateUnknown);
+        let report = reported(&object, &there, &Known::default(), &plan);
+        assert_eq!(report.status, unreadable, "nothing is written over it");
+        assert!(report.transitions[0].note.contains("upgrade"), "{:?}", report.transitions);
+    }
 }

@@ -456,3 +456,22 @@ fn a_refusal_follows_its_cause_and_not_its_numbers() {
     let long = refuse(&mut world, &"x".repeat(1 << 20));
     assert!(long.0.len() < 5000 && long.1.len() < 5000);
 }
+
+#[test]
+fn what_cannot_be_read_of_a_child_is_unknown_and_not_none() {
+    let mut world = World::ready(basic());
+    world.object(ObjectKind::HelmRelease, "web").status = json!("unreadable");
+    world.workspace_round();
+    let web = &world.status().services[1];
+    assert_eq!((web.ready, web.reason.as_deref()), (false, Some("StateUnknown")));
+    assert!(web.message.as_deref().is_some_and(|message| message.contains("HelmRelease web cannot be read")));
+    // It may hold data.
+    world.change(|spec| drop(spec["services"].as_object_mut().unwrap().remove("web")));
+    world.done.clear();
+    world.workspace_round();
+    assert!(!world.done.contains(&"delete HelmRelease web".to_owned()), "{:?}", world.done);
+    assert!(world.condition("Ready").contains("DataProtected"), "{}", world.condition("Ready"));
+    world.object(ObjectKind::HelmRelease, "web").status = json!({ "holdsData": false });
+    world.workspace_round();
+    assert!(world.done.contains(&"delete HelmRelease web".to_owned()), "{:?}", world.done);
+}
