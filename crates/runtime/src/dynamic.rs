@@ -2,12 +2,11 @@
 
 use std::{
     collections::HashMap,
-    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
-use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use kube::{
     api::{ApiResource, DynamicObject, GroupVersionKind},
     discovery,
@@ -30,8 +29,6 @@ use crate::{
 /// A kind that does not exist or may not be read is tried again this often: it may come with an installation that is
 /// under way, and one request a minute is no burden.
 const SLOWEST_ATTEMPT: Duration = Duration::from_mins(1);
-/// Doubts arise after an API server lagged or was restored; no round settles them here.
-const SETTLE: Duration = Duration::from_secs(5);
 
 /// What is kept of each object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,13 +125,8 @@ async fn follow(kind: GroupVersionKind, followed: Arc<Followed>, writer: Writer,
     let cache = Traced::of(resource, DYNAMIC, writer, Trace::project, followed.interruption.clone());
     cache.listen(Box::new(move |change| notify(&kind, change)));
     let _subscription = cache.subscribe(Selection::default(), SLOWEST_ATTEMPT);
-    let _ = followed.cache.set(cache.clone());
-    loop {
-        tokio::time::sleep(SETTLE).await;
-        if AssertUnwindSafe(cache.settle_all()).catch_unwind().await.is_err() {
-            tracing::error!("panic on a read; retrying");
-        }
-    }
+    let _ = followed.cache.set(cache);
+    std::future::pending::<()>().await;
 }
 
 /// Asks the server for the kind until there is one.

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use futures::future::BoxFuture;
 use process::{Clock, panic};
 use prometheus_client::{
     collector::Collector,
@@ -35,7 +36,7 @@ use crate::{
 /// Who follows a watch: a projection of its objects with its own store. Calls for one subscriber come one after the
 /// other. A panic in one costs this subscriber its place until it is filled anew, and no other anything.
 pub(crate) trait Subscriber: Send + Sync {
-    /// A list begins. With `is_repeated`, the subscriber has lost its way, and wants to hear everything again.
+    /// A list begins. With `is_repeated`, the subscriber may have missed changes, and is notified of everything again.
     fn begin_list(&self, is_repeated: bool);
     fn listed(&self, object: &Raw<'_>) -> Result<(), Unreadable>;
     fn end_list(&self, version: u64);
@@ -53,6 +54,8 @@ pub(crate) trait Subscriber: Send + Sync {
     fn closed(&self);
     /// Why nothing arrives, or that it does again.
     fn interrupted(&self, why: Option<Cause>);
+    /// Reads what is in doubt; false if something still is.
+    fn settle(&self) -> BoxFuture<'_, bool>;
 }
 
 /// An object that cannot be decoded: which, and where in it, without what stands there.
@@ -128,6 +131,11 @@ impl Member {
     /// What it holds is dropped for good.
     pub(crate) fn close(&self) {
         self.subscriber.closed();
+    }
+
+    /// Reads what is in doubt; false if something still is.
+    pub(crate) async fn settle(&self) -> bool {
+        self.subscriber.settle().await
     }
 
     /// Whether an object is one that the subscriber asked for; `None` if only the server can say.

@@ -3,6 +3,7 @@
 use std::{
     panic::AssertUnwindSafe,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
 };
 
 use futures::FutureExt;
@@ -192,6 +193,31 @@ impl Hub {
     }
 }
 
+/// Doubts arise when an API server lags or was restored, or an object cannot be decoded. Rounds settle those about their
+/// own objects at once; what no round settles is read this soon, and when that fails after growing pauses.
+const SETTLE: Duration = Duration::from_secs(5);
+const LONGEST_SETTLE: Duration = Duration::from_mins(2);
+
+/// Settles the doubts of all who follow a watch, until dropped.
+async fn settle(followers: &Followers) {
+    let mut pause = SETTLE;
+    loop {
+        sleep(pause).await;
+        let mut is_settled = true;
+        for member in followers.members() {
+            is_settled &= AssertUnwindSafe(member.settle()).catch_unwind().await.unwrap_or_else(|panic| {
+                tracing::error!(
+                    resource = followers.resource,
+                    panic = panic::message(&*panic),
+                    "panic on a read; retrying"
+                );
+                false
+            });
+        }
+        pause = if is_settled { SETTLE } else { (pause * 2).min(LONGEST_SETTLE) };
+    }
+}
+
 /// Runs one watch until it is stopped. Its own panic is a defect of ours; it begins anew.
 async fn run_one(task: String, cluster: Cluster, followers: Arc<Followers>, stop: CancellationToken, context: Context) {
     let passing = context.health.passing_pulse(task);
@@ -204,7 +230,8 @@ async fn run_one(task: String, cluster: Cluster, followers: Arc<Followers>, stop
             sleep(AFTER_PANIC).await;
         }
     };
-    stop.run_until_cancelled(passing.pulse.while_waiting(watch)).await;
+    let both = async { tokio::join!(Box::pin(watch), settle(&followers)) };
+    stop.run_until_cancelled(passing.pulse.while_waiting(both)).await;
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::{
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Request};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -149,9 +149,13 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
 
     /// Reads the object if there is doubt about it; without doubt this costs nothing.
     pub async fn settle(&self, key: &Key) -> Result<(), Error> {
+        self.settle_for(key, false).await
+    }
+
+    async fn settle_for(&self, key: &Key, from_watch: bool) -> Result<(), Error> {
         let doubt = self.doubtful().get(key).copied();
         if doubt.is_some() {
-            self.refresh(key).await?;
+            self.refresh_for(key, from_watch).await?;
             // A doubt that arose during the read stays.
             let mut doubtful = self.doubtful();
             if doubtful.get(key).copied() == doubt {
@@ -161,14 +165,18 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         Ok(())
     }
 
-    /// Settles every doubt; what cannot be read stays doubtful.
-    pub(crate) async fn settle_all(&self) {
+    /// Settles every doubt, as the watch would: no round asked for it. What cannot be read stays doubtful; true if
+    /// nothing does.
+    pub(crate) async fn settle_all(&self) -> bool {
         let keys: Vec<Key> = self.doubtful().keys().cloned().collect();
+        let mut is_settled = true;
         for key in keys {
-            if let Err(error) = self.settle(&key).await {
+            if let Err(error) = self.settle_for(&key, true).await {
+                is_settled = false;
                 tracing::debug!(error = %Chain(&error), %key, resource = self.resource, "could not be read");
             }
         }
+        is_settled
     }
 
     /// The next round of this key begins with a read.
@@ -307,13 +315,17 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
 
     /// Reads the object from the server into the cache.
     pub async fn refresh(&self, key: &Key) -> Result<(), Error> {
+        self.refresh_for(key, false).await
+    }
+
+    async fn refresh_for(&self, key: &Key, from_watch: bool) -> Result<(), Error> {
         let held = self.store.version(key);
         let found = self.read(key).await?.and_then(|object| {
             self.note_stranger(key, object.meta());
             let version = identity(object.meta()).map_or(0, |(_, version)| version);
             (self.project)(object).map(|value| (version, value))
         });
-        self.change(key, false, |store| store.correct(key, held, found));
+        self.change(key, from_watch, |store| store.correct(key, held, found));
         Ok(())
     }
 
@@ -321,8 +333,13 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     fn remains(&self, key: &Key, held: Option<u64>, answer: &[u8]) -> Deleted {
         match serde_json::from_slice::<W>(answer) {
             Ok(object) if is_terminating(object.meta()) => {
-                self.take_in(object);
+                self.ingest(object);
                 self.cluster().hub().learnt(&self.path(), self.address(), answer);
+                Deleted::Terminating
+            }
+            // What is left is not known before it is read; it is not taken for gone.
+            Err(_) if !is_status(answer) => {
+                self.doubt(key.clone());
                 Deleted::Terminating
             }
             _ => {
@@ -346,7 +363,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     }
 
     /// An object that is none of our business any more is forgotten.
-    fn take_in(&self, object: W) {
+    fn ingest(&self, object: W) {
         let Some((key, version)) = identity(object.meta()) else { return };
         self.note_stranger(&key, object.meta());
         self.put(&key, version, (self.project)(object), false);
@@ -391,7 +408,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
                 if object.meta().deletion_timestamp.is_some() && !is_terminating(object.meta()) {
                     self.gone(key, held);
                 } else {
-                    self.take_in(object);
+                    self.ingest(object);
                     self.cluster().hub().learnt(&self.path(), self.address(), &answer);
                 }
                 Ok(version)
@@ -451,6 +468,15 @@ pub(crate) fn place<W: View>(types: &W::DynamicType, key: &Key) -> Request {
     Request::new(W::url_path(types, Some(&*key.namespace).filter(|namespace| !namespace.is_empty())))
 }
 
+/// Whether an answer is no object but a Status.
+fn is_status(answer: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Head {
+        kind: String,
+    }
+    serde_json::from_slice::<Head>(answer).is_ok_and(|head| head.kind == "Status")
+}
+
 fn is_terminating(meta: &ObjectMeta) -> bool {
     let waits_for_grace = meta.deletion_grace_period_seconds.is_some_and(|grace| grace > 0);
     let waits_for_finalizers = meta.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty());
@@ -465,8 +491,6 @@ pub(crate) fn identity(meta: &ObjectMeta) -> Option<(Key, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
-
     use super::*;
     use crate::view::lean_metadata;
 
@@ -487,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delete_answer_tells_whether_anything_is_left() {
+    fn a_delete_answer_shows_whether_anything_is_left() {
         let terminating = |metadata: serde_json::Value| is_terminating(&lean_metadata(metadata).unwrap());
         let at = "2026-01-01T00:00:00Z";
         assert!(terminating(serde_json::json!({"deletionTimestamp": at, "deletionGracePeriodSeconds": 30})));

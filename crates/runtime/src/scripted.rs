@@ -54,6 +54,8 @@ pub(crate) enum End {
 pub(crate) struct Script {
     answers: Arc<Mutex<VecDeque<Answer>>>,
     requests: Arc<Mutex<Vec<String>>>,
+    /// Whether a read of one object is never answered, so that the script is about lists and watches alone.
+    reads_hang: bool,
 }
 
 impl Script {
@@ -61,6 +63,11 @@ impl Script {
         let script = Self::default();
         script.then(answers);
         script
+    }
+
+    #[must_use]
+    pub(crate) fn with_hanging_reads(self) -> Self {
+        Self { reads_hang: true, ..self }
     }
 
     pub(crate) fn then(&self, answers: impl IntoIterator<Item = Answer>) {
@@ -87,6 +94,11 @@ impl Script {
 
     async fn answer(self, request: Request<Body>) -> Response<Body> {
         self.requests.lock().unwrap().push(format!("{} {}", request.method(), request.uri()));
+        // `/api/v1/namespaces/n/configmaps/a`
+        let is_read = request.method() == axum::http::Method::GET && request.uri().path().split('/').count() == 7;
+        if is_read && self.reads_hang {
+            return std::future::pending().await;
+        }
         let answer = self.answers.lock().unwrap().pop_front();
         match answer {
             None => std::future::pending().await,

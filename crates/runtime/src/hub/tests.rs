@@ -12,7 +12,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     key::Key,
-    kind::{Cache, Kind},
+    kind::{Cache, Deleted, Kind},
     scripted::{Answer, End, Script, World, event, labelled, map, page, quiet},
     selection::Selection,
     view::{Json, Metadata, View},
@@ -293,4 +293,20 @@ async fn a_panic_costs_one_subscriber_until_it_is_filled_anew() {
     assert_eq!(taken(&fragile_log), ["+a", "+b", "+poison"]);
     assert!(world.context.metrics.encode().unwrap().contains("strata_watch_panics_total 2\n"));
     assert!(!running.is_finished());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_deletion_leaves_is_not_taken_for_gone_where_the_answer_cannot_be_read() {
+    let script = Script::new([page(5, "", [map("a", 3)]), quiet()]);
+    let world = script.world(Some(ListMode::Paged));
+    let (maps, log) = watched(&world, Selection::default(), whole);
+    world.run();
+    moment().await;
+    let key = Key::new("n", "a");
+    script.then([Answer::Object(Duration::ZERO, json!({"kind": "ConfigMap", "metadata": {"finalizers": "odd"}}))]);
+    assert_eq!(maps.delete(&key, "uid", "3").await.unwrap(), Deleted::Terminating);
+    assert_eq!((maps.store().version(&key), taken(&log)), (Some(3), vec!["+a".to_owned()]));
+    script.then([Answer::Refusal(404, None)]);
+    maps.settle(&key).await.unwrap();
+    assert_eq!((maps.store().version(&key), taken(&log)), (None, vec!["own -a".to_owned()]));
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{PoisonError, atomic::Ordering};
 
+use futures::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::Kind;
@@ -124,5 +125,9 @@ impl<W: View, T: Send + Sync + 'static> Subscriber for Kind<W, T> {
 
     fn interrupted(&self, why: Option<Cause>) {
         self.interruption.set(why);
+    }
+
+    fn settle(&self) -> BoxFuture<'_, bool> {
+        Box::pin(self.settle_all())
     }
 }

@@ -277,6 +277,7 @@ async fn an_object_that_never_decodes_is_warned_of_once_a_minute_and_counted_eac
         (Duration::from_secs(1), event)
     };
     let script = Script::new([page(5, "", []), Answer::Lines((10..60).map(odd).collect(), End::Closed)]);
+    let script = script.with_hanging_reads();
     script.then([page(60, "", []), Answer::Lines((60..100).map(odd).collect(), End::Silent)]);
     let (world, _maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(95)).await;
     let text = world.context.metrics.encode().unwrap();
@@ -286,7 +287,7 @@ async fn an_object_that_never_decodes_is_warned_of_once_a_minute_and_counted_eac
 }
 
 #[test]
-fn an_interruption_is_told_in_one_sentence_and_once() {
+fn an_interruption_is_reported_in_one_sentence_and_once() {
     let status = Status::failure("pods is forbidden", "Forbidden").with_code(403).boxed();
     let error = WatchError::Refused { verb: "list", status: status.clone(), retry_after: None };
     assert_eq!(error.to_string(), "list: pods is forbidden (403)");
@@ -310,4 +311,29 @@ async fn a_refusal_of_any_length_is_read_to_its_limit() {
     let (_world, maps) = watch(&script, Some(ListMode::Paged), Duration::from_secs(1)).await;
     let why = maps.readiness().unwrap_err();
     assert!(why.starts_with("list: xxx") && why.ends_with("(500)") && why.len() < 70_000, "{} bytes", why.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_restored_server_brings_is_read_although_no_round_asks() {
+    let changed = Answer::Lines(vec![event("MODIFIED", map("a", 6))], End::Silent);
+    let script = Script::new([page(100, "", [map("a", 100)]), Answer::Lines(vec![], End::Broken)]);
+    // The server's versions went back, and the object changes after that.
+    script.then([page(5, "", []), page(5, "", [map("a", 5)]), changed]);
+    script.then([Answer::Object(Duration::ZERO, map("a", 6))]);
+    let world = script.world(Some(ListMode::Paged));
+    let maps = Kind::new("configmaps", world.cluster.writer("test"), |_: Metadata<ConfigMap>| Some(()));
+    let news = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let log = news.clone();
+    world.cluster.watch(&maps, Selection::default(), move |change| log.lock().unwrap().push(change.from_watch));
+    world.run();
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(
+        maps.store().version(&crate::Key::new("n", "a")),
+        Some(100),
+        "what speaks against the store is not believed"
+    );
+    let before = news.lock().unwrap().len();
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(maps.store().version(&crate::Key::new("n", "a")), Some(6), "{:?}", script.requests());
+    assert_eq!(news.lock().unwrap()[before..], [true], "as if the watch had brought it");
 }
