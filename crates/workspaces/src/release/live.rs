@@ -58,6 +58,11 @@ fn is_answer(error: &Error) -> bool {
     matches!(error, Error::Api { .. } | Error::Client { .. })
 }
 
+/// Whether the server says no to one object, and may say yes to the next.
+fn is_about_object(error: &Error) -> bool {
+    is_undefined(error) || error.status().is_some_and(|status| status.code < 500 && status.code != 429)
+}
+
 /// An object of a manifest, ready to be asked for.
 pub struct Target {
     pub kind: GroupVersionKind,
@@ -161,6 +166,17 @@ impl Discovered {
         Ok(found)
     }
 
+    /// Whether the server still serves the kind of an object. Asked anew: with its definition all of a kind goes, and
+    /// nothing that is done to an object of it would succeed.
+    async fn is_served(&self, acting: &Acting<'_>, target: &Target) -> Result<bool, Error> {
+        self.forget(&target.kind);
+        match self.place(acting, target).await {
+            Ok(_) => Ok(true),
+            Err(error) if is_undefined(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The first thing that a removal of the targets needs and the acting account may not do.
     pub async fn undeletable(&self, acting: &Acting<'_>, targets: &[Target]) -> Result<Option<String>, Error> {
         let mut asked = HashSet::new();
@@ -183,7 +199,7 @@ impl Discovered {
                     namespace: namespace.clone(),
                     ..ResourceAttributes::default()
                 };
-                if !acting.ask(is_allowed(&acting.client, attributes)).await? {
+                if !acting.ask(is_allowed(&acting.client, attributes)).await? && self.is_served(acting, target).await? {
                     let place = namespace.map(|namespace| format!(" in namespace {namespace}")).unwrap_or_default();
                     return Ok(Some(format!("{verb} {}{place}", resource.plural)));
                 }
@@ -222,7 +238,7 @@ impl Discovered {
     ) -> Result<Option<String>, Error> {
         let api = self.api(acting, target).await?;
         let Some(live) = acting.ask(api.get_opt(&target.key.name)).await? else {
-            return Ok(Some("is gone".to_owned()));
+            return Ok(self.is_served(acting, target).await?.then(|| "is gone".to_owned()));
         };
         let Some((desired, _held)) = target.desired().await else { return Ok(None) };
         let applied = apply(acting, &api, &target.key.name, &desired, true).await?;
@@ -237,16 +253,26 @@ impl Discovered {
         drifted: &[Difference],
         ignore: &[DriftIgnore],
     ) -> Result<(), Error> {
+        let mut failure = None;
         for target in targets.iter().filter(|target| drifted.iter().any(|d| d.object == target.title())) {
-            let api = self.api(acting, target).await?;
-            let Some((mut desired, _held)) = target.desired().await else { continue };
-            // Ignored fields stay with whoever set them, unless the object is made anew.
-            if acting.ask(api.get_opt(&target.key.name)).await?.is_some() {
-                paths(target, ignore).for_each(|path| remove(&mut desired, path));
+            match self.correct_one(acting, target, ignore).await {
+                Ok(()) => {}
+                // One that is refused keeps none of the others from being set back.
+                Err(error) if is_about_object(&error) => failure = failure.or(Some(error)),
+                Err(other) => return Err(other),
             }
-            apply(acting, &api, &target.key.name, &desired, false).await?;
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
+    }
+
+    async fn correct_one(&self, acting: &Acting<'_>, target: &Target, ignore: &[DriftIgnore]) -> Result<(), Error> {
+        let api = self.api(acting, target).await?;
+        let Some((mut desired, _held)) = target.desired().await else { return Ok(()) };
+        // Ignored fields stay as another client set them, unless the object is made anew.
+        if acting.ask(api.get_opt(&target.key.name)).await?.is_some() {
+            paths(target, ignore).for_each(|path| remove(&mut desired, path));
+        }
+        apply(acting, &api, &target.key.name, &desired, false).await.map(drop)
     }
 
     /// Replicas of the Deployments and StatefulSets; those that are gone are left out.
@@ -357,7 +383,100 @@ fn remove(value: &mut Value, pointer: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    };
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use process::Clock;
+    use runtime::Leadership;
+
     use super::{super::storage, *};
+
+    /// A server with a ConfigMap `b` that has drifted, a `c` that it refuses to change, and Widgets for as long as they
+    /// are defined. Every request that changes something is noted.
+    #[derive(Clone, Default)]
+    struct Server {
+        is_defined: Arc<AtomicBool>,
+        changed: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Server {
+        fn answer(&self, request: &Request<Body>) -> (u16, Value) {
+            let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
+            let kind = |name: &str, kind: &str| json!({ "resources": [{ "name": name, "singularName": "", "namespaced": true, "kind": kind, "verbs": [] }] });
+            let missing = (404, json!({ "message": "not found", "code": 404 }));
+            match path {
+                "/api/v1" => {
+                    (200, json!({ "groupVersion": "v1", "resources": kind("configmaps", "ConfigMap")["resources"] }))
+                }
+                "/apis/test.dev/v1" if self.is_defined.load(Ordering::Relaxed) => {
+                    (200, json!({ "groupVersion": "test.dev/v1", "resources": kind("widgets", "Widget")["resources"] }))
+                }
+                _ if request.method() == Method::PATCH && path.ends_with("/c") => {
+                    (403, json!({ "message": "no", "code": 403 }))
+                }
+                _ if path.contains("/configmaps/") => {
+                    let name = path.rsplit('/').next().unwrap_or_default();
+                    let is_change = request.method() == Method::PATCH && !query.contains("dryRun");
+                    if is_change {
+                        self.changed.lock().unwrap().push(name.to_owned());
+                    }
+                    let wanted = if request.method() == Method::PATCH { "wanted" } else { "drifted" };
+                    (
+                        200,
+                        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": { "k": wanted } }),
+                    )
+                }
+                _ => missing,
+            }
+        }
+
+        fn client(&self) -> Client {
+            let server = self.clone();
+            let service = tower::service_fn(move |request: Request<Body>| {
+                let (code, body) = server.answer(&request);
+                let answer = Response::builder().status(code).body(Body::from(body.to_string().into_bytes()));
+                async move { Ok::<_, kube::Error>(answer.unwrap()) }
+            });
+            Client::new(service, "team")
+        }
+    }
+
+    async fn objects(text: &str) -> Vec<Target> {
+        let manifest = storage::manifest(storage::tests::record(text), storage::Detail::Whole).await.unwrap();
+        targets(manifest, &Key::new("team", "web"))
+    }
+
+    const MAPS: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: b}\n";
+
+    #[tokio::test]
+    async fn what_went_with_its_definition_is_no_drift() {
+        let (server, discovered) = (Server::default(), Discovered::default());
+        let fence = Fence::of_lead(Leadership::always(Clock::default()), Duration::from_mins(1));
+        let acting = Acting { client: server.client(), fence: &fence, timeout: Duration::from_secs(10) };
+        let widget = "apiVersion: test.dev/v1\nkind: Widget\nmetadata: {name: a}\n";
+        server.is_defined.store(true, Ordering::Relaxed);
+        let targets = discovered.located(&acting, objects(widget).await).await.unwrap();
+        let gone = Difference { object: "Widget a".into(), what: "is gone".into() };
+        assert_eq!(discovered.drift(&acting, &targets, &[]).await.unwrap(), [gone]);
+        server.is_defined.store(false, Ordering::Relaxed);
+        assert!(discovered.drift(&acting, &targets, &[]).await.unwrap().is_empty());
+        assert!(discovered.located(&acting, targets).await.unwrap().is_empty(), "nor is it looked at again");
+    }
+
+    #[tokio::test]
+    async fn one_object_that_is_refused_keeps_no_other_from_being_set_back() {
+        let (server, discovered) = (Server::default(), Discovered::default());
+        let fence = Fence::of_lead(Leadership::always(Clock::default()), Duration::from_mins(1));
+        let acting = Acting { client: server.client(), fence: &fence, timeout: Duration::from_secs(10) };
+        let drifted = ["c", "b"].map(|name| Difference { object: format!("ConfigMap {name}"), what: "data.k".into() });
+        let refused = discovered.correct(&acting, &objects(MAPS).await, &drifted, &[]).await.unwrap_err();
+        assert_eq!(refused.status().map(|status| status.code), Some(403));
+        assert_eq!(*server.changed.lock().unwrap(), ["b"]);
+    }
 
     #[test]
     fn a_pointer_removes_what_it_names_and_all_below() {
