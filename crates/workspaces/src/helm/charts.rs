@@ -5,8 +5,9 @@
 //! over: by a conditional request for the repository's index, and only if that changed by helm. A registry has no
 //! index, so there helm itself looks each time.
 //!
-//! Who asks with other credentials has another entry: nobody gets a chart that somebody else could read.
+//! Another set of credentials has another entry: no user gets a chart that only another one may read.
 
+mod age;
 pub mod archive;
 mod config;
 mod download;
@@ -31,8 +32,9 @@ use tokio::{sync::Notify, time::Instant};
 pub use self::config::ChartsConfig;
 pub use self::reference::{ChartRef, Credentials};
 use self::{
+    age::Checked,
     download::{BYTES, Downloader},
-    index::{Freshness, Held, Indexes, is_recent},
+    index::{Freshness, Held, Indexes},
     store::{Record, Store},
 };
 use super::{
@@ -42,7 +44,7 @@ use super::{
     runner::{Finished, Runner},
 };
 
-/// A chart on disk. It stays there for as long as somebody holds it.
+/// A chart on disk. It stays there for as long as a handle to it lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chart {
     /// The archive, or a chart directory.
@@ -58,9 +60,9 @@ pub struct Chart {
 #[derive(Clone, Debug)]
 pub enum Found {
     Ready(Arc<Chart>),
-    /// The last answer, while a newer one is looked for; the asker is told when that is over.
+    /// The last answer, while a newer one is looked for; the asker is enqueued when that is over.
     Aging(Arc<Chart>),
-    /// The asker is told by the runner's `on_change` when there is more.
+    /// The runner's `on_change` enqueues the asker when there is more.
     Working,
     /// Tried again when asked later than [`ChartsConfig::retry`] after.
     Failed(Failure),
@@ -90,7 +92,7 @@ struct Inner {
 #[derive(Default)]
 struct Table {
     entries: HashMap<String, Entry>,
-    /// What no entry has: replaced while somebody held it, or fetched and not yet stored. An archive stays on disk for
+    /// What no entry has: replaced while it was held, or fetched and not yet stored. An archive stays on disk for
     /// as long as it is held or an entry has it.
     loose: Vec<Record>,
     tick: u64,
@@ -108,7 +110,7 @@ impl Table {
     }
 }
 
-/// What somebody is to find out.
+/// What is to be found out.
 #[derive(Clone)]
 struct Question {
     id: String,
@@ -120,7 +122,7 @@ struct Question {
 struct Entry {
     record: Option<Record>,
     failure: Option<(Failure, Instant)>,
-    /// Who is to be told; somebody works on it while there is anybody.
+    /// Keys to be enqueued; a task works on it while there are any.
     askers: Vec<Key>,
     /// How fresh the answer must be that they wait for.
     freshness: Freshness,
@@ -146,10 +148,11 @@ impl Charts {
             clock: runner.clock().clone(),
             cache_bytes: config.cache_bytes,
             repositories: Mutex::default(),
+            checked: Mutex::default(),
         };
         indexes.sweep()?;
         let mut table = Table::default();
-        for (id, record) in store.load()? {
+        for (id, record) in store.load(runner.clock())? {
             table.tick += 1;
             table.entries.insert(id, Entry { record: Some(record), used: table.tick, ..Entry::default() });
         }
@@ -187,11 +190,11 @@ impl Charts {
         *tick += 1;
         let entry = entries.entry(id.clone()).or_default();
         entry.used = *tick;
-        // Whoever cleared the disk: it is fetched again.
+        // The disk was cleared: it is fetched again.
         loose.extend(entry.record.take_if(|record| !record.chart.path.exists()));
         let is_new = freshness == Freshness::Now;
         let is_known = entry.record.as_ref().is_some_and(|record| {
-            let is_recent = is_recent(record.checked_at, clock.now(), inner.time_to_live(wanted));
+            let is_recent = record.checked.is_recent(clock, inner.time_to_live(wanted));
             wanted.is_settled() || (is_recent && !is_new && entry.freshness == Freshness::Recent)
         });
         entry.failure.take_if(|(_, at)| is_new || clock.instant() - *at >= inner.config.retry);
@@ -254,7 +257,7 @@ impl Inner {
         }
     }
 
-    /// Stores an answer and returns who wants to know of it; none if somebody has asked for a fresher one meanwhile.
+    /// Stores an answer and returns who wants to know of it; none if a fresher one was asked for meanwhile.
     fn settle(&self, question: &Question, resolved: Result<Record, Failure>) -> Option<Vec<Key>> {
         let Question { id, wanted, freshness, .. } = question;
         let now = self.runner.clock().instant();
@@ -287,8 +290,8 @@ impl Inner {
         askers
     }
 
-    /// Forgets the least recently used until the rest fits, and every failure that is over; never the newest, which
-    /// somebody is about to be told of.
+    /// Forgets the least recently used until the rest fits, and every failure that is over; never the newest, whose
+    /// askers are about to be enqueued.
     fn evict(&self, table: &mut Table, newest: &str) {
         let retry = self.config.retry;
         let now = self.runner.clock().instant();
@@ -328,7 +331,7 @@ impl Inner {
         true
     }
 
-    /// Removes the archives that no entry has and nobody holds any more.
+    /// Removes the archives that no entry has and that are not held any more.
     fn sweep(&self, table: &mut Table) {
         let is_held = |record: &Record| Arc::strong_count(&record.chart) > 1;
         let (held, free): (Vec<_>, Vec<_>) = std::mem::take(&mut table.loose).into_iter().partition(is_held);
@@ -352,7 +355,7 @@ impl Inner {
         let index = repository.current(&wanted, freshness).await?;
         let previous = self.lock().entries.get(&id).and_then(|entry| entry.record.clone());
         if let Some(previous) = previous.filter(|record| record.index.as_ref() == Some(&index.digest)) {
-            return Ok(Record { checked_at: self.runner.clock().now(), ..previous });
+            return Ok(Record { checked: Checked::now(self.runner.clock()), ..previous });
         }
         let pulled = self.pull(&id, &wanted, Some(index.digest.clone())).await;
         if !pulled.as_ref().is_err_and(|failure| failure.class == Class::ChartNotFound) {
@@ -460,11 +463,11 @@ impl Inner {
     }
 
     fn record(&self, chart: Chart, bytes: u64, index: Option<String>) -> Record {
-        Record { chart: Arc::new(chart), bytes, index, checked_at: self.runner.clock().now() }
+        Record { chart: Arc::new(chart), bytes, index, checked: Checked::now(self.runner.clock()) }
     }
 }
 
-/// No release is called so, and no namespace: whoever waits for a chart, its pull is the same.
+/// No release is called so, and no namespace: the pull of a chart is one, however many wait for it.
 fn pull_key(id: &str) -> Key {
     Key::new("", format!("chart/{id}"))
 }

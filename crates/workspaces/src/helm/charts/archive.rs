@@ -1,4 +1,4 @@
-//! What is inside a chart, packed or as a directory. Read as a stream: a chart is somebody else's and may be large.
+//! What is inside a chart, packed or as a directory. Read as a stream: a chart comes from outside and may be large.
 
 use std::{
     fs::{self, File},
@@ -35,7 +35,7 @@ pub(super) fn metadata(chart: &Path) -> io::Result<Metadata> {
         }
         Ok(!is_it)
     })?;
-    // Says nothing of the content: it may be anybody's file.
+    // Says nothing of the content: it may be any file.
     serde_saphyr::from_str(&text).map_err(|_| io::Error::other("it has no Chart.yaml with a name and a version"))
 }
 
@@ -217,7 +217,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_chart_tells_the_same_packed_and_unpacked() {
+    fn a_chart_reads_the_same_packed_and_unpacked() {
         let parent = tempfile::tempdir().unwrap();
         let chart = directory(parent.path());
         for path in [packed(&chart), chart.clone()] {
@@ -270,14 +270,14 @@ pub(super) mod tests {
             assert!(crds(&chart, 100).unwrap_err().to_string().contains("65536"));
         }
         let chart = raw(parent.path(), &[(GNULongLink, "x", &endless), (Regular, "web/crds/b.yaml", b"b")]);
-        assert_eq!(crds(&chart, 100).unwrap(), ["b"], "where a link leads matters to nobody");
+        assert_eq!(crds(&chart, 100).unwrap(), ["b"], "where a link leads does not matter");
         let size = pax("size", &"0".repeat(100));
         let chart = raw(parent.path(), &[(XHeader, "x", size.as_bytes()), (Regular, "web/crds/b.yaml", b"b")]);
         assert!(crds(&chart, 100).is_err());
     }
 
     #[test]
-    fn what_is_no_chart_is_told() {
+    fn what_is_no_chart_is_refused() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("x.tgz");
         fs::write(&path, "not an archive").unwrap();

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     super::output::{Class, Failure},
     ChartRef,
+    age::Checked,
     download::{Answer, BYTES, Download, Downloader, PATIENCE, Validators},
 };
 
@@ -38,7 +39,7 @@ const BODY: &str = "-index.yaml";
 pub(super) enum Freshness {
     #[default]
     Recent,
-    /// It lacks what is wanted, or somebody knows better.
+    /// It lacks what is wanted, or a user asks for a new look.
     Now,
 }
 
@@ -52,6 +53,8 @@ pub(super) struct Indexes {
     /// What all of them may take; the least recently asked for go first, one in use never.
     pub cache_bytes: u64,
     pub repositories: Mutex<HashMap<String, Repository>>,
+    /// When each was last asked for; of those that this process has looked at.
+    pub checked: Mutex<HashMap<String, Checked>>,
 }
 
 /// A repository in use.
@@ -87,12 +90,15 @@ impl Held<'_> {
     /// The index of the chart's repository, asked for again where it is too old.
     pub async fn current(&self, chart: &ChartRef, freshness: Freshness) -> Result<Index, Failure> {
         let Self { indexes, id, lock } = self;
-        let asked_at = indexes.clock.now();
+        let asked_at = indexes.clock.instant();
         let _held = lock.lock().await;
         let known = indexes.known(id);
-        let is_enough = |index: &Index| match freshness {
-            Freshness::Recent => is_recent(index.checked_at, indexes.clock.now(), indexes.time_to_live),
-            Freshness::Now => index.checked_at >= asked_at,
+        let is_enough = |index: &Index| {
+            let checked = indexes.checked(id, index);
+            match freshness {
+                Freshness::Recent => checked.is_recent(&indexes.clock, indexes.time_to_live),
+                Freshness::Now => checked.is_after(asked_at),
+            }
         };
         if let Some(index) = known.as_ref().filter(|index| is_enough(index)) {
             return Ok(index.clone());
@@ -123,6 +129,12 @@ impl Indexes {
         {
             self.downloads.join(&download_key(id), namespace);
         }
+    }
+
+    /// When an index on disk was last asked for.
+    fn checked(&self, id: &str, index: &Index) -> Checked {
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        *checked.entry(id.to_owned()).or_insert_with(|| Checked::read(index.checked_at, &self.clock))
     }
 
     /// Removes what an earlier process did not finish.
@@ -162,6 +174,7 @@ impl Indexes {
             if !repositories.contains_key(&other) {
                 let _ = fs::remove_file(self.record(&other));
                 let _ = fs::remove_file(self.body(&other));
+                self.checked.lock().unwrap_or_else(PoisonError::into_inner).remove(&other);
                 bytes -= size;
                 count -= 1;
             }
@@ -177,7 +190,7 @@ impl Indexes {
     async fn fetch(&self, chart: &ChartRef, id: &str, known: Option<Index>) -> Result<Index, Failure> {
         let new = self.directory.join(format!("{id}.new"));
         let fetched = match self.download(chart, id, known.as_ref(), new.clone()).await {
-            Ok(answer) => self.take_in(id, known, answer, &new),
+            Ok(answer) => self.store(id, known, answer, &new),
             Err(failure) => Err(failure),
         };
         fetched.inspect_err(|_| {
@@ -225,21 +238,25 @@ impl Indexes {
         self.downloads.run(job).map_err(|refused| Failure::new(Class::Other, refused))
     }
 
-    fn take_in(&self, id: &str, known: Option<Index>, answer: Answer, new: &Path) -> Result<Index, Failure> {
-        let checked_at = self.clock.now();
-        match (answer, known) {
-            (Answer::Unchanged, Some(index)) => Ok(Index { checked_at, ..index }),
+    /// What an answer leaves on disk.
+    fn store(&self, id: &str, known: Option<Index>, answer: Answer, new: &Path) -> Result<Index, Failure> {
+        let checked = Checked::now(&self.clock);
+        let index = match (answer, known) {
+            (Answer::Unchanged, Some(index)) => Index { checked_at: checked.at, ..index },
             (Answer::Unchanged, None) => {
-                Err(Failure::new(Class::Unreachable, "the repository says unchanged of what it never sent"))
+                let message = "the repository says unchanged of what it never sent";
+                return Err(Failure::new(Class::Unreachable, message));
             }
             (Answer::Saved { digest, validators }, _) => {
                 let size = fs::metadata(new).map_err(|error| on_disk(&error))?.len();
                 self.make_room(id, size)?;
                 // helm may be reading the old one.
                 fs::rename(new, self.body(id)).map_err(|error| on_disk(&error))?;
-                Ok(Index { digest, validators, checked_at })
+                Index { digest, validators, checked_at: checked.at }
             }
-        }
+        };
+        self.checked.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), checked);
+        Ok(index)
     }
 
     fn known(&self, id: &str) -> Option<Index> {
@@ -255,11 +272,6 @@ impl Indexes {
     fn record(&self, id: &str) -> PathBuf {
         self.directory.join(format!("{id}.json"))
     }
-}
-
-/// A time in the future is one of a clock that was set back: not to be trusted.
-pub(super) fn is_recent(then: Timestamp, now: Timestamp, time_to_live: Duration) -> bool {
-    Duration::try_from(now.duration_since(then)).is_ok_and(|age| age < time_to_live)
 }
 
 type Downloaded = Arc<Finished<Result<Answer, Failure>>>;
@@ -319,6 +331,7 @@ mod tests {
             clock: Clock::default(),
             cache_bytes,
             repositories: Mutex::default(),
+            checked: Mutex::default(),
         }
     }
 

@@ -62,7 +62,7 @@ impl ChartRef {
         Ok(wanted)
     }
 
-    /// Where a chart is that nobody has to fetch.
+    /// Where a chart is that need not be fetched.
     pub fn local(&self) -> Option<&Path> {
         self.chart.repo.strip_prefix("file://").map(Path::new)
     }
@@ -196,7 +196,7 @@ impl ChartRef {
     }
 }
 
-/// 128 bits: nobody meets a second one by chance, and whoever could choose both would only meet himself.
+/// 128 bits: two are not the same by chance, and a user who could choose both would only meet their own.
 fn short_digest(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -220,8 +220,8 @@ mod tests {
     #[test]
     fn a_secret_has_a_whole_login_or_none() {
         let chart = json!({ "repo": "https://c", "name": "n", "secretRef": { "name": "login" } });
-        let told = wanted(chart.clone(), &[("username", "u")]).unwrap_err();
-        assert_eq!(told, "Secret login must have username and password, or neither");
+        let error = wanted(chart.clone(), &[("username", "u")]).unwrap_err();
+        assert_eq!(error, "Secret login must have username and password, or neither");
         let wanted = wanted(chart, &[("ca.crt", "pem"), ("username", "u"), ("password", "p")]).unwrap();
         let files = wanted.files(Path::new("/at"));
         assert_eq!(files[0], (command::CA, Private::new("pem")));
@@ -244,7 +244,7 @@ mod tests {
             assert_eq!(check(repo, "sha256:cc", said), Err(Class::DigestMismatch));
         }
         assert_eq!(check("oci://r", "sha256:bb", said), Ok(()));
-        assert_eq!(check("http://r", "sha256:bb", said), Err(Class::DigestMismatch), "anybody could say that");
+        assert_eq!(check("http://r", "sha256:bb", said), Err(Class::DigestMismatch), "any repository could say that");
     }
 
     #[test]

@@ -8,12 +8,15 @@ use std::{
 };
 
 use jiff::Timestamp;
+use process::Clock;
 use runtime::child::private_directories;
 use serde::{Deserialize, Serialize};
 
 use super::{
     super::output::{Class, Failure},
-    Chart, archive, index,
+    Chart,
+    age::Checked,
+    archive, index,
 };
 
 /// What a wanted chart was found to be.
@@ -24,7 +27,7 @@ pub(super) struct Record {
     pub bytes: u64,
     /// The index it was found in; a range is the same for as long as that is.
     pub index: Option<String>,
-    pub checked_at: Timestamp,
+    pub checked: Checked,
 }
 
 /// A record's form on disk.
@@ -55,8 +58,8 @@ impl Store {
         Ok(store)
     }
 
-    /// What is known from earlier, the longest ago first; an archive that nobody knows is removed.
-    pub fn load(&self) -> io::Result<Vec<(String, Record)>> {
+    /// What is known from earlier, the longest ago first; an archive that no record names is removed.
+    pub fn load(&self, clock: &Clock) -> io::Result<Vec<(String, Record)>> {
         let mut records = Vec::new();
         let mut archives = Vec::new();
         for entry in fs::read_dir(&self.charts)? {
@@ -64,7 +67,7 @@ impl Store {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             if path.extension().is_some_and(|extension| extension == "tgz") {
                 archives.push((name, path));
-            } else if let Some(record) = self.read(&path) {
+            } else if let Some(record) = self.read(&path, clock) {
                 records.push((name, record));
             } else {
                 fs::remove_file(&path)?;
@@ -74,22 +77,22 @@ impl Store {
         for (_, path) in archives.iter().filter(|(digest, _)| !needed.contains(digest)) {
             fs::remove_file(path)?;
         }
-        records.sort_by_key(|(_, record)| record.checked_at);
+        records.sort_by_key(|(_, record)| record.checked.at);
         Ok(records)
     }
 
-    fn read(&self, path: &Path) -> Option<Record> {
+    fn read(&self, path: &Path, clock: &Clock) -> Option<Record> {
         let Stored { name, version, digest, index, checked_at } = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         let path = self.archive(&digest);
         let bytes = fs::metadata(&path).ok()?.len();
         let chart = Arc::new(Chart { path, name, version, digest });
-        Some(Record { chart, bytes, index, checked_at })
+        Some(Record { chart, bytes, index, checked: Checked::read(checked_at, clock) })
     }
 
     pub fn remember(&self, id: &str, record: &Record) {
-        let Record { chart, index, checked_at, .. } = record.clone();
+        let Record { chart, index, checked, .. } = record.clone();
         let Chart { name, version, digest, .. } = (*chart).clone();
-        let stored = Stored { name, version, digest, index, checked_at };
+        let stored = Stored { name, version, digest, index, checked_at: checked.at };
         let content = serde_json::to_vec(&stored).expect("plain data has a JSON form");
         // Only the next start would miss it, and fetch again.
         if let Err(error) = fs::write(self.record(id), content) {
@@ -102,7 +105,7 @@ impl Store {
         let _ = fs::remove_file(self.record(id));
     }
 
-    /// Removes an archive that nobody needs.
+    /// Removes an archive that is not needed.
     pub fn remove(&self, digest: &str) {
         // Of a chart directory there is none.
         let _ = fs::remove_file(self.archive(digest));
@@ -161,19 +164,19 @@ mod tests {
     #[test]
     fn a_start_takes_up_the_oldest_first_and_sweeps_what_was_not_finished() {
         let cache = tempfile::tempdir().unwrap();
-        let store = Store::new(cache.path()).unwrap();
+        let (store, clock) = (Store::new(cache.path()).unwrap(), Clock::default());
         for (id, second, digest) in [("late", 2, "same"), ("early", 1, "same"), ("lost", 3, "absent")] {
             let chart =
                 Chart { path: store.archive(digest), name: "n".into(), version: "1.0.0".into(), digest: digest.into() };
-            let checked_at = Timestamp::from_second(second).unwrap();
-            store.remember(id, &Record { chart: Arc::new(chart), bytes: 0, index: None, checked_at });
+            let checked = Checked::read(Timestamp::from_second(second).unwrap(), &clock);
+            store.remember(id, &Record { chart: Arc::new(chart), bytes: 0, index: None, checked });
         }
-        for file in ["same.tgz", "nobodys.tgz", "broken.json"] {
+        for file in ["same.tgz", "unknown.tgz", "broken.json"] {
             fs::write(store.charts.join(file), "four").unwrap();
         }
         fs::write(store.incoming("half").unwrap().join("chart.tgz"), "").unwrap();
         let store = Store::new(cache.path()).unwrap();
-        let records = store.load().unwrap();
+        let records = store.load(&clock).unwrap();
         assert_eq!(records.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>(), ["early", "late"]);
         assert_eq!(Store::bytes(records.iter().map(|(_, record)| record)), 4, "one archive counts once");
         let mut left: Vec<_> = fs::read_dir(&store.charts).unwrap().map(|file| file.unwrap().file_name()).collect();
