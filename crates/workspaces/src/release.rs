@@ -70,8 +70,14 @@ pub(crate) struct Changes {
 struct Changed {
     count: u64,
     counted_at: Option<Instant>,
-    /// Something changed since.
+    /// Something changed since, too soon to be counted.
     is_open: bool,
+}
+
+impl Changed {
+    fn is_due(&self, now: Instant) -> bool {
+        self.counted_at.is_none_or(|at| now.saturating_duration_since(at) >= PAUSE)
+    }
 }
 
 /// Between two looks: nothing that changes more often is worth a look each time.
@@ -83,19 +89,28 @@ impl Changes {
     }
 
     pub fn add(&self, key: &Key) {
-        self.lock().entry(key.clone()).or_default().is_open = true;
-    }
-
-    /// The count, and whether a change waits to be counted.
-    fn of(&self, key: &Key) -> (u64, bool) {
         let now = self.clock.instant();
         let mut counts = self.lock();
-        let Some(changed) = counts.get_mut(key) else { return (0, false) };
-        let is_due = changed.counted_at.is_none_or(|at| now.saturating_duration_since(at) >= PAUSE);
-        if changed.is_open && is_due {
-            (changed.count, changed.counted_at, changed.is_open) = (changed.count + 1, Some(now), false);
+        let changed = counts.entry(key.clone()).or_default();
+        if changed.is_open && changed.is_due(now) {
+            // It counted when its time had come, and this is another.
+            changed.count += 1;
+            changed.counted_at = changed.counted_at.map(|at| at + PAUSE);
         }
-        (changed.count, changed.is_open)
+        changed.is_open = !changed.is_due(now);
+        if !changed.is_open {
+            (changed.count, changed.counted_at) = (changed.count + 1, Some(now));
+        }
+    }
+
+    /// The count, and whether a change waits to be counted. Looking changes nothing: an open change counts as soon as
+    /// its time has come.
+    fn of(&self, key: &Key) -> (u64, bool) {
+        let now = self.clock.instant();
+        let counts = self.lock();
+        let Some(changed) = counts.get(key) else { return (0, false) };
+        let is_counted = changed.is_open && changed.is_due(now);
+        (changed.count + u64::from(is_counted), changed.is_open && !is_counted)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Changed>> {
@@ -206,5 +221,30 @@ impl Controller for ReleaseController {
     fn forget(&self, key: &Key) {
         self.changes.forget(key);
         self.follow(key, &[]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_that_follow_each_other_count_once_and_a_look_uses_none_up() {
+        let (changes, key) = (Changes::new(Clock::default()), Key::new("n", "web"));
+        assert_eq!(changes.of(&key), (0, false));
+        changes.add(&key);
+        assert_eq!((changes.of(&key), changes.of(&key)), ((1, false), (1, false)));
+        (0..10).for_each(|_| changes.add(&key));
+        assert_eq!(changes.of(&key), (1, true), "too near to the last one");
+        tokio::time::advance(PAUSE).await;
+        assert_eq!((changes.of(&key), changes.of(&key)), ((2, false), (2, false)));
+        changes.add(&key);
+        assert_eq!(changes.of(&key), (2, true), "it is another, and as near to the last one");
+        tokio::time::advance(PAUSE * 3).await;
+        assert_eq!(changes.of(&key), (3, false));
+        changes.add(&key);
+        assert_eq!(changes.of(&key), (4, false));
+        changes.forget(&key);
+        assert_eq!(changes.of(&key), (0, false));
     }
 }
