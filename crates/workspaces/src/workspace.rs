@@ -188,7 +188,7 @@ struct Kinds {
     users: Arc<Kind<Json<User>, User>>,
     owned_users: Arc<Index<Box<str>>>,
     namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
-    endpoints: Arc<Kind<Json<EndpointSlice>, Vec<plan::workspaces::workspace::Endpoint>>>,
+    endpoints: Arc<Kind<EndpointSlice, Vec<plan::workspaces::workspace::Endpoint>>>,
     pods: Arc<Kind<Json<Pod>, plan::workspaces::user::PodFacts>>,
     claims: Watched<Metadata<PersistentVolumeClaim>, Stored>,
     sets: Watched<Json<StatefulSet>, Stored>,
@@ -296,7 +296,7 @@ fn watch_namespaces(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Me
 fn watch_endpoints(
     operator: &mut Operator,
     concerns: &Concerns,
-) -> Arc<Kind<Json<EndpointSlice>, Vec<plan::workspaces::workspace::Endpoint>>> {
+) -> Arc<Kind<EndpointSlice, Vec<plan::workspaces::workspace::Endpoint>>> {
     let kind = Kind::new("endpointslices", operator.writer(MANAGER), projection::endpoints);
     let selection = Selection {
         labels: Some("kubernetes.io/service-name=kubernetes".to_owned()),

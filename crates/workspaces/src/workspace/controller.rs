@@ -33,7 +33,7 @@ pub struct WorkspaceController {
     pub sets: Arc<Kind<Json<StatefulSet>, Stored>>,
     pub secrets: Arc<Secrets>,
     pub namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
-    pub endpoints: Arc<Kind<Json<EndpointSlice>, Vec<Endpoint>>>,
+    pub endpoints: Arc<Kind<EndpointSlice, Vec<Endpoint>>>,
     pub derived_kinds: Arc<DerivedKinds>,
     pub concerns: Concerns,
     pub writer: Writer,

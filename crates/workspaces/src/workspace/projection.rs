@@ -1,9 +1,7 @@
 //! What of each kind stays in memory.
 #![allow(clippy::unnecessary_wraps, clippy::needless_pass_by_value, reason = "the form that every kind's filter has")]
 
-use api::workspace::{
-    HelmRelease, HelmReleaseStatus, LABEL_MANAGED_BY, MANAGED_BY, User, UserStatus, Workspace,
-};
+use api::workspace::{HelmRelease, HelmReleaseStatus, LABEL_MANAGED_BY, MANAGED_BY, User, UserStatus, Workspace};
 use k8s_openapi::{
     api::{
         core::v1::{Namespace, Pod},
@@ -131,11 +129,10 @@ pub fn pod(pod: Json<Pod>) -> Option<PodFacts> {
 }
 
 /// Where the API server answers, by a slice of the Service `default/kubernetes`.
-pub fn endpoints(slice: Json<EndpointSlice>) -> Option<Vec<Endpoint>> {
+pub fn endpoints(slice: EndpointSlice) -> Option<Vec<Endpoint>> {
     if slice.metadata.namespace.as_deref() != Some("default") {
         return None;
     }
-    let slice: EndpointSlice = serde_json::from_value(slice.content).ok()?;
     let addresses = slice.endpoints.into_iter().flat_map(|endpoint| endpoint.addresses);
     let ports: Vec<i32> = slice.ports.unwrap_or_default().into_iter().filter_map(|port| port.port).collect();
     let mut endpoints: Vec<_> = addresses
