@@ -77,14 +77,15 @@ pub struct Desired {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub service_account: String,
     /// Whether a GPU or a TEE was asked for. Says nothing about the pod, so it is not hashed.
-    #[serde(skip)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub needs_hardware: bool,
 }
 
 impl Desired {
     /// Short hash of the inputs, kept on the pod.
     pub fn hash(&self) -> String {
-        let canonical = serde_json::to_vec(self).expect("plain data with string keys serialises");
+        let inputs = Self { needs_hardware: false, ..self.clone() };
+        let canonical = serde_json::to_vec(&inputs).expect("plain data with string keys serialises");
         // 64 bits: two specs of one Performer must differ, nothing more.
         let digest = Sha256::digest(canonical);
         let short = digest.first_chunk().expect("sha256 gives 32 bytes");

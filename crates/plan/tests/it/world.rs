@@ -186,8 +186,19 @@ impl World {
         Observed { pod, service, ages, is_performer_read: self.is_performer_read, replacements: self.replacements }
     }
 
+    /// Plans, and plans the same from what a file holds of the input.
+    #[track_caller]
     pub fn plan(&self) -> Plan<Action> {
-        plan::performers::plan(&self.performer, &self.observed(), &self.policy)
+        let observed = self.observed();
+        let planned = plan::performers::plan(&self.performer, &observed, &self.policy);
+        let file = serde_json::to_string(&(&self.performer, &observed)).unwrap();
+        let (performer, observed): (Performer, Observed) = serde_json::from_str(&file).unwrap();
+        assert_eq!(
+            plan::performers::plan(&performer, &observed, &self.policy),
+            planned,
+            "from a file it plans the same"
+        );
+        planned
     }
 
     /// One round as the operator runs it; returns the plan.
