@@ -39,13 +39,13 @@ pub struct World {
     pub is_gone: bool,
 }
 
-/// How somebody's SIGKILL ends an operation.
+/// How a SIGKILL that is not ours ends an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
     pub kind: OperationKind,
     /// The new revision that it leaves, if any.
     pub left: Option<StoredStatus>,
-    /// Whether the operator is killed, too: then nobody hears of the end.
+    /// Whether the operator is killed, too: then the end is not observed.
     pub with_operator: bool,
 }
 
