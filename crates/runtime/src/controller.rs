@@ -295,7 +295,7 @@ impl<C: Controller> Shared<C> {
         Fence::new(self.leadership.clone(), self.clock.clone(), generation, LONGEST_ROUND, is_current)
     }
 
-    /// Gets a fact, outside any round's slot; whoever waits for it has a round when it is there.
+    /// Gets a fact, outside any round's slot; every key that waits for it has a round when it is there.
     fn fetch(self: &Arc<Self>, ask: &C::Ask, key: &Key) {
         let Some(begun) = self.facts.begin(ask, key, self.clock.instant()) else { return };
         let (shared, ask, namespace) = (self.clone(), ask.clone(), key.namespace.clone());

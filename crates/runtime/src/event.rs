@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_occurrence_has_the_same_name_whoever_tells_it() {
+    fn the_same_occurrence_has_the_same_name_whichever_replica_records_it() {
         let now = jiff::Timestamp::UNIX_EPOCH;
         let name = |occurrence, instance| event(occurrence, instance, now).metadata.name;
         assert_eq!(name(occurrence("x"), "one"), name(occurrence("x"), "two"));

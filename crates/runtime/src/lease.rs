@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_loss_of_the_lead_is_told_in_time_and_a_renewal_postpones_it() {
+    async fn the_loss_of_the_lead_is_known_in_time_and_a_renewal_postpones_it() {
         let clock = Clock::default();
         let (started, second) = (clock.instant(), Duration::from_secs(1));
         let (term, receiver) = watch::channel(leading(started + 4 * second));

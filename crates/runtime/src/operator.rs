@@ -372,7 +372,7 @@ impl Operator {
         stop.cancel();
         while draining.join_next().await.is_some() {}
         parts.drain().await;
-        // With the drivers and parts all recorders are gone, and the publisher ends when it has told the rest.
+        // With the drivers and parts all recorders are gone, and the publisher ends when it has written the rest.
         if !publishing.is_finished() {
             let _ = tokio::time::timeout(LAST_EVENTS, publishing).await;
         }

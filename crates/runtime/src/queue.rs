@@ -27,7 +27,7 @@ const KEEPS_FAILING: u32 = 3;
 
 /// A key may act this often in a row at full speed; any ordinary life (create, upgrade, repair, delete) fits well in.
 const BURST: u32 = 20;
-/// Beyond the burst a key acts once per this time: someone else undoes what we do, and neither side will yield.
+/// Beyond the burst a key acts once per this time: another client undoes what we do, and neither side will yield.
 const COOL_DOWN: Duration = Duration::from_secs(1);
 
 /// How a round ended, as far as the queue must know.

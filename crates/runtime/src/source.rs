@@ -105,7 +105,7 @@ struct Entry<V> {
     is_connected: bool,
     value: Option<Arc<V>>,
     sequence: u64,
-    heard_at: Option<Instant>,
+    contact_at: Option<Instant>,
     interruption: Option<String>,
     stop: CancellationToken,
     is_started: bool,
@@ -194,15 +194,16 @@ impl<P: Peer, V: Send + Sync + 'static> Sources<P, V> {
         if let Some(former) = &former {
             former.stop.cancel();
         }
-        let (session, value, sequence, heard_at) = former
-            .map_or((0, None, 0, None), |former| (former.session + 1, former.value, former.sequence, former.heard_at));
+        let (session, value, sequence, contact_at) = former.map_or((0, None, 0, None), |former| {
+            (former.session + 1, former.value, former.sequence, former.contact_at)
+        });
         let entry = Entry {
             connect,
             session,
             is_connected: false,
             value,
             sequence,
-            heard_at,
+            contact_at,
             interruption: Some(NOT_YET.to_owned()),
             stop: CancellationToken::new(),
             is_started: false,
@@ -227,7 +228,7 @@ impl<P: Peer, V: Send + Sync + 'static> Sources<P, V> {
         Some(Snapshot {
             value: entry.value.clone(),
             sequence: entry.sequence,
-            age: entry.heard_at.map(|at| now.saturating_duration_since(at)),
+            age: entry.contact_at.map(|at| now.saturating_duration_since(at)),
             interruption: entry.interruption.clone(),
         })
     }
@@ -309,7 +310,7 @@ impl<V: PartialEq + Send + Sync + 'static> Feed<V> {
                 entry.value = Some(Arc::new(value));
                 entry.sequence += 1;
             }
-            entry.hear(now) || is_news
+            entry.contact(now) || is_news
         });
     }
 }
@@ -327,7 +328,7 @@ impl<V: Send + Sync + 'static> Feed<V> {
 
     /// The peer said that what is known is still so.
     pub fn confirm(&self) {
-        self.sink.change(self.session, &mut |entry, now| entry.hear(now));
+        self.sink.change(self.session, &mut |entry, now| entry.contact(now));
     }
 
     /// What the peer said last, to apply a difference to. After a connection it begins with what the former one left.
@@ -351,8 +352,8 @@ impl<V: Send + Sync + 'static> Feed<V> {
 
 impl<V> Entry<V> {
     /// True if it had been silent.
-    fn hear(&mut self, now: Instant) -> bool {
-        self.heard_at = Some(now);
+    fn contact(&mut self, now: Instant) -> bool {
+        self.contact_at = Some(now);
         if !self.is_connected {
             self.is_connected = true;
             self.signals.answered.notify_one();

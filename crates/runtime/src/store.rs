@@ -92,12 +92,12 @@ impl<T> Store<T> {
         }
     }
 
-    /// Takes in one version of an object, from the watch or from the answer to a write; `None` if it was no news.
+    /// Ingests one version of an object, from the watch or from the answer to a write; `None` if it was no news.
     pub fn observe(&self, key: Key, version: u64, value: T) -> Option<Changed<T>> {
         self.write().observe(key, version, value)
     }
 
-    /// Forgets an object that is gone since we held it at `version`, and will hear of again when the watch has caught
+    /// Forgets an object that is gone since we held it at `version`, and that the watch will bring again when it has caught
     /// up. A namesake that arrived meanwhile stays.
     pub fn deleted(&self, key: &Key, version: Option<u64>) -> Option<Changed<T>> {
         let mut inner = self.write();
@@ -167,7 +167,7 @@ impl<T> Store<T> {
         }
     }
 
-    /// Takes in an object of a list; without a value it is not to be kept.
+    /// Ingests an object of a list; without a value it is not to be kept.
     pub(crate) fn list_item(&self, key: Key, version: u64, value: Option<T>) -> Listed<T> {
         let mut inner = self.write();
         inner.delivered = inner.delivered.max(version);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_tells_what_was_and_what_is() {
+    fn a_change_shows_what_was_and_what_is() {
         let store = Store::default();
         let values = |changed: Option<Changed<i32>>| {
             let value = |version: Option<Arc<Versioned<i32>>>| version.map(|version| version.value);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_names_what_vanished_while_nobody_watched() {
+    fn a_list_names_what_vanished_while_no_watch_was_open() {
         let store = Store::default();
         store.observe(key("gone"), 3, 1);
         store.observe(key("stays"), 4, 2);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_list_tells_of_everything_and_an_ordinary_one_only_of_news() {
+    fn a_repeated_list_notifies_of_everything_and_an_ordinary_one_only_of_news() {
         let store = Store::default();
         store.observe(key("a"), 3, 0);
         store.begin_list(false);
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_never_hides_what_was_heard_meanwhile() {
+    fn a_read_never_hides_what_arrived_meanwhile() {
         let store = Store::default();
         store.observe(key("a"), 7, "seven");
         store.observe(key("a"), 9, "nine");

@@ -24,7 +24,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 const IDENTITY_LOOK: Duration = Duration::from_secs(30);
 
 /// Without a watch on a kind, drift of its objects is looked for this often, to be corrected within half a minute.
-const UNHEARD_LOOK: Duration = Duration::from_secs(20);
+const UNWATCHED_LOOK: Duration = Duration::from_secs(20);
 
 /// Stands for the content of a revision that another client made, once it is rolled back to.
 const FOREIGN: &str = "foreign";
@@ -414,7 +414,7 @@ impl Deciding<'_> {
         }
         let max_age = look_age(self.observed.is_watched, desired.interval);
         plan.wants.push(Want { ask: self.drift_ask(newest), max_age });
-        let pause = if self.observed.is_watched { desired.interval } else { UNHEARD_LOOK };
+        let pause = if self.observed.is_watched { desired.interval } else { UNWATCHED_LOOK };
         plan.look_within(pause.min(desired.interval));
     }
 
@@ -424,7 +424,7 @@ impl Deciding<'_> {
             return;
         }
         if !self.observed.is_watched {
-            plan.look_within(UNHEARD_LOOK);
+            plan.look_within(UNWATCHED_LOOK);
         }
         let max_age = look_age(self.observed.is_watched, desired.interval);
         plan.wants.push(Want { ask: self.replicas_ask(newest), max_age });

@@ -87,9 +87,9 @@ fn of_change(kind: ConditionType, before: Option<&HelmReleaseStatus>, after: &He
     let condition = after.condition(kind)?;
     let bad = if kind == ConditionType::Drifted { ConditionStatus::True } else { ConditionStatus::False };
     let former = before.and_then(|before| before.condition(kind));
-    let is_told = after.last_failure == Some(condition.reason) || condition.reason == Reason::TestFailed;
+    let is_recorded = after.last_failure == Some(condition.reason) || condition.reason == Reason::TestFailed;
     let is_new = former.is_none_or(|former| former.reason != condition.reason || former.status != condition.status);
-    (condition.status == bad && is_new && !is_told).then(|| Event {
+    (condition.status == bad && is_new && !is_recorded).then(|| Event {
         kind: EventKind::Warning,
         reason: condition.reason.as_str(),
         action: "Observe",

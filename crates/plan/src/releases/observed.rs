@@ -57,7 +57,7 @@ pub struct Surroundings {
     pub cycle: Option<Vec<String>>,
     pub identity: Identity,
     pub drift: Drift,
-    /// Whether changes of all the release's objects are told by watches.
+    /// Whether watches follow all kinds of the release's objects.
     pub is_watched: bool,
     pub workloads: Replicas,
     pub object_changes: u64,
@@ -162,7 +162,7 @@ pub enum Chart {
     },
     /// Being looked up or fetched.
     Fetching,
-    /// It cannot be had.
+    /// It cannot be found or fetched.
     Failed(Failure),
 }
 

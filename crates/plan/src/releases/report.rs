@@ -138,7 +138,7 @@ pub fn status(round: &Round<'_>, now: Timestamp) -> HelmReleaseStatus {
     replicas::remember(is_stopped, round.observed.newest(), &mut status.stopped, &round.observed.workloads);
     status.holds_data = round.observed.holds_data.or(status.holds_data);
     for action in round.done() {
-        take_in(&mut status, action, round, &memory, now);
+        record_action(&mut status, action, round, &memory, now);
     }
     let facts = Facts::new(round, &memory, &status, desired.as_ref());
     let (conditions, is_open) = (facts.conditions(round.object, now), facts.is_open());
@@ -175,7 +175,7 @@ fn remember_sources(status: &mut HelmReleaseStatus, round: &Round<'_>, desired: 
     }
 }
 
-fn take_in(status: &mut HelmReleaseStatus, action: &Action, round: &Round<'_>, memory: &Memory, now: Timestamp) {
+fn record_action(status: &mut HelmReleaseStatus, action: &Action, round: &Round<'_>, memory: &Memory, now: Timestamp) {
     match action {
         // It is part of the stored status already.
         Action::Start(_) if round.announced.is_some() => {}
@@ -331,7 +331,7 @@ impl<'a> Facts<'a> {
         self.released()
     }
 
-    /// A chart that could not be had is looked for again and again; what was said holds until there is an answer.
+    /// A chart that could not be fetched is looked for again and again; what was said holds until there is an answer.
     fn chart_problem(&self) -> Option<Fact> {
         let object = self.round.object;
         let former = object.status.as_ref()?.condition(ConditionType::Ready)?;

@@ -129,7 +129,7 @@ fn the_servers_clock_may_jump_as_well() {
 }
 
 #[test]
-fn a_crash_loop_is_told_by_any_wall_clock() {
+fn a_crash_loop_is_reported_by_any_wall_clock() {
     for skew in [-HOUR, HOUR] {
         let mut world = World::running(basic());
         world.skew = skew;

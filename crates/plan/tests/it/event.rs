@@ -1,4 +1,4 @@
-//! What users are told: row P47.
+//! Which events users see: row P47.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::world::{World, basic};
 
-fn told(world: &mut World) -> Vec<&'static str> {
+fn recorded(world: &mut World) -> Vec<&'static str> {
     std::mem::take(&mut world.events).into_iter().map(|e| e.reason).collect()
 }
 
@@ -16,36 +16,36 @@ fn told(world: &mut World) -> Vec<&'static str> {
 fn p47_events_tell_a_life_once() {
     let mut world = World::new(basic());
     world.settle();
-    assert_eq!(told(&mut world), ["PodCreated"]);
+    assert_eq!(recorded(&mut world), ["PodCreated"]);
     world.start_pod();
     world.settle();
-    assert_eq!(told(&mut world), ["PodReady"]);
+    assert_eq!(recorded(&mut world), ["PodReady"]);
     world.advance(Duration::from_mins(2));
     world.settle();
-    assert_eq!(told(&mut world), [""; 0], "a resync tells nothing");
+    assert_eq!(recorded(&mut world), [""; 0], "a resync records nothing");
     world.edit(json!({ "image": "repo:2" }));
     world.settle();
-    assert_eq!(told(&mut world), ["UpgradeInProgress", "PodCreated"]);
+    assert_eq!(recorded(&mut world), ["UpgradeInProgress", "PodCreated"]);
     world.start_pod();
     world.settle();
     world.edit(json!({ "config": { "args": ["-v"] } }));
     world.settle();
-    assert_eq!(told(&mut world), ["PodReady", "PodReplaced", "PodCreated"]);
+    assert_eq!(recorded(&mut world), ["PodReady", "PodReplaced", "PodCreated"]);
     world.start_pod();
     world.settle();
     world.set_ready(false);
     world.settle();
-    assert_eq!(told(&mut world), ["PodReady", "PodNotReady"]);
+    assert_eq!(recorded(&mut world), ["PodReady", "PodNotReady"]);
     world.delete();
     world.settle();
-    assert_eq!(told(&mut world), ["PodDeleted", "ServiceDeleted", "Deleted"]);
+    assert_eq!(recorded(&mut world), ["PodDeleted", "ServiceDeleted", "Deleted"]);
 }
 
 #[test]
 fn p47_failure_reasons_are_warnings_and_not_repeated() {
     let mut world = World::new(basic());
     world.settle();
-    told(&mut world);
+    recorded(&mut world);
     let waiting = Waiting { reason: "ErrImagePull".into(), message: "not found".into() };
     world.pod_mut().waiting = Some(Box::new(waiting));
     world.settle();
@@ -53,14 +53,14 @@ fn p47_failure_reasons_are_warnings_and_not_repeated() {
     assert_eq!((event.kind, event.reason), (EventKind::Warning, "ImagePullFailed"));
     assert!(event.note.contains("not found"));
     world.settle();
-    assert_eq!(told(&mut world), ["ImagePullFailed"]);
+    assert_eq!(recorded(&mut world), ["ImagePullFailed"]);
     world.start_pod();
     world.settle();
     world.end_pod(PodPhase::Failed);
     world.settle();
     world.advance(Duration::from_secs(10));
     world.settle();
-    assert_eq!(told(&mut world), ["PodReady", "PodFailed", "PodReplaced", "PodCreated"]);
+    assert_eq!(recorded(&mut world), ["PodReady", "PodFailed", "PodReplaced", "PodCreated"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is wrong: that it is told once, with its remedy, and for as long as it lasts. The plain cases
+//! What is wrong: that it is reported once, with its remedy, and for as long as it lasts. The plain cases
 //! of the rows are in `status`.
 
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn a_failing_retry_writes_nothing() {
 }
 
 #[test]
-fn a_pod_its_service_cannot_find_is_not_ready_and_that_is_told_once() {
+fn a_pod_its_service_cannot_find_is_not_ready_and_that_is_reported_once() {
     let mut world = World::new(basic());
     world.settle();
     world.written.clear();
@@ -96,7 +96,7 @@ fn a_crash_loop_does_not_flicker() {
 }
 
 #[test]
-fn the_first_reason_of_the_order_is_told() {
+fn the_first_reason_of_the_order_is_reported() {
     let mut world = World::new(with(basic(), json!({ "hardwareRequirements": { "gpuCount": 1 } })));
     world.settle();
     world.pod_mut().scheduled = Scheduled::Unschedulable("full".into());
@@ -156,7 +156,7 @@ fn long_words_of_others_are_cut_at_a_character() {
 }
 
 #[test]
-fn a_pod_that_does_not_go_is_told_with_the_remedy() {
+fn a_pod_that_does_not_go_is_reported_with_the_remedy() {
     let cases = [
         (
             false,
@@ -185,7 +185,7 @@ fn a_pod_that_does_not_go_is_told_with_the_remedy() {
         assert!(status.conditions[2].message.contains(remedy), "{}", status.conditions[2].message);
         world.advance(Duration::from_hours(1));
         world.step();
-        assert_eq!(world.written.len(), 2, "told once");
+        assert_eq!(world.written.len(), 2, "reported once");
         world.pod = None;
         world.settle();
         world.start_pod();
@@ -195,7 +195,7 @@ fn a_pod_that_does_not_go_is_told_with_the_remedy() {
 }
 
 #[test]
-fn a_service_that_does_not_go_is_told() {
+fn a_service_that_does_not_go_is_reported() {
     let mut world = World::running(basic());
     let now = world.now;
     world.service.as_mut().unwrap().deletion = Some(going(now, 0));
@@ -230,7 +230,7 @@ fn p37_what_the_server_is_unable_to_do_is_told_when_it_lasts() {
     assert!(world.status().conditions[2].message.ends_with(UNREACHABLE), "{:?}", world.status().conditions);
     world.restart();
     world.step();
-    assert_eq!((degraded(&world), world.written.len()), (Some(Reason::PodRejected), 2), "told until it is done");
+    assert_eq!((degraded(&world), world.written.len()), (Some(Reason::PodRejected), 2), "reported until it is done");
     world.pod_creation = done();
     world.settle();
     assert_eq!(degraded(&world), None);
@@ -264,7 +264,7 @@ fn a_fault_that_passes_begins_anew_next_time() {
 
 #[test]
 fn a_message_follows_its_cause_and_not_its_numbers() {
-    let told = |world: &World| world.status().conditions[2].message.clone();
+    let shown = |world: &World| world.status().conditions[2].message.clone();
     let refuse = |world: &mut World, message: &str| {
         world.pod_creation = rejected(message);
         world.step();
@@ -272,10 +272,10 @@ fn a_message_follows_its_cause_and_not_its_numbers() {
     let mut world = World::new(basic());
     refuse(&mut world, "exceeded quota: q, requested: memory=1Gi, used: memory=900Mi");
     refuse(&mut world, "exceeded quota: q, requested: memory=1Gi, used: memory=1.5Gi");
-    assert_eq!(world.written.len(), 1, "the same refusal: {}", told(&world));
+    assert_eq!(world.written.len(), 1, "the same refusal: {}", shown(&world));
     refuse(&mut world, "admission webhook denied the request: back-off 10s");
     assert_eq!(world.written.len(), 2);
-    assert!(told(&world).contains("admission webhook"), "{}", told(&world));
+    assert!(shown(&world).contains("admission webhook"), "{}", shown(&world));
     for words in ["back-off 1m20s", "back-off 5m0s", "back-off 2.5s"] {
         refuse(&mut world, &format!("admission webhook denied the request: {words}"));
     }
@@ -289,7 +289,7 @@ fn a_message_follows_its_cause_and_not_its_numbers() {
 }
 
 #[test]
-fn another_cause_of_a_failed_pull_is_told_and_a_back_off_is_none() {
+fn another_cause_of_a_failed_pull_is_reported_and_a_back_off_is_none() {
     let mut world = World::new(basic());
     world.settle();
     let pull = |world: &mut World, reason: &str, message: &str| {

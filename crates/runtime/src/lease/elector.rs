@@ -130,7 +130,7 @@ impl Elector {
         self.judged(verdict);
     }
 
-    /// Takes in an answer to a request that was sent when `since` was known.
+    /// Ingests an answer to a request that was sent when `since` was known.
     fn answered(&self, since: Option<u64>, lease: Option<Lease>) {
         let verdict = self.seen().answer(since, lease, self.clock.instant(), &self.config);
         if verdict == Verdict::WentBack {

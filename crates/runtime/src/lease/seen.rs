@@ -20,7 +20,7 @@ const EPOCH: &str = "strata.dev/epoch";
 pub(super) struct Seen {
     lease: Option<Lease>,
     changed_at: Option<Instant>,
-    /// Someone deleted the Lease under its holder, who may still act until then.
+    /// Another client deleted the Lease under its holder, who may still act until then.
     barred_until: Option<Instant>,
     /// The greatest epoch ever seen: a Lease that was deleted or restored does not make epochs smaller.
     epoch: u64,
@@ -45,7 +45,7 @@ impl Seen {
         version(self.lease.as_ref())
     }
 
-    /// Takes in an event of the watch; `is_deleted`: the Lease had this form last. Events come late, so one that is
+    /// Ingests an event of the watch; `is_deleted`: the Lease had this form last. Events come late, so one that is
     /// older than what we know is no news.
     pub(super) fn event(&mut self, lease: Lease, is_deleted: bool, now: Instant, config: &LeaseConfig) -> Verdict {
         self.note_epoch(Some(&lease));
@@ -56,7 +56,7 @@ impl Seen {
         Verdict::News
     }
 
-    /// Takes in the answer to a read, a list or a write; `since` is the version known when it was sent. The server
+    /// Ingests the answer to a read, a list or a write; `since` is the version known when it was sent. The server
     /// answers with what it holds, so the answer is right, whatever its version, unless something newer came meanwhile.
     pub(super) fn answer(
         &mut self,

@@ -46,7 +46,7 @@ impl<P: Peer, V: Send + Sync + 'static> Sink<V> for Slot<P, V> {
     }
 }
 
-/// Hears one peer until dropped.
+/// Follows one peer until dropped.
 pub(super) async fn run<P: Peer, V: Send + Sync + 'static>(pool: Arc<Pool<P, V>>, peer: P, signals: Arc<Signals>) {
     let slot = Arc::new(Slot { pool: pool.clone(), peer: peer.clone(), signals });
     let mut notice = Notice { slot: slot.clone(), last: None };
@@ -60,7 +60,7 @@ pub(super) async fn run<P: Peer, V: Send + Sync + 'static>(pool: Arc<Pool<P, V>>
             tracing::error!(source = pool.name, %peer, panic, "panic in a source; reconnecting");
             Lost::new(format!("panic: {panic}"))
         });
-        if slot.heard_at().is_some_and(|at| at >= began) {
+        if slot.contact_at().is_some_and(|at| at >= began) {
             failures = 0;
         }
         pool.losses.fetch_add(1, Ordering::Relaxed);
@@ -96,8 +96,8 @@ impl<P: Peer, V: Send + Sync + 'static> Slot<P, V> {
         self.with(end).unwrap_or(false)
     }
 
-    fn heard_at(&self) -> Option<Instant> {
-        self.with(|entry| entry.heard_at).flatten()
+    fn contact_at(&self) -> Option<Instant> {
+        self.with(|entry| entry.contact_at).flatten()
     }
 }
 
@@ -133,7 +133,7 @@ async fn limits<P: Peer, V: Send + Sync + 'static>(slot: &Slot<P, V>, quick: Sem
         }
     }
     loop {
-        let limit = slot.heard_at().map_or(began, |at| at.max(began)) + config.silence;
+        let limit = slot.contact_at().map_or(began, |at| at.max(began)) + config.silence;
         if limit <= pool.clock.instant() {
             return Lost::new(format!("silent for {:?}", config.silence));
         }

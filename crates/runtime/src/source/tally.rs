@@ -49,7 +49,7 @@ impl<P: Peer, V: Send + Sync + 'static> Tallied for Sources<P, V> {
             ..Tally::default()
         };
         for (peer, entry) in &*self.pool.lock() {
-            let age = entry.heard_at.map(|at| now.saturating_duration_since(at));
+            let age = entry.contact_at.map(|at| now.saturating_duration_since(at));
             tally.oldest = tally.oldest.max(age);
             let Some(interruption) = &entry.interruption else {
                 tally.known += 1;

@@ -72,9 +72,9 @@ fn decide(fact: &Fact<u64>) -> Decision {
 async fn dead_slow_and_panicking_peers_delay_no_other() {
     let clock = Clock::default();
     let queue = Arc::new(Queue::new(clock.clone(), Duration::from_hours(1)));
-    let told = queue.clone();
+    let enqueued = queue.clone();
     let sources = Sources::<String, u64>::new("shards", config(), clock.clone(), move |peer: &String| {
-        told.changed(&Key::new("", peer.as_str()));
+        enqueued.changed(&Key::new("", peer.as_str()));
     });
     tokio::spawn(sources.clone().run(Health::default().pulse("shards")));
     // Many more than may connect at once, and all before the one that is well.

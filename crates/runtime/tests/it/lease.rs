@@ -43,7 +43,7 @@ fn electing(namespace: &str) -> Settings {
 }
 
 #[tokio::test]
-async fn a_lease_that_cannot_be_taken_is_told_in_readiness_until_it_can() -> Result<()> {
+async fn a_lease_that_cannot_be_taken_is_reported_in_readiness_until_it_can() -> Result<()> {
     let world = World::new("no-lease").await?;
     let absent = format!("{}-later", world.namespace);
     let operator = Operator::new(world.client.clone(), electing(&absent), Clock::default(), CancellationToken::new());
@@ -51,7 +51,7 @@ async fn a_lease_that_cannot_be_taken_is_told_in_readiness_until_it_can() -> Res
     let _recorder = operator.events.clone();
     let _running = tokio::spawn(operator.run(|_| {}));
     let verdict = || health.readiness().get("lease").cloned();
-    until("the interruption is told", || verdict().is_some_and(|verdict| verdict.is_err())).await?;
+    until("the interruption is reported", || verdict().is_some_and(|verdict| verdict.is_err())).await?;
     let interruption = verdict().unwrap().unwrap_err();
     assert!(
         interruption.contains(&format!("lease {absent}/lease cannot be acquired"))
@@ -213,7 +213,7 @@ async fn a_stop_during_a_renewal_releases_the_lease_all_the_same() -> Result<()>
     let upstream = Kubeconfig::read_from(ControlPlane::shared().await?.kubeconfig())?;
     let proxy = FaultProxy::start(upstream, 7).await?;
     let replica = Replica::leading(proxy.client().await?, &world.namespace, Clock::default()).await?;
-    // The server has renewed the lease, and nobody hears of it.
+    // The server has renewed the lease, and its answer is lost.
     let renewal = Calls::of(Verb::Update, "leases.coordination.k8s.io").in_namespace(&world.namespace).at_most(1);
     let renewal = proxy.inject(renewal, Fault::HoldAfterCommit);
     let _unheard = proxy.hold_events("leases.coordination.k8s.io");

@@ -1,4 +1,4 @@
-//! The log of a process whose standard error nobody reads any more.
+//! The log of a process whose standard error is not read any more.
 
 #![expect(clippy::disallowed_methods, reason = "only another process can lose its standard error")]
 
@@ -27,7 +27,7 @@ fn a_lost_standard_error_costs_the_log_and_nothing_else() -> Result<()> {
 #[ignore = "started by a_lost_standard_error_costs_the_log_and_nothing_else"]
 fn logs_and_goes_on() {
     process::init_logs(LogFormat::Json, "info").unwrap();
-    tracing::info!("nobody reads this");
+    tracing::info!("this is not read");
     process::flush_logs(std::time::Duration::from_mins(1));
     println!("went on");
 }

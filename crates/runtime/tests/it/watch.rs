@@ -1,4 +1,4 @@
-//! Watches: whom they tell, what they select, how little they hold, and what they survive.
+//! Watches: whom they notify, what they select, how little they hold, and what they survive.
 
 use std::sync::{
     Arc, Mutex,
@@ -79,26 +79,26 @@ async fn one_change_reaches_all_whom_it_concerns_in_every_queue() -> Result<()> 
     run(operator).await?;
     let body = serde_json::from_value(json!({"metadata": {"name": "map"}}))?;
     Api::<ConfigMap>::namespaced(world.client.clone(), &world.namespace).create(&PostParams::default(), &body).await?;
-    let mut told = Vec::new();
+    let mut notified = Vec::new();
     for _ in 0..3 {
-        told.push(first.next().await.key.name.to_string());
+        notified.push(first.next().await.key.name.to_string());
     }
-    told.sort();
-    assert_eq!(told, ["a", "b", "c"]);
+    notified.sort();
+    assert_eq!(notified, ["a", "b", "c"]);
     assert_eq!(second.next().await.key, map);
     Ok(())
 }
 
 #[tokio::test]
-async fn our_own_writes_are_told_once_and_as_our_own() -> Result<()> {
+async fn our_own_writes_are_notified_once_and_as_our_own() -> Result<()> {
     let world = World::new("own").await?;
     let mut operator = world.operator();
     let kind = Kind::new("configmaps", operator.writer("test"), |map: Json<ConfigMap>| {
         let data = map.content["data"]["a"].as_str().map(str::to_owned);
         (map.metadata.name.as_deref() == Some("own")).then_some(data)
     });
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let (log, namespace) = (told.clone(), world.namespace.clone());
+    let notified = Arc::new(Mutex::new(Vec::new()));
+    let (log, namespace) = (notified.clone(), world.namespace.clone());
     operator.watch(&kind, move |change| {
         if *change.key.namespace == *namespace {
             let (before, after) = (change.before.cloned().flatten(), change.after.cloned().flatten());
@@ -107,14 +107,14 @@ async fn our_own_writes_are_told_once_and_as_our_own() -> Result<()> {
     });
     let key = Key::new(world.namespace.clone(), "own");
     let one = Some("1".to_owned());
-    // Nothing watches yet, so nothing can be heard.
+    // Nothing watches yet, so nothing can be notified.
     kind.create(&key, &json!({"metadata": {"name": "own"}, "data": {"a": "1"}})).await?;
-    assert_eq!(*told.lock().unwrap(), [(false, None, one.clone())]);
+    assert_eq!(*notified.lock().unwrap(), [(false, None, one.clone())]);
     run(operator).await?;
     let api = Api::<ConfigMap>::namespaced(world.client.clone(), &world.namespace);
     api.delete("own", &DeleteParams::default()).await?;
-    until("the deletion is told", || told.lock().unwrap().len() > 1).await?;
-    assert_eq!(told.lock().unwrap()[1], (true, one, None), "what the list said of our own write was no news");
+    until("the deletion is reported", || notified.lock().unwrap().len() > 1).await?;
+    assert_eq!(notified.lock().unwrap()[1], (true, one, None), "what the list said of our own write was no news");
     Ok(())
 }
 
@@ -178,8 +178,10 @@ async fn a_panic_costs_one_cache_and_neither_the_others_nor_the_operator() -> Re
     api.create(&PostParams::default(), &poison).await?;
     let key = Key::new(world.namespace.clone(), "poison");
     until("the other cache has it", || sound.get(&key).is_some()).await?;
-    until("the panic is told", || health.notes().get("cache configmaps").is_some_and(|why| why == "panic: poisoned"))
-        .await?;
+    until("the panic is reported", || {
+        health.notes().get("cache configmaps").is_some_and(|why| why == "panic: poisoned")
+    })
+    .await?;
     assert!(health.readiness().values().all(Result::is_ok) && !running.is_finished());
     let text = metrics.encode()?;
     let counted = text.lines().find_map(|line| line.strip_prefix("strata_watch_panics_total ")).unwrap();
@@ -200,8 +202,8 @@ async fn many_projections_share_one_watch_and_a_write_enters_all_of_them() -> Re
     let ours = Kind::new("configmaps", operator.writer("test"), |map: Metadata<ConfigMap>| map.metadata.labels);
     operator.watch(&whole, |_| {});
     let labels = Some("app=ours".to_owned());
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let (log, namespace) = (heard.clone(), world.namespace.clone());
+    let notified = Arc::new(Mutex::new(Vec::new()));
+    let (log, namespace) = (notified.clone(), world.namespace.clone());
     operator.watch_selected(&ours, Selection { labels, fields: None }, move |change| {
         if *change.key.namespace == *namespace {
             log.lock().unwrap().push(change.after.is_some());
@@ -222,13 +224,13 @@ async fn many_projections_share_one_watch_and_a_write_enters_all_of_them() -> Re
     assert_eq!(ours.get(&key).expect("it is known at once").version, version);
     whole.patch(&key, None, &json!({"metadata": {"labels": {"app": "theirs"}}})).await?;
     assert!(ours.get(&key).is_none() && whole.get(&key).is_some());
-    assert_eq!(*heard.lock().unwrap(), [true, false], "and told as if the watch had");
+    assert_eq!(*notified.lock().unwrap(), [true, false], "and notified as if the watch had");
     held.release();
     let back = Patch::Merge(json!({"metadata": {"labels": {"app": "ours"}}}));
     let api = Api::<ConfigMap>::namespaced(world.client.clone(), &world.namespace);
     api.patch("a", &PatchParams::default(), &back).await?;
     until("it is back", || ours.get(&key).is_some()).await?;
-    assert_eq!(*heard.lock().unwrap(), [true, false, true]);
+    assert_eq!(*notified.lock().unwrap(), [true, false, true]);
     Ok(())
 }
 

@@ -69,7 +69,7 @@ pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     tokio::time::timeout(PATIENCE, wait).await.with_context(|| format!("waiting until {what}"))
 }
 
-/// Waits for what a request tells.
+/// Waits for what a request shows.
 pub async fn until_async(what: &str, mut is_so: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
     let wait = async {
         while !is_so().await.unwrap_or(false) {

@@ -199,7 +199,7 @@ impl Arguments {
         self.flag(deploy.wait, "--wait=watcher");
     }
 
-    /// Conflicts are the server's to tell of, and helm leaves the apply to itself where the last revision did: those
+    /// The server finds conflicts in a server-side apply, and helm applies on its own side where the last revision did: those
     /// of helm 3 did.
     fn take_back(&mut self, is_set: bool) {
         self.flag(is_set, "--force-conflicts");

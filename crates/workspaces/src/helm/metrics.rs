@@ -1,4 +1,4 @@
-//! What the runner did and does, counted for whoever asks.
+//! What the runner did and does, as metrics.
 
 use std::fmt;
 

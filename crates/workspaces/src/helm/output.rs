@@ -1,4 +1,4 @@
-//! What a finished helm tells: success, or a failure of a known class with helm's own last words. Pure.
+//! How a finished helm ended: success, or a failure of a known class with helm's own last words. Pure.
 
 use std::fmt;
 
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_ran_out_is_told_without_the_stack() {
+    fn memory_that_ran_out_is_reported_without_the_stack() {
         let failure = judged(OperationKind::Install, "fatal error: runtime: out of memory\n\nruntime stack:\nmore");
         let message = "helm needed more memory than it may use; fatal error: runtime: out of memory";
         assert_eq!((failure.class, failure.message.as_str()), (Class::OutOfMemory, message));
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ending_of_ours_is_told_as_such_and_success_wins() {
+    fn an_ending_of_ours_is_reported_as_such_and_success_wins() {
         let ending = |exit, stopped| {
             let operation = OperationKind::Install;
             Ending { operation, exit, signal: Some(9), stderr: "", stopped }

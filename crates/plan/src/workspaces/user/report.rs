@@ -87,7 +87,7 @@ fn compute(round: &RoundOf<'_>, attempts: &Attempts<'_>, spec: &UserSpec) -> (Us
 fn said_before(round: &RoundOf<'_>) -> Option<Why> {
     round.observed.pod.as_ref().filter(|pod| pod.is_backing_off())?;
     let former = round.object.status.as_ref()?.condition(ConditionType::Ready)?;
-    let is_same = former.reason == Reason::ImagePullFailed
-        && former.observed_generation == round.object.metadata.generation;
+    let is_same =
+        former.reason == Reason::ImagePullFailed && former.observed_generation == round.object.metadata.generation;
     is_same.then(|| Why { reason: former.reason, message: former.message.clone() })
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::workspaces::derived::{Derived, ObjectKind, Owner};
 
-/// Carries the namespace's own name on every namespace; Kubernetes sees to it.
+/// Carries the namespace's own name on every namespace; Kubernetes sets it.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 /// Where ingress-nginx installs itself.
 const INGRESS_NAMESPACE: &str = "ingress-nginx";

@@ -139,14 +139,14 @@ fn w10_while_a_source_cannot_be_read_all_that_was_made_of_it_stays_and_the_rest_
     world.settle();
     let (before, status) = (of_workspace(&world), world.status());
     assert_eq!(before.len(), 2);
-    // As after a restart, with the API server in trouble.
+    // As after a restart, with an API server that does not answer.
     world.note = workspace::Note::default();
     world.are_sources_readable = false;
     world.done.clear();
     world.settle();
     assert_eq!((world.done.clone(), of_workspace(&world)), (vec![], before));
     assert_eq!(world.status(), status, "no news");
-    assert!(world.workspace_plan().next_look.is_some(), "nobody tells when it can be read");
+    assert!(world.workspace_plan().next_look.is_some(), "no event says when it can be read");
     world.change(|spec| spec["services"]["db"] = json!({ "chart": chart("db") }));
     world.settle();
     assert_eq!(world.names(ObjectKind::HelmRelease), ["db", "web"]);

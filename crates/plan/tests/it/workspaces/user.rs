@@ -170,7 +170,7 @@ fn w11_the_volume_of_a_person_who_is_still_listed_stays() {
     unreadable.objects = world.objects.clone();
     unreadable.workspace.spec = None;
     check(&unreadable, &user, false);
-    // Nobody would make these again.
+    // No Workspace would make these again.
     let mut alone = user.clone();
     alone.metadata.owner_references = None;
     check(&world, &alone, true);
@@ -298,7 +298,7 @@ fn nothing_runs_as_or_is_bound_to_what_is_a_strangers() {
         (ObjectKind::Service, Some(SET), Some(SET)),
     ] {
         let mut world = World::ready(one_user(json!({})));
-        // All but the account, the Role or the Service, which somebody else has, is to be made anew.
+        // All but the account, the Role or the Service, which another controller has, is to be made anew.
         world.objects.retain(|id, _| id.kind == kind || matches!(id.kind, ObjectKind::User | ObjectKind::Secret));
         world.object(kind, SET).owner_uid = None;
         world.user_round("ana");

@@ -65,8 +65,8 @@ fn w02_a_workspace_converges_and_then_nothing_is_planned() {
     assert!(status.inventory.iter().any(|e| e.kind == "NetworkPolicy.networking.k8s.io" && e.name == "team-dns"));
     assert_eq!(world.done[0], "add finalizer");
     assert!(world.workspace_plan().steps.is_empty());
-    let told: Vec<_> = world.events.iter().map(|e| (e.kind, e.reason)).collect();
-    assert_eq!(told, [(EventKind::Normal, "Succeeded")]);
+    let recorded: Vec<_> = world.events.iter().map(|e| (e.kind, e.reason)).collect();
+    assert_eq!(recorded, [(EventKind::Normal, "Succeeded")]);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn w07_a_refused_or_taken_object_stops_no_other() {
         assert!(world.done.contains(&done.to_owned()), "{done} in {:?}", world.done);
     }
     assert!(!world.done.contains(&"apply HelmRelease db".to_owned()));
-    assert!(world.workspace_plan().next_look.is_some(), "nobody tells when the name is free");
+    assert!(world.workspace_plan().next_look.is_some(), "no event says when the name is free");
     assert_eq!(world.status().phase, Some(WorkspacePhase::Failed));
 }
 
