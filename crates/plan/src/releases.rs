@@ -14,12 +14,14 @@ mod memory;
 mod observed;
 mod replicas;
 mod report;
+mod revisions;
 mod state;
+mod unreadable;
 mod values;
 
 pub use action::{Action, Former, Operation};
 pub use age::Ages;
-pub use ask::{Answer, Ask, Note, ObjectRef, Resolved, has_ended, plan};
+pub use ask::{Answer, Ask, Note, ObjectRef, Resolved, plan};
 pub use decide::decide;
 pub use dependency::cycle;
 pub use desired::{Attempt, Desired, LEAST_MEMORY, Policy, config_digest, reference_digest, removable, validate};
@@ -29,5 +31,6 @@ pub use observed::{
     Replicas, Stored, StoredStatus, Surroundings, Values, is_ready, last_good, too_many_revisions,
 };
 pub use report::{Round, RoundOf, report, status};
+pub use revisions::has_ended;
 pub use state::{OutOfSync, State, state};
 pub use values::{check_numbers, values};

@@ -11,17 +11,18 @@ use serde::{Deserialize, Serialize};
 
 use super::decide::decide;
 use super::memory::is_handled;
+use super::revisions::{hold_to_revisions, revisions_ask};
 use super::{
     Action, Ages, Chart, Desired, Difference, Drift, Failure, Identity, Job, Known, MOST_REVISIONS, Observed, Policy,
-    Replicas, Stored, StoredStatus, Surroundings, Values, last_good, reference_digest, too_many_revisions, validate,
-    values,
+    Replicas, Stored, StoredStatus, Surroundings, Values, last_good, reference_digest, too_many_revisions, unreadable,
+    validate, values,
 };
-use crate::fact::{Fact, Facts, Want};
+use crate::fact::{Fact, Facts};
 use crate::object;
 use crate::round::{Inputs, Plan};
 
 /// What was read a moment ago is as good as new: what rests on it carries uid and version of what was seen.
-const MOMENT: Duration = Duration::from_secs(5);
+pub(super) const MOMENT: Duration = Duration::from_secs(5);
 /// What a name with a version or uid in it stands for never changes; the cache forgets it when it runs out of room.
 const FOR_EVER: Duration = Duration::from_hours(24);
 /// Without a watch on a kind, a look at its objects is believed this long; a little less than the pause between two
@@ -30,9 +31,6 @@ const UNWATCHED: Duration = Duration::from_secs(15);
 
 /// A change of a live object that was too near to the last one is looked at after this.
 const CHANGING: Duration = Duration::from_secs(1);
-
-/// Why nothing is decided on a release whose own status cannot be read.
-pub(super) const UNREADABLE: &str = "the status of this HelmRelease cannot be read, so the operator does not know what it has done; a newer operator may have written it: upgrade this one, or correct the status";
 
 /// One fact about a release.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -187,11 +185,8 @@ pub(super) fn assess(object: &HelmRelease, observed: &Observed, inputs: &InputsO
         rival: observed.rival.clone(),
         ages,
     };
-    if object.status.as_ref().is_some_and(|status| status.is_unreadable) {
-        // What was done before is not known, so nothing is done, asked for or written over it.
-        let (mut plan, note) = (Plan::default(), inputs.note.clone());
-        plan.block(Reason::StateUnknown, UNREADABLE);
-        return Assessment { surroundings, plan, note, is_complete: false };
+    if unreadable::is_so(object) {
+        return Assessment { surroundings, plan: unreadable::plan(), note: inputs.note.clone(), is_complete: false };
     }
     asking.look(&mut surroundings, desired.as_ref());
     let mut note = Note { ages: surroundings.ages.clone(), ..inputs.note.clone() };
@@ -463,47 +458,4 @@ pub(super) const IDENTITY_AGE: Duration = Duration::from_secs(10);
 /// For how long a look at live objects is believed.
 pub(super) fn look_age(is_watched: bool, interval: Duration) -> Duration {
     if is_watched { interval } else { UNWATCHED }
-}
-
-/// Whether an operation has ended and the round knew what it did.
-pub fn has_ended(round: &super::RoundOf<'_>) -> bool {
-    if !matches!(round.observed.job, Job::Finished(_)) {
-        return false;
-    }
-    let ask = revisions_ask(round.object, round.observed);
-    // A round that waits for any fact reports nothing yet.
-    let is_complete = round.plan.wants.iter().all(|want| round.inputs.facts.get(&want.ask).is_some());
-    is_complete && matches!(round.inputs.facts.get(&ask), Some(Fact::Known { .. }))
-}
-
-/// What was read of Helm's storage before an operation says nothing about what it made, and nothing is let go or
-/// unlocked on what is not true any more.
-fn hold_to_revisions(plan: &mut Plan<Action, Ask>, object: &HelmRelease, observed: &Observed) {
-    let ask = revisions_ask(object, observed);
-    for step in &mut plan.steps {
-        match &step.action {
-            Action::Start(operation) => {
-                let ended = Ask::Revisions {
-                    namespace: observed.namespace.clone(),
-                    release: observed.release.clone(),
-                    after: Some(operation.label()),
-                };
-                step.spoils.extend([ask.clone(), ended]);
-            }
-            Action::Unlock { .. } => step.spoils.push(ask.clone()),
-            Action::ReleaseFinalizer { .. } if plan.wants.iter().any(|want| want.ask == ask) => {
-                step.rests_on.push(Want { ask: ask.clone(), max_age: MOMENT });
-            }
-            _ => {}
-        }
-    }
-}
-
-fn revisions_ask(object: &HelmRelease, observed: &Observed) -> Ask {
-    let reported_at = || object.status.as_ref()?.last_attempted_at.map(|at| at.to_string());
-    let after = match &observed.job {
-        Job::Finished(ended) => Some(ended.operation.label()),
-        _ => reported_at(),
-    };
-    Ask::Revisions { namespace: observed.namespace.clone(), release: observed.release.clone(), after }
 }

@@ -10,14 +10,13 @@ use jiff::Timestamp;
 use super::{
     Action, Answer, Ask, Chart, Desired, Drift, Job, Memory, Note, Observed, Operation, Policy, State, StoredStatus,
     Surroundings, Values,
-    ask::{UNREADABLE, assess},
+    ask::assess,
     config_digest,
     event::events,
     memory::{REMOVAL, noted},
-    reference_digest, replicas, state, validate,
+    reference_digest, replicas, state, unreadable, validate,
 };
 use crate::Why;
-use crate::event::{Event, EventKind};
 use crate::message::steady;
 use crate::round::{Plan, Progress, Refusal, Report};
 
@@ -29,7 +28,7 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp, policy: &Policy) -> Report<He
     let mut assessed = assess(round.object, round.observed, round.inputs, policy);
     let former = round.object.status.as_ref();
     if let Some(unreadable) = former.filter(|status| status.is_unreadable) {
-        return unreadable_report(unreadable, assessed.note);
+        return unreadable::report(unreadable, assessed.note);
     }
     let announced = announced(round);
     if let Some(operation) = announced {
@@ -55,21 +54,6 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp, policy: &Policy) -> Report<He
         phase: ready.map_or("", |condition| condition.reason.as_str()).to_owned(),
         note: Note { ages: assessed.note.ages.after(&status), ..assessed.note },
         status,
-    }
-}
-
-/// Nothing is written over a status that cannot be read; an event says so.
-fn unreadable_report(status: &HelmReleaseStatus, note: Note) -> Report<HelmReleaseStatus, Note> {
-    let reason = Reason::StateUnknown.as_str();
-    let event = Event { kind: EventKind::Warning, reason, action: "Observe", note: UNREADABLE.to_owned() };
-    Report {
-        status: status.clone(),
-        fallback: None,
-        done: Vec::new(),
-        transitions: vec![event],
-        discriminator: String::new(),
-        phase: reason.to_owned(),
-        note,
     }
 }
 
