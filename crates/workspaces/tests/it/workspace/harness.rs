@@ -83,8 +83,13 @@ impl World {
         receiver.await.expect("the world's thread lives").expect("the world starts")
     }
 
-    /// A world for one test alone.
+    /// A world for one test alone. Requests are given up soon, so that faults of that kind cost little time.
     pub async fn start(config: workspace::Config) -> Result<Self> {
+        Self::with_timeout(config, Duration::from_secs(2)).await
+    }
+
+    /// One whose requests are given up after this time.
+    pub async fn with_timeout(config: workspace::Config, request_timeout: Duration) -> Result<Self> {
         let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
         install(&control_plane, HelmRole::NotBound).await?;
         let kubeconfig = Kubeconfig::read_from(control_plane.kubeconfig_as(&operator_user()).await?)?;
@@ -96,8 +101,7 @@ impl World {
             health_address: None,
             metrics_address: None,
             grace: Duration::from_secs(5),
-            // So that faults of that kind cost little time.
-            request_timeout: Duration::from_secs(2),
+            request_timeout,
             list_mode: None,
             instance: "test".into(),
         };

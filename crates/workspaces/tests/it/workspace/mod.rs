@@ -9,6 +9,7 @@ mod repair;
 mod rival;
 mod service;
 mod settled;
+mod turn;
 mod user;
 mod whole;
 
