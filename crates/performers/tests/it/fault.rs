@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
+use kube::api::DeleteParams;
 use performers::Config;
 use runtime::Settings;
 use serde_json::json;
@@ -128,6 +129,28 @@ async fn p33_an_error_during_clean_up_keeps_the_finalizer_until_a_retry_succeeds
         space.until_gone(&space.performers, name, &uid).await?;
     }
     Ok(())
+}
+
+/// The next pod's creation takes as long as its webhooks: until then clients must not be sent to where the last one was.
+#[tokio::test]
+async fn p20_not_ready_while_the_creation_of_the_next_pod_hangs() -> Result<()> {
+    let scene = Scene::start(Options::default()).await?;
+    let space = scene.space("hanging").await?;
+    let first = scene.operator(alone(), Config::default()).await?;
+    space.create_ready("a", spec()).await?;
+    first.stop().await?;
+    // Lost while no operator runs, so that none sees it on its way.
+    let pod = space.pod("a").await?.metadata.uid.context("a uid")?;
+    space.pods.delete("performer-a", &DeleteParams::default()).await?;
+    space.until_gone(&space.pods, "performer-a", &pod).await?;
+    let hanging = scene.proxy.inject(calls("create-pod", &space.namespace, "a"), Fault::HoldBeforeCommit);
+    let second = scene.operator(alone(), Config::default()).await?;
+    hanging.reached().await?;
+    let status = space.performers.get("a").await?.status.context("a status")?;
+    assert_eq!((status.ready, status.pod_name), (false, None), "{:?}", status.conditions);
+    hanging.end();
+    space.until_ready("a").await?;
+    second.stop().await
 }
 
 /// The same calls, each noted with the time of its arrival at the proxy.

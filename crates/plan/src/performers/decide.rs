@@ -36,7 +36,10 @@ pub fn plan(performer: &Performer, observed: &Observed, policy: &Policy) -> Plan
         return plan;
     }
     match validate(performer) {
-        Ok(desired) => converge(&mut plan, performer, &desired, &identity, observed, policy),
+        Ok(desired) => {
+            converge(&mut plan, performer, &desired, &identity, observed, policy);
+            announce_loss(&mut plan, performer, observed);
+        }
         Err(invalid) => plan.block(invalid.reason, invalid.message),
     }
     plan
@@ -84,6 +87,16 @@ fn converge(
             Some(_) => {}
         },
         Slot::Unknown | Slot::Foreign { .. } => {}
+    }
+}
+
+/// Clients connect to what the status calls ready. Where it still says so of a pod that is not, the status comes before
+/// the first step: a step takes as long as the API server does, and a webhook that hangs makes that many seconds.
+fn announce_loss(plan: &mut Plan<Action>, performer: &Performer, observed: &Observed) {
+    let is_called_ready = performer.status.as_ref().is_some_and(|status| status.ready);
+    let is_up = observed.pod.ours().is_some_and(PodFacts::is_up);
+    if let Some(first) = plan.steps.first_mut().filter(|_| is_called_ready && !is_up) {
+        first.announced = true;
     }
 }
 

@@ -67,6 +67,11 @@ impl PodFacts {
         self.owner_uid.as_deref() == meta.uid.as_deref() && self.made_for > meta.generation
     }
 
+    /// Whether clients that connect to the Service reach it.
+    pub(super) fn is_up(&self) -> bool {
+        self.deletion.is_none() && self.phase == PodPhase::Running && self.is_ready && self.is_selected
+    }
+
     /// A pod the API server just took. Its uid and version come with the next watch event.
     pub(super) fn of_new(pod: &Pod, now: Timestamp) -> Self {
         let annotation = |name| pod.metadata.annotations.as_ref().and_then(|all| all.get(name));

@@ -120,7 +120,7 @@ impl<'a> View<'a> {
         let former = round.performer.status.as_ref();
         let present = round.observed.pod.ours();
         let pod = present.filter(|p| p.deletion.is_none());
-        let is_up = pod.is_some_and(|p| p.phase == PodPhase::Running && p.is_ready && p.is_selected);
+        let is_up = pod.is_some_and(PodFacts::is_up);
         let outdated = present.filter(|p| checked.as_ref().is_ok_and(|desired| is_other_release(p, desired)));
         // Remembered, both: between the two pods nothing observable shows a replacement or upgrade.
         let begun = former.and_then(|s| s.condition(ConditionType::Progressing)).filter(|c| {

@@ -75,6 +75,28 @@ fn p20_ready_is_false_when_absent_deleting_or_unready() {
     assert_eq!(seen(&world, true).pod_name, None);
 }
 
+/// A step may take as long as a webhook that hangs: what clients rely on is stored before it.
+#[test]
+fn p20_a_loss_is_stored_before_the_first_step() {
+    let mut world = World::running(basic());
+    let announced = |world: &World| world.plan().steps.iter().map(|step| step.announced).collect::<Vec<_>>();
+    world.service = None;
+    assert_eq!(announced(&world), [false], "the pod serves, there is nothing to take back");
+    world.set_ready(false);
+    assert_eq!(announced(&world), [true]);
+    world.pod = None;
+    assert_eq!(announced(&world), [true, false], "before the pod, and so before the Service");
+    world.announce();
+    assert_eq!((world.status().ready, world.status().phase), (false, Some(Phase::Pending)));
+    assert_eq!((world.status().pod_name, world.status().ready_time), (None, None));
+    assert_eq!(degraded(&world), None);
+    assert_eq!(announced(&world), [false, false], "once");
+    world.settle();
+    world.start_pod();
+    world.settle();
+    assert!(world.status().ready);
+}
+
 #[test]
 fn p21_ready_time_set_kept_and_renewed() {
     let mut world = World::new(basic());
