@@ -168,7 +168,7 @@ pub struct Derived {
 pub enum Wish {
     /// It shall have these fields.
     Apply(Body),
-    /// It shall stay as it is.
+    /// It shall stay as it is, but for what it is found by.
     Keep,
     /// What it shall be is not known at the moment; if it is there, it stays as it is. Without a reason it is being
     /// found out.
@@ -219,7 +219,7 @@ impl Found {
         if self.status.is_null() { Some(T::default()) } else { T::deserialize(&self.status).ok() }
     }
 
-    fn is_to_apply(&self, id: &ObjectId, desired: &Value) -> bool {
+    pub(super) fn is_to_apply(&self, id: &ObjectId, desired: &Value) -> bool {
         let live = &self.content.0;
         is_lacking(id, desired, live) && self.accepted.as_deref() != Some(&*fingerprint(live))
     }
@@ -256,8 +256,8 @@ pub enum Action {
     /// Server-side apply. Without uid and version in the body it creates, and fails should the name exist. The executor
     /// adds the content of a Secret.
     Apply { id: ObjectId, body: Body, content: Option<Content> },
-    /// Change some fields of an object that is no longer derived and stays for the time being, provided it still is
-    /// this one in this version.
+    /// Change some fields of an object that is not applied: it is no longer derived and stays for the time being, or its
+    /// content is written once. Provided it still is this one in this version.
     Patch { id: ObjectId, uid: String, resource_version: String, patch: Body },
     /// Delete the object, provided it still is this one in this version.
     Delete { id: ObjectId, uid: String, resource_version: String },

@@ -72,8 +72,12 @@ impl<'a> Attempts<'a> {
         let mut accepted: Accepted = objects.iter().filter_map(of_object).collect();
         for (action, done) in self.done() {
             match (action, done) {
-                (Action::Apply { id, .. }, Some(fingerprint)) => drop(accepted.insert(id.clone(), fingerprint.clone())),
-                (Action::Apply { id, .. } | Action::Delete { id, .. }, _) => drop(accepted.remove(id)),
+                (Action::Apply { id, .. } | Action::Patch { id, .. }, Some(fingerprint)) => {
+                    drop(accepted.insert(id.clone(), fingerprint.clone()));
+                }
+                (Action::Apply { id, .. } | Action::Patch { id, .. } | Action::Delete { id, .. }, _) => {
+                    drop(accepted.remove(id));
+                }
                 _ => {}
             }
         }

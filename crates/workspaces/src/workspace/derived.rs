@@ -160,10 +160,15 @@ impl DerivedKinds {
             }
             Action::Patch { id, uid, resource_version, patch } => {
                 tracing::debug!(object = %id, "patching");
-                let mut patch = patch.0.clone();
-                patch["metadata"]["uid"] = json!(uid);
-                patch["metadata"]["resourceVersion"] = json!(resource_version);
-                self.kind(id.kind).kind.patch(&key(id), patch).await?;
+                let mut sent = patch.0.clone();
+                sent["metadata"]["uid"] = json!(uid);
+                sent["metadata"]["resourceVersion"] = json!(resource_version);
+                let kind = &self.kind(id.kind).kind;
+                kind.patch(&key(id), sent).await?;
+                // A webhook may undo it. Of other kinds only a part is patched, and what else differs is for applies.
+                let found = kind.found(&key(id)).filter(|_| id.kind.is_config());
+                let undone = found.filter(|found| is_lacking(id, &patch.0, &found.content.0));
+                return Ok(undone.map(|found| fingerprint(&found.content.0)));
             }
             Action::Delete { id, uid, resource_version } => {
                 tracing::debug!(object = %id, "deleting");

@@ -3,13 +3,14 @@
 use api::workspace::{CodeServer, FINALIZER, LABEL_USER_UID, Retention, User, UserSpec, Workspace};
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::PodFacts;
-use super::build::{claim_name, derive, object_name};
+use super::build::{claim_name, derive, object_name, owner};
 use crate::round::{Plan, Step, StepId};
 use crate::workspaces::derived::{
-    Action, Derived, Found, ObjectId, ObjectKind, Objects, add_finalizer, block, converge, delete, release_finalizer,
-    surplus,
+    Action, Body, Derived, Found, ObjectId, ObjectKind, Objects, Wish, add_finalizer, block, converge, delete,
+    release_finalizer, surplus,
 };
 
 /// What is known about one User's surroundings.
@@ -49,6 +50,7 @@ pub fn plan(user: &User, observed: &Observed) -> Plan<Action> {
                     add_finalizer(&user.metadata, FINALIZER).filter(|_| is_volume_to_go(user.spec.as_ref()));
                 let first = finalizer.map(|action| plan.push(action));
                 converge(&mut plan, uid, &derived, &observed.objects, first);
+                repair_labels(&mut plan, user, &derived, &observed.objects, first);
                 block(&mut plan, uid, &derived, &observed.objects);
                 prune(&mut plan, uid, &derived, &observed.objects, first);
             }
@@ -56,6 +58,18 @@ pub fn plan(user: &User, observed: &Observed) -> Plan<Action> {
         }
     }
     plan
+}
+
+/// A password is made once and never written again, so its Secret is not applied; what it is found by is repaired.
+fn repair_labels(plan: &mut Plan<Action>, user: &User, derived: &[Derived], objects: &Objects, first: Option<StepId>) {
+    let patch = json!({ "metadata": { "labels": owner(user).labels() } });
+    for Derived { id, .. } in derived.iter().filter(|derived| derived.wish == Wish::Keep) {
+        if let Some(found) = objects.get(id).filter(|found| !found.is_going && found.is_to_apply(id, &patch)) {
+            let (id, uid, resource_version) = (id.clone(), found.uid.clone(), found.resource_version.clone());
+            let action = Action::Patch { id, uid, resource_version, patch: Body(patch.clone()) };
+            plan.push_step(Step::new(action).needs(first));
+        }
+    }
 }
 
 fn prune(plan: &mut Plan<Action>, uid: &str, derived: &[Derived], objects: &Objects, first: Option<StepId>) {

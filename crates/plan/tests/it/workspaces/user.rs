@@ -2,7 +2,7 @@
 
 use api::workspace::{User, UserPhase, UserStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use plan::workspaces::{Action, Content, ObjectId, ObjectKind, Objects, user};
+use plan::workspaces::{Action, Content, ObjectId, ObjectKind, Objects, fingerprint, user};
 use serde_json::{Value, json};
 
 use super::world::{World, at, golden};
@@ -150,6 +150,29 @@ fn the_volume_goes_with_the_user_only_where_the_spec_says_so() {
         assert_eq!(world.done.last().unwrap(), last);
         assert_eq!(world.names(ObjectKind::PersistentVolumeClaim).len(), usize::from(retention == "retain"));
     }
+}
+
+#[test]
+fn w11_labels_of_the_password_are_repaired_and_its_content_is_left_alone() {
+    const LABEL: &str = "app.kubernetes.io/managed-by";
+    let mut world = World::ready(one_user(json!({})));
+    let password = world.names(ObjectKind::Secret)[0].to_owned();
+    let user = world.user("ana");
+    let whole = world.object(ObjectKind::Secret, &password).content.0.clone();
+    world.object(ObjectKind::Secret, &password).content.0["metadata"]["labels"][LABEL] = json!("another");
+    let plan = world.user_plan(&user, &world.user_observed(&user));
+    let [Action::Patch { id, patch, .. }] = &plan.actions().collect::<Vec<_>>()[..] else { panic!("{plan:?}") };
+    assert_eq!((id.name.as_str(), &patch.0["metadata"]["labels"][LABEL]), (password.as_str(), &json!("strata")));
+    assert_eq!(patch.0.as_object().unwrap().len(), 1, "nothing but metadata");
+    world.settle();
+    assert_eq!(world.object(ObjectKind::Secret, &password).content.0, whole);
+
+    // What a webhook undoes is not asked for again.
+    let live = world.object(ObjectKind::Secret, &password);
+    live.content.0["metadata"]["labels"][LABEL] = json!("another");
+    live.accepted = Some(fingerprint(&live.content.0));
+    let plan = world.user_plan(&user, &world.user_observed(&user));
+    assert!(plan.steps.is_empty(), "{plan:?}");
 }
 
 #[test]

@@ -63,7 +63,11 @@ async fn w11_edits_are_undone_and_fields_of_others_survive() -> Result<()> {
     let label = "/metadata/labels/app.kubernetes.io~1managed-by";
     let unlabelled = json!({ "metadata": { "labels": { "app.kubernetes.io/managed-by": null } } });
     check_edit::<ServiceAccount>(&space, name, unlabelled.clone(), label).await?;
-    check_edit::<ConfigMap>(&space, &space.names::<ConfigMap>().await?[0].clone(), unlabelled, label).await?;
+    let (config, password) = (space.names::<ConfigMap>().await?.remove(0), space.names::<Secret>().await?.remove(0));
+    check_edit::<ConfigMap>(&space, &config, unlabelled.clone(), label).await?;
+    check_edit::<Secret>(&space, &password, unlabelled, label).await?;
+    let away = json!({ "spec": { "rules": [{ "host": "evil.example" }] } });
+    check_edit::<Ingress>(&space, "team-web", away, "/spec/rules").await?;
     space.until_phase("team", WorkspacePhase::Ready).await?;
     Ok(())
 }
