@@ -263,7 +263,7 @@ pub enum Drift {
 pub struct Difference {
     /// `Deployment web`.
     pub object: String,
-    /// Where, or that it is gone.
+    /// Where, or that it is missing.
     pub what: String,
 }
 

@@ -435,7 +435,7 @@ impl<'a> Facts<'a> {
         let is_corrected = self.round.done().any(|action| matches!(action, Action::CorrectDrift(_)));
         match &self.round.observed.drift {
             Drift::Found(found) if is_corrected => {
-                (ConditionStatus::False, Reason::DriftCorrected, format!("{} corrected", listed(found)))
+                (ConditionStatus::False, Reason::DriftCorrected, format!("corrected: {}", listed(found)))
             }
             Drift::Found(found) => (ConditionStatus::True, Reason::DriftDetected, listed(found)),
             Drift::Unknown(why) => (ConditionStatus::Unknown, Reason::StateUnknown, why.clone()),

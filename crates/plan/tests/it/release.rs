@@ -297,7 +297,7 @@ fn nothing_is_done_in_a_name_that_may_not_act() {
     let cases: [(Value, Hinder); 4] = [
         (json!({ "driftDetection": "enabled" }), |o| o.drift = Drift::NotLooked),
         (json!({ "driftDetection": "enabled" }), |o| {
-            o.drift = Drift::Found(vec![Difference { object: "Deployment web".into(), what: "is gone".into() }]);
+            o.drift = Drift::Found(vec![Difference { object: "Deployment web".into(), what: "missing".into() }]);
         }),
         (json!({ "stopped": true }), |o| o.workloads = Replicas::NotLooked),
         (json!({ "stopped": true }), |o| o.workloads = Replicas::Live(vec![workload(3)])),

@@ -238,7 +238,7 @@ impl Discovered {
     ) -> Result<Option<String>, Error> {
         let api = self.api(acting, target).await?;
         let Some(live) = acting.ask(api.get_opt(&target.key.name)).await? else {
-            return Ok(self.is_served(acting, target).await?.then(|| "is gone".to_owned()));
+            return Ok(self.is_served(acting, target).await?.then(|| "missing".to_owned()));
         };
         let Some((desired, _held)) = target.desired().await else { return Ok(None) };
         let applied = apply(acting, &api, &target.key.name, &desired, true).await?;
