@@ -39,6 +39,13 @@ async fn a_stepped_clock_neither_cuts_waits_short_nor_stretches_them() -> Result
     let leaving = space.performers.get("a").await?;
     assert!(leaving.metadata.finalizers.is_some_and(|finalizers| !finalizers.is_empty()), "released before its time");
 
+    // Nor is what is first seen under the wrong clock any older than the server says.
+    space.create("late", spec_with(json!({ "image": Behaviour::ImagePullFailed.image() }))).await?;
+    space.until_condition("late", "Degraded", "True", "ImagePullFailed").await?;
+    let late = space.pod("late").await?;
+    more_rounds(&world.operator, &space, 8).await?;
+    assert_eq!((uid(&space.pod("late").await?), replacements(&late)), (uid(&late), 0), "replaced before its time");
+
     world.operator.clock.step(-STEP * 2);
     space.create("failing", spec_with(json!({ "image": Behaviour::Failed.image() }))).await?;
     space.until_pod("failing", "replaced twice", |pod| replacements(pod) == 2).await?;
