@@ -3,11 +3,17 @@
 use anyhow::{Context, Result};
 use api::performer::Performer;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::api::resource::Quantity};
-use kube::{Api, api::PostParams};
+use kube::{
+    Api,
+    api::{Patch, PatchParams, PostParams},
+};
 use serde_json::{Value, json};
 use testbed::kwok::{self, Behaviour};
 
-use crate::harness::{World, condition, spec, spec_with};
+use crate::{
+    harness::{World, condition, spec, spec_with},
+    observe::history,
+};
 
 fn types(performer: &Performer) -> Vec<String> {
     let status = serde_json::to_value(&performer.status).expect("a status is JSON");
@@ -87,6 +93,33 @@ async fn p30_invalid_image_name_is_told() -> Result<()> {
 async fn p30_image_that_is_never_pulled_is_told() -> Result<()> {
     let fields = json!({ "image": Behaviour::ImageNeverPulled.image(), "imagePullPolicy": "Never" });
     check_trouble(fields, "ImagePullFailed").await.map(drop)
+}
+
+/// Kubelet's very first word about an image is enough, whichever it is: nothing later says it again here.
+#[tokio::test]
+async fn p30_one_event_about_the_pod_is_enough() -> Result<()> {
+    let space = World::calm().await.space("one-event").await;
+    let words_of_kubelet = ["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"];
+    for (name, word) in ["a", "b", "c", "d"].into_iter().zip(words_of_kubelet) {
+        // On no node, so that the test alone writes its status.
+        space.create(name, spec_with(json!({ "scheduling": { "nodeSelector": { "no": "node" } } }))).await?;
+        let before = space.until_condition(name, "Degraded", "True", "SchedulingFailed").await?;
+        let container = json!({
+            "name": "performer", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+            "state": { "waiting": { "reason": word, "message": "of the registry" } },
+        });
+        let status = json!({ "status": { "containerStatuses": [container] } });
+        space.pods.patch_status(&format!("performer-{name}"), &PatchParams::default(), &Patch::Merge(status)).await?;
+        // The scheduler may find other words meanwhile.
+        let is_other = |p: &Performer| words(p, "Degraded") != said("True", "SchedulingFailed");
+        let versions = history(&space.performers, name, &before, is_other).await?;
+        let first = versions.last().context("a version")?;
+        assert_eq!(words(first, "Degraded"), said("True", "ImagePullFailed"), "{word}");
+        assert_eq!(words(first, "Available"), said("False", "ImagePullFailed"), "{word}");
+        let message = condition(first, "Available")["message"].as_str().unwrap_or_default().to_owned();
+        assert!(message.contains(word) && message.contains("of the registry"), "kubelet's own words: {message}");
+    }
+    Ok(())
 }
 
 #[tokio::test]
