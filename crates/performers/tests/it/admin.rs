@@ -15,6 +15,7 @@ use tokio::{
 use crate::{
     harness::{Running, World, alone, install_account, install_crd, operator_user, spec, spec_with},
     observe::{create, eventually, number},
+    scene::Scene,
 };
 
 /// Status code and body.
@@ -107,5 +108,33 @@ async fn p51_ready_only_when_every_cache_is_filled() -> Result<()> {
     assert_eq!(get(address, "/nowhere").await?.0, 404);
     operator.stop().await?;
     control_plane.stop().await?;
+    Ok(())
+}
+
+/// A watch that is open is not yet a cache that is filled: each list in turn is longer under way than the others.
+#[tokio::test]
+async fn p51_not_ready_while_any_list_is_under_way() -> Result<()> {
+    const CACHES: [&str; 3] = ["performers", "pods", "services"];
+    let scene = Scene::start(Options::bare()).await?;
+    let space = scene.space("listing").await?;
+    space.create("a", spec()).await?;
+    for late in CACHES {
+        let before = scene.writes(&space.namespace).len();
+        let held = scene.proxy.hold_events(late);
+        let operator = scene.operator(alone(), performers::Config::default()).await?;
+        let address = operator.addresses.health;
+        eventually("all but one are filled", || async {
+            let (code, text) = get(address, "/readyz").await?;
+            assert_eq!(code, 503, "{late}: {text}");
+            let filled = CACHES.iter().filter(|cache| text.contains(&format!("[+]cache {cache} ok"))).count();
+            Ok(filled == 2 && text.contains(&format!("[-]cache {late}: ")))
+        })
+        .await?;
+        assert_eq!(scene.writes(&space.namespace).len(), before, "it acts on half a view");
+        held.release();
+        eventually("it is ready", || async { Ok(get(address, "/readyz").await?.0 == 200) }).await?;
+        space.until("a", "reported on", |performer| performer.status.is_some()).await?;
+        operator.stop().await?;
+    }
     Ok(())
 }
