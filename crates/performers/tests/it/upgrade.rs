@@ -1,7 +1,7 @@
 //! What a change of the spec does to the pod.
 
 use anyhow::{Context, Result};
-use api::performer::{Performer, Phase};
+use api::performer::{Performer, Phase, VERSION_ANNOTATION};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use kube::{
@@ -57,6 +57,7 @@ async fn check_upgrade(patch: Value) -> Result<()> {
     let space = World::calm().await.space("upgrade").await;
     let first = space.create_ready("a", spec_with(json!({ "version": "v1" }))).await?;
     assert_eq!(last_upgrade(&first), None, "a first creation is no upgrade");
+    let former = space.pod("a").await?;
     let versions = change(&space, patch).await?;
     assert_eq!(phases(&versions), [Phase::Running, Phase::Upgrading, Phase::Running]);
     let upgrading = versions.iter().filter(|p| p.status.as_ref().is_some_and(|s| s.phase == Some(Phase::Upgrading)));
@@ -64,10 +65,18 @@ async fn check_upgrade(patch: Value) -> Result<()> {
         assert!(!version.status.as_ref().is_some_and(|status| status.ready));
         assert_eq!(condition(version, "Progressing")["reason"], "UpgradeInProgress");
         assert_eq!(condition(version, "Progressing")["status"], "True");
+        assert!(last_upgrade(version).is_some(), "the time at which it began is there from its beginning");
     }
     let mut times: Vec<_> = versions.iter().filter_map(last_upgrade).collect();
     times.dedup();
     assert_eq!(times.len(), 1, "set once");
+    let pod = only_pod(&space).await?;
+    let created = |pod: &Pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    assert!(created(&former) <= Some(times[0]) && Some(times[0]) <= created(&pod), "between the two pods: {times:?}");
+    let wanted = versions.last().and_then(|performer| performer.spec.as_ref()).context("spec")?;
+    assert_eq!(image(&pod), Some(wanted.image.as_str()));
+    let version = pod.metadata.annotations.as_ref().and_then(|all| all.get(VERSION_ANNOTATION));
+    assert_eq!(version, wanted.version.as_ref());
     Ok(())
 }
 
