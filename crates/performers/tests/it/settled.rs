@@ -30,8 +30,18 @@ async fn p18_ten_resyncs_of_settled_performers_write_and_read_nothing() -> Resul
     eventually("all was told", told).await?;
     // The slow one's first status may be overtaken by its pod's; one resync of all settles that.
     more_rounds(&world.operator, &space, 8).await?;
-    let mark = world.control_plane.audit().mark()?;
-    more_rounds(&world.operator, &space, 40).await?;
+    let rounds = || {
+        let lines = world.logs.of_namespace(&space.namespace);
+        ["ready", "stuck", "never.named", "slow"].map(|name| {
+            let key = format!("{}/{name}", space.namespace);
+            lines.iter().filter(|line| line["message"] == "reconciled" && line["span"]["performer"] == *key).count()
+        })
+    };
+    let (mark, before) = (world.control_plane.audit().mark()?, rounds());
+    // Ten for each, with room for the jitter between them.
+    more_rounds(&world.operator, &space, 48).await?;
+    let made: Vec<_> = rounds().into_iter().zip(before).map(|(now, before)| now - before).collect();
+    assert!(made.iter().all(|rounds| *rounds >= 10), "every one of them had its ten: {made:?}");
     let mut entries = world.control_plane.audit().entries_after(mark)?;
     entries.retain(|entry| entry.user == OPERATOR_USER && entry.namespace == space.namespace);
     assert_eq!(entries, [], "neither writes, nor reads, nor events");
