@@ -15,7 +15,7 @@ use testbed::kwok::Behaviour;
 use tokio::net::TcpListener;
 
 use crate::{
-    harness::{Space, World, spec, spec_with},
+    harness::{PATIENCE, Space, World, spec, spec_with},
     scene::eventually,
 };
 
@@ -40,11 +40,14 @@ async fn silent_webhook(space: &Space) -> Result<TcpListener> {
     Ok(listener)
 }
 
+/// Three times as long as a round hangs: the round that sees the pod's end comes before its replacement is due, and what
+/// brings that is a look alone. The resync is too far away.
+const FAILURE_DELAY: Duration = Duration::from_secs(30);
+
 #[tokio::test]
 async fn p39_an_ended_pod_is_replaced_while_every_create_of_another_namespace_hangs_on_a_webhook() -> Result<()> {
-    // The replacement is a look that comes due; the resync is too far away to bring it.
-    let policy = Policy { failure_delay: Duration::from_secs(1), ..Policy::default() };
-    let world = World::start(Config { policy, ..Config::default() }).await?;
+    let policy = Policy { failure_delay: FAILURE_DELAY, ..Policy::default() };
+    let world = World::start(Config { policy, resync: PATIENCE * 20, ..Config::default() }).await?;
     let (hanging, other) = (world.space("hanging").await, world.space("other").await);
     let _silent = silent_webhook(&hanging).await?;
     for number in 0..150 {
@@ -54,6 +57,7 @@ async fn p39_an_ended_pod_is_replaced_while_every_create_of_another_namespace_ha
     eventually("eight of ten rounds hang", || running() >= 8.0).await?;
     other.create("a", spec_with(json!({ "image": Behaviour::Failed.image() }))).await?;
     let ended = other.until_pod("a", "there", |_| true).await?;
+    other.until_condition("a", "Degraded", "True", "PodFailed").await?;
     other.until_replaced("a", &ended).await?;
     assert_eq!(hanging.pods.list(&ListParams::default()).await?.items.len(), 0, "all creates still hang");
     Ok(())
