@@ -1,6 +1,7 @@
 //! Load and misbehaviour, with a shell script in the place of helm.
 
 use std::{
+    collections::BTreeSet,
     fs,
     sync::{
         Arc,
@@ -238,6 +239,7 @@ async fn w24_values_are_private_and_always_removed() -> Result<()> {
                   cat values-0.yaml values-1.yaml kubeconfig >"$SCENE/content"; echo "$@" >"$SCENE/line"; env >"$SCENE/env"
                   case $2 in fails) echo "Error: password is canary-2" >&2; exit 1;; hangs) sleep 1000;; esac"#;
     let scene = Scene::fake(look, |_| {})?;
+    let mut places = BTreeSet::new();
     for (name, class) in [("works", None), ("fails", Some(Class::Other)), ("hangs", Some(Class::Cancelled))] {
         let key = Key::new("a", name);
         let contents = Contents {
@@ -260,6 +262,7 @@ async fn w24_values_are_private_and_always_removed() -> Result<()> {
         assert_eq!(scene.lines("content"), ["canary-1", "canary-2", "canary-3"]);
         assert_eq!(scene.lines("modes"), ["700 .", "600 values-0.yaml", "600 values-1.yaml", "600 kubeconfig"]);
         assert_eq!(scene.operation_directories(), [""; 0].map(std::path::PathBuf::from));
+        assert!(places.insert(scene.lines("where")), "each operation has a place of its own: {places:?}");
     }
     Ok(())
 }
@@ -278,6 +281,21 @@ async fn w25_timeout_ends_the_whole_group() -> Result<()> {
     scene.until("somebody lives on", || (!pids.split(' ').any(is_alive)).then_some(())).await?;
     assert_eq!(pids.split(' ').count(), 2);
     Ok(())
+}
+
+#[tokio::test]
+async fn w25_what_takes_too_long_is_asked_to_end_before_it_is_killed() -> Result<()> {
+    // It needs a moment for its end, and leaves a child behind.
+    let gentle = r#"sleep 1000 & echo $! >"$SCENE/child"
+                    trap 'sleep 0.2; echo "gentle $2" >>"$SCENE/log"; exit 1' TERM; while :; do sleep 0.02; done"#;
+    let scene = Scene::fake(gentle, |config| config.grace = Duration::from_mins(1))?;
+    let mut short = install(&Key::new("a", "web"));
+    short.timeout = Duration::from_secs(1);
+    let finished = scene.run(short).await?;
+    assert_eq!(finished.result.as_ref().unwrap_err().class, Class::Timeout, "{finished:?}");
+    assert_eq!(scene.lines("log"), ["gentle web"]);
+    let child = scene.lines("child").concat();
+    scene.until("its child lives on", || (!is_alive(&child)).then_some(())).await
 }
 
 #[tokio::test]
