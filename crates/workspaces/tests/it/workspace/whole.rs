@@ -1,6 +1,6 @@
 //! Workspaces whole: the services are real charts, installed by the real helm.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use api::workspace::{HelmRelease, User, Workspace, WorkspacePhase};
 use futures::future::try_join_all;
 use k8s_openapi::api::{
@@ -61,6 +61,18 @@ async fn get(space: &Space, resource: &str) -> Result<Vec<String>> {
     Ok(table["rows"].as_array().into_iter().flatten().map(line).collect())
 }
 
+/// What the stock kubectl prints.
+async fn kubectl(releases: &space::Space<'_>, arguments: &[&str]) -> Result<String> {
+    let cache = tempfile::tempdir()?;
+    #[expect(clippy::disallowed_methods, reason = "the program that users have")]
+    let mut kubectl = tokio::process::Command::new(testbed::tools::path("kubectl").await?);
+    kubectl.args(arguments).args(["--namespace", &releases.namespace, "--kubeconfig"]);
+    kubectl.arg(releases.control_plane.kubeconfig()).arg("--cache-dir").arg(cache.path());
+    let output = kubectl.kill_on_drop(true).output().await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
 #[tokio::test]
 async fn w02_three_real_charts_and_three_users_converge_and_kubectl_tells_it() -> Result<()> {
     let (releases, space) = ready("whole").await?;
@@ -92,6 +104,15 @@ async fn w02_three_real_charts_and_three_users_converge_and_kubectl_tells_it() -
             "{listed:?}"
         );
     }
+    // The same as users ask for it, by the short names.
+    let story = kubectl(&releases, &["get", "ws,hr,wsuser", "--no-headers"]).await?;
+    let objects: Vec<_> = story.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let of = |kind: &str, names: [&str; 3]| names.map(|name| format!("{kind}.workspaces.strata.dev/{name}"));
+    let expected = [of("helmrelease", ["api", "db", "web"]), of("user", ["ana", "bob", "cyd"])].concat();
+    assert_eq!(objects, [vec!["workspace.workspaces.strata.dev/team".to_owned()], expected].concat(), "{story}");
+    assert!(story.lines().all(|line| line.contains(" True ")), "{story}");
+    let explained = kubectl(&releases, &["explain", "ws.spec.services.expose.access"]).await?;
+    assert!(explained.contains("authenticated") && !explained.contains("<empty>"), "{explained}");
     Ok(())
 }
 
