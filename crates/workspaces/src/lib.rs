@@ -10,7 +10,7 @@ use std::{ffi::OsString, io, path::PathBuf, sync::Arc, time::Duration};
 
 use api::workspace::{HelmRelease, ValuesKind};
 use kube::Config as ClientConfig;
-use plan::releases::Policy;
+use plan::releases::{Policy, may_claim};
 use runtime::{Change, Key, LayerSpec, Operator, Queue};
 
 use helm::{Charts, ChartsConfig, Guard, Runner};
@@ -94,11 +94,12 @@ pub fn install(operator: &mut Operator, mut config: Config) -> io::Result<()> {
     let settings = workspace::Config { concurrency: config.concurrency, resync: config.resync };
     let notify = workspace::install(operator, &shared, &settings);
     let (at, target, teams, results) = (indexes.clone(), queue.clone(), notify.release, runner.clone());
+    let policy = config.policy.clone();
     operator.watch(&shared.releases, move |change| {
-        release_changed(&at, &target, change);
+        release_changed(&at, &target, &policy, change);
         teams(change);
         // What waits for it is not to begin any more, and no round will ask how its last operation ended.
-        if let Some(former) = change.before.filter(|_| change.after.is_none()).map(release::release_key)
+        if let Some(former) = change.before.filter(|_| change.after.is_none()).and_then(|o| claimed(o, &policy))
             && at.releases.keys(&former).is_empty()
         {
             results.forget(&former);
@@ -193,8 +194,13 @@ fn look(queue: &Queue, keys: impl IntoIterator<Item = Key>) {
     }
 }
 
+/// The Helm release that an object stands for, if it may.
+fn claimed(object: &HelmRelease, policy: &Policy) -> Option<Key> {
+    may_claim(object, policy).then(|| release::release_key(object))
+}
+
 /// Keeps the ways back to this object, and enqueues it and the releases that wait for it.
-fn release_changed(indexes: &Indexes, queue: &Queue, change: &Change<'_, HelmRelease>) {
+fn release_changed(indexes: &Indexes, queue: &Queue, policy: &Policy, change: &Change<'_, HelmRelease>) {
     let key = change.key;
     let sibling = |name: &String| Key::new(key.namespace.clone(), name.as_str());
     let spec = change.after.and_then(|object| object.spec.as_ref());
@@ -202,8 +208,8 @@ fn release_changed(indexes: &Indexes, queue: &Queue, change: &Change<'_, HelmRel
         let sources = spec.map(|spec| spec.values_from.as_slice()).unwrap_or_default();
         sources.iter().filter(move |source| source.kind == kind).map(|source| sibling(&source.name))
     };
-    let former = change.before.map(release::release_key);
-    indexes.releases.set(key, change.after.map(release::release_key));
+    let former = change.before.and_then(|object| claimed(object, policy));
+    indexes.releases.set(key, change.after.and_then(|object| claimed(object, policy)));
     let credentials = spec.and_then(|spec| spec.chart.secret_ref.as_ref()).map(|reference| sibling(&reference.name));
     indexes.secrets.set(key, of_kind(ValuesKind::Secret).chain(credentials).collect::<Vec<_>>());
     indexes.config_maps.set(key, of_kind(ValuesKind::ConfigMap).collect::<Vec<_>>());

@@ -9,6 +9,7 @@ use api::workspace::{
 };
 use serde_json::json;
 
+use super::memory::has_acted;
 use crate::{
     Why,
     object::{bytes, digest},
@@ -160,6 +161,15 @@ pub fn validate(object: &HelmRelease, policy: &Policy) -> Result<Desired, Why> {
         suspend: spec.suspend.unwrap_or(false),
         stopped: spec.stopped.unwrap_or(false),
     })
+}
+
+/// Whether an object may stand for the Helm release that it names: one of its own namespace, or of another one where the
+/// operator allows that, or did when the object installed it. Any user can write the name of another namespace. So an
+/// object that may not is no rival of those that do, has no say in what helm does there, and learns nothing of it.
+pub fn may_claim(object: &HelmRelease, policy: &Policy) -> bool {
+    let target = object.spec.as_ref().and_then(|spec| spec.target_namespace.as_deref());
+    let is_own = target.is_none_or(|target| object.metadata.namespace.as_deref() == Some(target));
+    is_own || policy.other_namespaces || object.status.as_ref().is_some_and(has_acted)
 }
 
 /// What is needed to uninstall a release, however its spec was changed since: a release must never be left behind

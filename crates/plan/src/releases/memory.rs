@@ -74,10 +74,7 @@ impl Memory {
 
     /// Whether anything was ever tried with this release.
     pub fn has_acted(&self) -> bool {
-        let status = &self.status;
-        status.operation.is_some()
-            || status.last_attempted_digest.is_some()
-            || status.history.iter().any(|revision| revision.digest.is_some())
+        has_acted(&self.status)
     }
 
     /// The newest revision, if it is one of ours.
@@ -94,6 +91,13 @@ pub(super) fn noted(value: &str) -> String {
 /// Whether this value was acted on.
 pub(super) fn is_handled(value: &str, handled: Option<&str>) -> bool {
     handled.is_some_and(|handled| handled == value || handled == noted(value))
+}
+
+/// Whether status shows that anything was ever tried with the release.
+pub(super) fn has_acted(status: &HelmReleaseStatus) -> bool {
+    status.operation.is_some()
+        || status.last_attempted_digest.is_some()
+        || status.history.iter().any(|revision| revision.digest.is_some())
 }
 
 /// Helm's revisions, newest first, with what we know of each beyond Helm's labels.

@@ -4,7 +4,7 @@ use api::workspace::{HelmRelease, OperationKind, ValuesKind, ValuesSource};
 use plan::{
     Clocks,
     releases::{
-        self, Dependency, Desired, Ended, FailureClass, Job, MOST_REVISIONS, Observed, Stored, is_ready, validate,
+        self, Dependency, Desired, Ended, FailureClass, Job, MOST_REVISIONS, Observed, Stored, is_ready, may_claim, validate,
     },
 };
 use runtime::Key;
@@ -15,19 +15,21 @@ use crate::helm::{self, Class};
 impl ReleaseController {
     pub(super) fn observe(&self, key: &Key, object: &HelmRelease) -> Observed {
         let release = release_key(object);
+        let may_claim = may_claim(object, &self.policy);
         let desired = validate(object, &self.policy).ok();
-        let rival = self.rival(key, object, &release);
+        let rival = if may_claim { self.rival(key, object, &release) } else { None };
         let sources = object.spec.iter().flat_map(|spec| &spec.values_from);
         let uptime = self.clock.instant().saturating_duration_since(self.started);
         let (object_changes, is_changing) = self.changes.of(key);
         Observed {
-            namespace: release.namespace.to_string(),
+            // Another namespace's release is not even looked at unless the object may stand for it.
+            namespace: if may_claim { &release.namespace } else { &key.namespace }.to_string(),
             release: release.name.to_string(),
-            revisions: self.cached_revisions(&release),
+            revisions: if may_claim { self.cached_revisions(&release) } else { Vec::new() },
             sources: sources.map(|source| self.source_version(source, &key.namespace)).collect(),
             credentials: self.credentials_version(object, &key.namespace),
             // What the runner does for a release is the business of the one that keeps it.
-            job: if rival.is_none() { self.job(object, &release) } else { Job::Idle },
+            job: if may_claim && rival.is_none() { self.job(object, &release) } else { Job::Idle },
             dependencies: self.dependencies(key, desired.as_ref()),
             cycle: desired.as_ref().and_then(|desired| self.cycle(key, desired)),
             is_watched: self.indexes.kinds.things(key).iter().all(|kind| self.watches.readiness(kind).is_ok()),

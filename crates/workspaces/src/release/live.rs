@@ -460,7 +460,7 @@ mod tests {
         let widget = "apiVersion: test.dev/v1\nkind: Widget\nmetadata: {name: a}\n";
         server.is_defined.store(true, Ordering::Relaxed);
         let targets = discovered.located(&acting, objects(widget).await).await.unwrap();
-        let gone = Difference { object: "Widget a".into(), what: "is gone".into() };
+        let gone = Difference { object: "Widget a".into(), what: "missing".into() };
         assert_eq!(discovered.drift(&acting, &targets, &[]).await.unwrap(), [gone]);
         server.is_defined.store(false, Ordering::Relaxed);
         assert!(discovered.drift(&acting, &targets, &[]).await.unwrap().is_empty());
