@@ -1,6 +1,7 @@
 //! Performers by phase and what they ask for, counted when they are scraped.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashMap},
     fmt,
     sync::{Arc, Mutex, PoisonError},
@@ -32,6 +33,10 @@ impl fmt::Debug for PerformerMetrics {
         f.write_str("PerformerMetrics")
     }
 }
+
+/// Resources of one namespace that are shown: several times what a node offers. Their names are the users' to make up, and
+/// each is a series that a monitoring system keeps for a long time. Those that most Performers request go first.
+const MOST_RESOURCES: usize = 20;
 
 /// What one version of a Performer adds to the counts.
 struct Share {
@@ -67,14 +72,23 @@ impl Shares {
     }
 
     fn counts(&self) -> Counts<'_> {
-        let mut counts = Counts::default();
+        let mut by_phase = BTreeMap::new();
+        let mut requested = BTreeMap::<&str, BTreeMap<&str, (usize, f64)>>::new();
         for (key, share) in &self.0 {
-            *counts.by_phase.entry((&key.namespace, share.phase)).or_default() += 1;
+            *by_phase.entry((&*key.namespace, share.phase)).or_default() += 1;
             for (resource, amount) in &share.requests {
-                *counts.requested.entry((&key.namespace, resource)).or_default() += amount;
+                let sum = requested.entry(&key.namespace).or_default().entry(resource).or_default();
+                *sum = (sum.0 + 1, sum.1 + amount);
             }
         }
-        counts
+        let shown = requested.into_iter().flat_map(|(namespace, resources)| {
+            let mut resources: Vec<_> = resources.into_iter().collect();
+            // By name where equal, so that two scrapes show the same.
+            resources.sort_by_key(|(resource, (performers, _))| (Reverse(*performers), *resource));
+            let shown = resources.into_iter().take(MOST_RESOURCES);
+            shown.map(move |(resource, (_, amount))| ((namespace, resource), amount))
+        });
+        Counts { by_phase, requested: shown.collect() }
     }
 }
 
@@ -159,6 +173,21 @@ mod tests {
         });
         let value = json!({ "metadata": { "name": "a", "namespace": "n" }, "spec": spec });
         Arc::new(Versioned { version, value: serde_json::from_value(value).unwrap() })
+    }
+
+    #[test]
+    fn names_that_users_make_up_do_not_become_series_without_end() {
+        let mut shares = Shares::default();
+        for number in 0..1000 {
+            let requests = vec![("memory".to_owned(), 1.0), (format!("made.up/{number}"), 1.0)];
+            shares.0.insert(Key::new("n", number.to_string()), Share { version: 1, phase: "Pending", requests });
+        }
+        let calm = Share { version: 1, phase: "Pending", requests: vec![("example.com/gpu".to_owned(), 2.0)] };
+        shares.0.insert(Key::new("calm", "a"), calm);
+        let counts = shares.counts();
+        assert_eq!(counts.requested.len(), MOST_RESOURCES + 1);
+        assert_eq!(counts.requested.get(&("n", "memory")), Some(&1000.0));
+        assert_eq!(counts.requested.get(&("calm", "example.com/gpu")), Some(&2.0));
     }
 
     #[test]
