@@ -19,6 +19,10 @@ const METADATA_BYTES: u64 = 1 << 20;
 /// memory.
 const EXTENSION_BYTES: u64 = 64 << 10;
 
+/// Names and versions of charts are held for as long as the chart, and shown in status, events and the log. Helm takes
+/// names of 250 characters; versions that people write are shorter.
+const LONGEST_WORD: usize = 250;
+
 /// The part of Chart.yaml that matters here.
 #[derive(Debug, Deserialize, PartialEq, Eq)]
 pub(super) struct Metadata {
@@ -36,7 +40,18 @@ pub(super) fn metadata(chart: &Path) -> io::Result<Metadata> {
         Ok(!is_it)
     })?;
     // Says nothing of the content: it may be any file.
-    serde_saphyr::from_str(&text).map_err(|_| io::Error::other("it has no Chart.yaml with a name and a version"))
+    let metadata: Metadata = serde_saphyr::from_str(&text)
+        .map_err(|_| io::Error::other("it has no Chart.yaml with a name and a version"))?;
+    for (field, word) in [("name", &metadata.name), ("version", &metadata.version)] {
+        // Those of a semantic version, and of a file's name.
+        let is_word = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-+_".contains(&byte));
+        if !is_word || word.is_empty() || word.len() > LONGEST_WORD {
+            return Err(io::Error::other(format!(
+                "the {field} in its Chart.yaml must have 1 to {LONGEST_WORD} letters, digits and . - + _; correct it"
+            )));
+        }
+    }
+    Ok(metadata)
 }
 
 /// The CustomResourceDefinitions of a chart and its subcharts, each file as text, for the policy `createReplace`; helm
@@ -274,6 +289,28 @@ pub(super) mod tests {
         let size = pax("size", &"0".repeat(100));
         let chart = raw(parent.path(), &[(XHeader, "x", size.as_bytes()), (Regular, "web/crds/b.yaml", b"b")]);
         assert!(crds(&chart, 100).is_err());
+    }
+
+    #[test]
+    fn a_name_and_a_version_are_words_of_reasonable_length() {
+        let parent = tempfile::tempdir().unwrap();
+        let chart = directory(parent.path());
+        let read = |name: &str, version: &str| {
+            fs::write(chart.join("Chart.yaml"), format!("name: \"{name}\"\nversion: \"{version}\"\n")).unwrap();
+            metadata(&packed(&chart)).map_err(|error| error.to_string())
+        };
+        let long = "1".repeat(LONGEST_WORD);
+        assert_eq!(read("my_chart.x", "v1.2.3-rc.1+b").unwrap().version, "v1.2.3-rc.1+b");
+        assert_eq!(read("web", &long).unwrap().version, long);
+        for (name, version, field) in [
+            ("web", format!("{long}1").as_str(), "version"),
+            ("web", "1.0.0\\n{\\\"level\\\":1}", "version"),
+            ("web", "", "version"),
+            ("../web", "1.0.0", "name"),
+        ] {
+            let error = read(name, version).unwrap_err();
+            assert!(error.contains(&format!("the {field} in its Chart.yaml")) && error.len() < 200, "{error}");
+        }
     }
 
     #[test]
