@@ -72,6 +72,10 @@ fn given(expires_at: Timestamp, server: Option<Timestamp>, asked: Duration) -> D
 /// Accounts whose uid is remembered, some 200 bytes each; who makes and deletes accounts without end fills no memory.
 const MOST_UIDS: usize = 10_000;
 
+/// Accounts that are acted as at any one time, by as many clients with connections of their own: many times what runs
+/// at once. The token that was issued first goes first; its account gets another when it is needed.
+const MOST_CREDENTIALS: usize = 250;
+
 pub struct Identities {
     client: Client,
     config: ClientConfig,
@@ -199,6 +203,7 @@ impl Identities {
         let mut known = self.known();
         known.retain(|_, credentials| now < credentials.start_by(Duration::ZERO));
         known.insert(account, credentials.clone());
+        forget_first(&mut known, MOST_CREDENTIALS, |credentials| credentials.issued_at);
         Ok(credentials)
     }
 
@@ -221,6 +226,15 @@ impl Identities {
 
     fn known(&self) -> MutexGuard<'_, HashMap<Account, Credentials>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Forgets what came first, until no more than `most` are left.
+fn forget_first<T>(known: &mut HashMap<Account, T>, most: usize, came_at: impl Fn(&T) -> Instant) {
+    while known.len() > most {
+        let first = known.iter().min_by_key(|(_, value)| came_at(value)).map(|(account, _)| account.clone());
+        let Some(first) = first else { return };
+        known.remove(&first);
     }
 }
 
@@ -292,6 +306,20 @@ mod tests {
         ] {
             assert_eq!(wait(lifetime, needed), expected, "{lifetime:?} {needed:?}");
         }
+    }
+
+    #[test]
+    fn accounts_without_end_leave_a_bounded_number_of_clients() {
+        let begin = Instant::now();
+        let mut known = HashMap::new();
+        for number in 0..10_u64 {
+            let account = Some((Key::new("team", number.to_string()), "uid".to_owned()));
+            known.insert(account, begin + Duration::from_secs(number));
+            forget_first(&mut known, 3, |at| *at);
+        }
+        let mut left: Vec<_> = known.values().map(|at| (*at - begin).as_secs()).collect();
+        left.sort_unstable();
+        assert_eq!(left, [7, 8, 9]);
     }
 
     #[test]
