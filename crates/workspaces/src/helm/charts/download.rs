@@ -41,6 +41,10 @@ const REDIRECTS: usize = 5;
 /// The largest public index has some 30 MB; a minute is 4 Mbit/s.
 pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 
+/// An ETag is a digest or a time, and is kept beside the index. One that is longer is passed over, and the next request
+/// is not conditional.
+const LONGEST_VALIDATOR: usize = 1024;
+
 /// The budget that downloads draw from: bytes on disk, for as long as they are under way.
 pub(super) const BYTES: &str = "chart downloads";
 
@@ -193,7 +197,10 @@ impl Downloader {
     }
 
     async fn save(&self, response: Response<Incoming>, to: &Path) -> Result<Answer, Failure> {
-        let text = |name| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let text = |name| {
+            let value = response.headers().get(name).and_then(|value| value.to_str().ok());
+            value.filter(|value| value.len() <= LONGEST_VALIDATOR).map(str::to_owned)
+        };
         let validators = Validators { etag: text(header::ETAG), last_modified: text(header::LAST_MODIFIED) };
         let mut file = File::create(to).await.map_err(|error| super::index::on_disk(&error))?;
         let mut hash = Sha256::new();
