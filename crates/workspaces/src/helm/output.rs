@@ -1,6 +1,6 @@
 //! How a finished helm ended: success, or a failure of a known class with helm's own last words. Pure.
 
-use std::fmt;
+use std::{collections::HashSet, fmt};
 
 use runtime::{child::Private, jobs::Stopped};
 use serde_json::Value;
@@ -158,6 +158,7 @@ pub(super) fn judge(ending: Ending<'_>, secrets: &[Private]) -> Result<(), Failu
         (Some(Stopped::Deadline), ..) => "ended because its time was over; ".to_owned(),
         (Some(Stopped::Cancelled), ..) => "cancelled; ".to_owned(),
         (Some(Stopped::Ending), ..) => "ended because the operator stops; ".to_owned(),
+        (None, Class::Cancelled, _) => "ended because the operator did not run for too long; ".to_owned(),
         (None, Class::OutOfMemory, _) => "helm needed more memory than it may use; ".to_owned(),
         (None, Class::Killed, Some(signal)) => format!("helm was ended by signal {signal}; "),
         _ => String::new(),
@@ -198,21 +199,37 @@ fn leaves(value: &Value) -> Vec<Private> {
     }
 }
 
-/// Cuts out the given secrets, whole and line by line, and the credentials of every URL.
+/// Cuts out the given secrets, whole and line by line, and the credentials of every URL. What is put in their place is not
+/// searched again: secrets that occur in it would let the text grow with each of them.
 pub fn redact(text: &str, secrets: &[Private]) -> String {
-    let mut text = text.to_owned();
     let secrets: Vec<_> = secrets.iter().map(|secret| String::from_utf8_lossy(secret.expose())).collect();
-    let mut parts: Vec<_> = secrets.iter().flat_map(|secret| secret.lines().chain([&**secret])).collect();
-    // The longest first: a part cut out of a longer secret would leave the rest of it.
-    parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
-    parts.dedup();
+    let parts = secrets.iter().flat_map(|secret| secret.lines().chain([&**secret])).map(str::trim);
+    let parts: HashSet<_> = parts.filter(|part| part.len() >= SHORTEST_SECRET).collect();
     if parts.len() > MAX_SECRETS {
         return "[redacted: it has more secret values than can be looked for]".to_owned();
     }
-    for part in parts.into_iter().map(str::trim).filter(|part| part.len() >= SHORTEST_SECRET) {
-        text = text.replace(part, "[redacted]");
+    let mut is_secret = vec![false; text.len()];
+    for part in parts {
+        for (at, _) in text.match_indices(part) {
+            is_secret[at..at + part.len()].fill(true);
+        }
     }
-    without_userinfo(&text)
+    without_userinfo(&without(text, &is_secret))
+}
+
+/// The text with one mark in place of each run of bytes that are not to be shown; runs begin and end with a character.
+fn without(text: &str, is_hidden: &[bool]) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut was_hidden = false;
+    for (at, character) in text.char_indices() {
+        match (is_hidden[at], was_hidden) {
+            (true, false) => out.push_str("[redacted]"),
+            (true, true) => {}
+            (false, _) => out.push(character),
+        }
+        was_hidden = is_hidden[at];
+    }
+    out
 }
 
 fn without_userinfo(text: &str) -> String {
