@@ -1,5 +1,6 @@
 //! The kinds of `workspaces.strata.dev`: a team's environment, its people, and Helm releases, which also stand alone.
 
+mod chart_values;
 mod duration;
 mod form;
 mod name;
@@ -12,6 +13,7 @@ mod workspace;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
+pub use chart_values::{ChartValues, MOST_VALUES};
 pub use duration::Span;
 pub use name::{
     DELETE_DATA_ANNOTATION, DIGEST_ANNOTATION, FINALIZER, FORCE_ANNOTATION, LABEL_MANAGED_BY, LABEL_USER,

@@ -24,7 +24,9 @@ pub use age::Ages;
 pub use ask::{Answer, Ask, Note, ObjectRef, Resolved, plan};
 pub use decide::decide;
 pub use dependency::cycle;
-pub use desired::{Attempt, Desired, LEAST_MEMORY, Policy, config_digest, may_claim, reference_digest, removable, validate};
+pub use desired::{
+    Attempt, Desired, LEAST_MEMORY, Policy, config_digest, may_claim, reference_digest, removable, validate,
+};
 pub use memory::Memory;
 pub use observed::{
     Chart, Dependency, Difference, Drift, Ended, Failure, FailureClass, Identity, Job, Known, MOST_REVISIONS, Observed,
@@ -33,4 +35,4 @@ pub use observed::{
 pub use report::{Round, RoundOf, report, status};
 pub use revisions::has_ended;
 pub use state::{OutOfSync, State, state};
-pub use values::{check_numbers, values};
+pub use values::{check_numbers, too_many_values, values};

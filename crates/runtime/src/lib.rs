@@ -63,6 +63,6 @@ pub use selection::Selection;
 pub use server_clock::ServerClock;
 pub use store::{Changed, Store, Versioned};
 pub use subject::Subject;
-pub use view::{Json, Live, Metadata, View, lean_metadata, readable};
+pub use view::{Json, Live, Metadata, Parts, View, lean_metadata, readable};
 pub use watch::ListMode;
 pub use writer::Writer;

@@ -149,6 +149,41 @@ impl Live {
     }
 }
 
+/// A `K` with spec and status as they were sent, for the layer to read: a tree of values in between takes up to a hundred
+/// times the memory of its text, and users choose the text.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(bound = "")]
+pub struct Parts<K> {
+    #[serde(deserialize_with = "lean_metadata")]
+    pub metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Option<Box<RawValue>>,
+    #[serde(default)]
+    status: Option<Box<RawValue>>,
+    #[serde(skip)]
+    kind: PhantomData<fn() -> K>,
+}
+
+part_of_k!(Parts, metadata_only: false);
+
+impl<K> Parts<K> {
+    /// `None` where there is none, and for one that cannot be read: it must not end the watch of all others, and planning
+    /// reports it as invalid.
+    pub fn spec<T: DeserializeOwned>(&self) -> Option<T> {
+        self.spec.as_ref().and_then(|spec| serde_json::from_str(spec.get()).ok())
+    }
+
+    /// Whether there is one, readable or not.
+    pub fn has_status(&self) -> bool {
+        self.status.is_some()
+    }
+
+    /// As [`Self::spec`].
+    pub fn status<T: DeserializeOwned>(&self) -> Option<T> {
+        self.status.as_ref().and_then(|status| serde_json::from_str(status.get()).ok())
+    }
+}
+
 /// The part of metadata that any controller needs. managedFields, the bulk of most objects, is skipped while decoding.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -215,6 +250,16 @@ mod tests {
                 "metadata": {"name": "a", "resourceVersion": "7", "labels": {"x": "y"}},
             })
         );
+    }
+
+    #[test]
+    fn a_part_that_cannot_be_read_costs_no_other() {
+        let text = r#"{"metadata": {"name": "a"}, "spec": {"a": 1}, "status": {"a": "x"}}"#;
+        let parts: Parts<ConfigMap> = serde_json::from_str(text).unwrap();
+        assert_eq!(parts.spec::<BTreeMap<String, u8>>(), Some([("a".to_owned(), 1)].into()));
+        assert_eq!(parts.status::<BTreeMap<String, u8>>(), None);
+        let bare: Parts<ConfigMap> = serde_json::from_str(r#"{"metadata": {"name": "a"}, "spec": null}"#).unwrap();
+        assert_eq!((bare.spec::<Value>(), bare.status::<Value>()), (None, None));
     }
 
     #[test]

@@ -27,7 +27,7 @@ use plan::{
 };
 use process::Clock;
 use runtime::{
-    Controller, DynamicWatches, Error, Fence, Index, InputsOf, Json, Key, Kind, RoundOf, ServerClock, Turn, Writer,
+    Controller, DynamicWatches, Error, Fence, Index, InputsOf, Key, Kind, Parts, RoundOf, ServerClock, Turn, Writer,
 };
 use tokio::time::Instant;
 
@@ -143,7 +143,7 @@ pub(crate) struct ReleaseController {
 
 impl Controller for ReleaseController {
     const NAME: &'static str = "helmrelease";
-    type View = Json<HelmRelease>;
+    type View = Parts<HelmRelease>;
     type Object = HelmRelease;
     type Status = HelmReleaseStatus;
     type Observed = Observed;
@@ -153,7 +153,7 @@ impl Controller for ReleaseController {
     type Ask = Ask;
     type Answer = Answer;
 
-    fn kind(&self) -> &Arc<Kind<Json<HelmRelease>, HelmRelease>> {
+    fn kind(&self) -> &Arc<Kind<Parts<HelmRelease>, HelmRelease>> {
         &self.releases
     }
 

@@ -17,7 +17,7 @@ use k8s_openapi::api::{
     rbac::v1::{Role, RoleBinding},
 };
 use plan::workspaces::ObjectKind;
-use runtime::{Change, Index, Json, Key, Kind, Metadata, Operator, Queue, Selection, View, Writer};
+use runtime::{Change, Index, Json, Key, Kind, Metadata, Operator, Parts, Queue, Selection, View, Writer};
 
 use self::{
     derived::{DerivedKind, DerivedKinds},
@@ -43,7 +43,7 @@ impl Default for Config {
     }
 }
 
-pub type Releases = Kind<Json<HelmRelease>, HelmRelease>;
+pub type Releases = Kind<Parts<HelmRelease>, HelmRelease>;
 pub(crate) type Secrets = Kind<Metadata<Secret>, SecretFacts>;
 pub(crate) type ConfigMaps = Kind<Metadata<ConfigMap>, Stored>;
 
@@ -184,8 +184,8 @@ type Watched<W, T> = (Arc<Kind<W, T>>, Arc<Index<Box<str>>>);
 
 /// Every kind that is looked at, watched.
 struct Kinds {
-    workspaces: Arc<Kind<Json<Workspace>, Workspace>>,
-    users: Arc<Kind<Json<User>, User>>,
+    workspaces: Arc<Kind<Parts<Workspace>, Workspace>>,
+    users: Arc<Kind<Parts<User>, User>>,
     owned_users: Arc<Index<Box<str>>>,
     namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
     endpoints: Arc<Kind<EndpointSlice, Vec<plan::workspaces::workspace::Endpoint>>>,
@@ -240,7 +240,7 @@ impl Kinds {
     }
 }
 
-fn watch_workspaces(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Json<Workspace>, Workspace>> {
+fn watch_workspaces(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Parts<Workspace>, Workspace>> {
     let kind = Kind::new("workspaces", operator.writer(MANAGER), projection::workspace);
     let concerns = concerns.clone();
     operator.watch(&kind, move |change| {
@@ -265,7 +265,7 @@ fn watch_users(
     operator: &mut Operator,
     concerns: &Concerns,
     owned: &Arc<Index<Box<str>>>,
-) -> Arc<Kind<Json<User>, User>> {
+) -> Arc<Kind<Parts<User>, User>> {
     let kind = Kind::new("users", operator.writer(MANAGER), projection::user);
     let (concerns, owned) = (concerns.clone(), owned.clone());
     operator.watch(&kind, move |change| {

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::form::{ChartName, ChartVersion, DataKey, Digest, Host, Label, Memory, Name, Pointer, Repo};
 use super::rules::more_than_zero;
-use super::{GROUP, HelmReleaseStatus, Span, VERSION, root};
+use super::{ChartValues, GROUP, HelmReleaseStatus, Span, VERSION, root};
 use crate::kind::kind;
 use crate::schema::{Definition, column, rule, wide_column};
 
@@ -30,7 +30,7 @@ pub struct HelmReleaseSpec {
     /// Values for the chart, as in a values.yaml.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "free_form")]
-    pub values: Option<serde_json::Map<String, Value>>,
+    pub values: Option<ChartValues>,
     /// Name of the Helm release; the object's own name when left out. At most 53 characters, Helm's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Host>", extend("maxLength" = 53))]

@@ -6,13 +6,13 @@ use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference, ResourceRequireme
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::form::{Cidr, DataKey, Email, Host, Label, Name, Size, Url, variables};
 use super::release::{Strings, free_form};
 use super::rules::{self, names, services};
 use super::{
-    ChartReference, CodeServer, DriftDetection, GROUP, Permission, SecretReference, Span, VERSION, ValuesSource, root,
+    ChartReference, ChartValues, CodeServer, DriftDetection, GROUP, Permission, SecretReference, Span, VERSION,
+    ValuesSource, root,
 };
 use crate::condition::{Condition, ConditionType, known_conditions};
 use crate::decode::or_default;
@@ -125,7 +125,7 @@ pub struct Service {
     /// Values for the chart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "free_form")]
-    pub values: Option<serde_json::Map<String, Value>>,
+    pub values: Option<ChartValues>,
     /// Services that must be ready first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<Label>", extend("maxItems" = 50, "x-kubernetes-list-type" = "set"))]

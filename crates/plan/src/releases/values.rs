@@ -1,6 +1,6 @@
 //! Values as a whole: their digest, and whether Helm would read them as they are written.
 
-use api::workspace::{HelmReleaseSpec, ReadValues};
+use api::workspace::{ChartValues, HelmReleaseSpec, MOST_VALUES, ReadValues};
 use serde_json::{Map, Value, json};
 
 use super::Values;
@@ -10,12 +10,24 @@ use crate::object::digest;
 const EXACT: u64 = 1 << 53;
 /// What all sources together give: the inline values win, so they come last.
 pub fn values(spec: &HelmReleaseSpec, sources: Vec<ReadValues>) -> Values {
-    let inline = spec.values.clone().unwrap_or_default();
-    if let Err(why) = check_numbers(&Value::Object(inline.clone()), "spec.values") {
+    let inline = match spec.values.as_ref().map(ChartValues::read) {
+        None => Map::new(),
+        Some(Some(values)) => values,
+        Some(None) => return Values::Invalid(too_many_values("spec.values")),
+    };
+    let inline = Value::Object(inline);
+    if let Err(why) = check_numbers(&inline, "spec.values") {
         return Values::Invalid(why);
     }
     let digests: Vec<_> = sources.iter().map(|source| source.digest.as_str()).collect();
-    Values::Read { digest: digest(&json!([digests, inline])), sources }
+    Values::Read { digest: digest(&Value::Array(vec![json!(digests), inline])), sources }
+}
+
+/// Why values at this place are refused, where there are too many.
+pub fn too_many_values(place: &str) -> String {
+    format!(
+        "{place}: more than {MOST_VALUES} values; values are configuration, not data: remove some, or write them as one text"
+    )
 }
 
 /// Finds numbers that Helm would not keep as they are written.

@@ -3,6 +3,19 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use super::{
+    Identities,
+    gather::sorted,
+    identity::Credentials,
+    live::Acting,
+    release_key, storage,
+    values::{self, Document},
+    view,
+};
+use crate::{
+    helm::{self, ChartRef, Charts, Class, Contents, Deploy, Failure, First, Found, Private, Unread, archive},
+    workspace::Releases,
+};
 use api::{
     condition::Reason,
     workspace::{ChartReference, CrdPolicy, HelmRelease, HelmReleaseSpec, OperationKind, ValuesKind, ValuesSource},
@@ -21,21 +34,6 @@ use plan::{
     },
 };
 use runtime::{Error, Fence, Key, Leadership, Writer};
-use serde_json::Value;
-
-use super::{
-    Identities,
-    gather::sorted,
-    identity::Credentials,
-    live::Acting,
-    release_key,
-    values::{self, Document},
-    view,
-};
-use crate::{
-    helm::{self, ChartRef, Charts, Class, Contents, Deploy, Failure, First, Found, Private, Unread, archive},
-    workspace::Releases,
-};
 
 /// Metadata of Secrets in one answer: some 2 KiB each, so that an answer stays below a megabyte.
 const PAGE: u32 = 250;
@@ -316,12 +314,15 @@ async fn replace_crds(acting: &Acting<'_>, chart: &helm::Chart) -> Result<(), Er
     let kind = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
     let crds: Api<DynamicObject> = Api::all_with(acting.client.clone(), &ApiResource::from_gvk(&kind));
     for file in files {
-        let documents = serde_saphyr::from_multiple::<Value>(&file)
-            .map_err(|_| no_chart("a file in the chart's crds folder is not YAML".to_owned()))?;
-        for document in documents.iter().filter(|document| document["kind"] == "CustomResourceDefinition") {
+        for document in storage::documents(&file) {
+            let message = "a file in the chart's crds folder is not YAML, or one definition in it is too large";
+            let (document, _held) = storage::whole(document).await.ok_or_else(|| no_chart(message.to_owned()))?;
+            if document["kind"] != "CustomResourceDefinition" {
+                continue;
+            }
             let name = document["metadata"]["name"].as_str().unwrap_or_default();
             let params = PatchParams::apply("helm").force();
-            acting.ask(crds.patch(name, &params, &Patch::Apply(document))).await?;
+            acting.ask(crds.patch(name, &params, &Patch::Apply(&document))).await?;
         }
     }
     Ok(())

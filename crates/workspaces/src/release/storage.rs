@@ -199,10 +199,15 @@ struct HeadMetadata {
 impl Object {
     /// All of it; `None` if it is no YAML or too large. A large one is held by one at a time, for as long as its permit.
     pub async fn whole(&self) -> Option<(Value, Option<SemaphorePermit<'static>>)> {
-        let is_large = self.text.len() > LARGE_OBJECT;
-        let permit = if is_large { Some(LARGE.acquire().await.ok()?) } else { None };
-        Some((yaml(&self.text).ok()?, permit))
+        whole(&self.text).await
     }
+}
+
+/// A document as a tree; `None` if it is no YAML or too large. A large one is held by one at a time.
+pub async fn whole(document: &str) -> Option<(Value, Option<SemaphorePermit<'static>>)> {
+    let is_large = document.len() > LARGE_OBJECT;
+    let permit = if is_large { Some(LARGE.acquire().await.ok()?) } else { None };
+    Some((yaml(document).ok()?, permit))
 }
 
 /// The one field of a record that is read; the others are passed over.
@@ -272,7 +277,7 @@ fn yaml<T: for<'de> Deserialize<'de>>(document: &str) -> Result<T, serde_saphyr:
 }
 
 /// A line that begins with the marker ends a document wherever it stands, so a broken one spoils no other.
-fn documents(text: &str) -> impl Iterator<Item = &str> {
+pub fn documents(text: &str) -> impl Iterator<Item = &str> {
     let is_mark = |at: &usize| text[at + "---".len()..].chars().next().is_none_or(char::is_whitespace);
     let marks = text.match_indices("\n---").map(|(at, _)| at + 1).filter(is_mark);
     let bounds: Vec<_> = std::iter::once(0).chain(marks).chain([text.len()]).collect();

@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, fmt::Write};
 
-use api::workspace::{HelmReleaseSpec, ReadValues, ValuesKind, ValuesSource};
+use api::workspace::{ChartValues, HelmReleaseSpec, MOST_VALUES, ReadValues, ValuesKind, ValuesSource};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 pub use plan::releases::values;
 use plan::{
     object::digest,
-    releases::{Values, check_numbers},
+    releases::{Values, check_numbers, too_many_values},
 };
 use serde_json::{Value, json};
 
@@ -26,8 +26,8 @@ pub struct Document {
 
 /// The files for helm, in order.
 pub fn files(spec: &HelmReleaseSpec, documents: Vec<Document>) -> Vec<Private> {
-    let inline = spec.values.as_ref().filter(|values| !values.is_empty());
-    let inline = inline.map(|values| Private::new(escaped(&Value::Object(values.clone()).to_string())));
+    let inline = spec.values.as_ref().and_then(ChartValues::read).filter(|values| !values.is_empty());
+    let inline = inline.map(|values| Private::new(escaped(&Value::Object(values).to_string())));
     documents.into_iter().filter_map(|document| document.content).chain(inline).collect()
 }
 
@@ -107,13 +107,24 @@ fn check_document(content: &[u8], place: &str) -> Result<(), String> {
     if text.trim().is_empty() {
         return Ok(());
     }
-    let value: Value =
-        serde_saphyr::from_str(text).map_err(|error| format!("{place}{}", fault(error.without_snippet())))?;
+    let value = parse(text).map_err(|error| match error.without_snippet() {
+        serde_saphyr::Error::Budget { .. }
+        | serde_saphyr::Error::AliasReplayLimitExceeded { .. }
+        | serde_saphyr::Error::AliasExpansionLimitExceeded { .. } => too_many_values(place),
+        error => format!("{place}{}", fault(error)),
+    })?;
     match value {
         Value::Object(_) => check_numbers(&value, place),
         Value::Null => Ok(()),
         _ => Err(format!("{place}: values must be a map of names to values")),
     }
+}
+
+/// A tree takes many times the memory of its text, and what refers to an anchor is in it once more, so its size is
+/// limited as that of values in a spec.
+fn parse(text: &str) -> Result<Value, serde_saphyr::Error> {
+    let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: MOST_VALUES } };
+    serde_saphyr::from_str_with_options(text, options)
 }
 
 /// What is wrong with a document and in which line, in our words.
@@ -162,6 +173,24 @@ mod tests {
         .unwrap();
         let Values::Invalid(why) = values(&spec, vec![]) else { panic!("it was taken") };
         assert!(why.contains(r#"spec.values["a.b"].c"#), "{why}");
+    }
+
+    #[test]
+    fn values_that_take_much_memory_are_refused_by_their_place() {
+        let wide = format!("a: [{}]", "{},".repeat(MOST_VALUES));
+        let folded = format!("a: &a [{}]\nb: [{}]", "0,".repeat(1000), "*a,".repeat(1000));
+        for text in [&wide, &folded] {
+            let Err(Values::Invalid(why)) = read(&source(false), object(text)) else { panic!("it was taken") };
+            assert!(why.contains("Secret s, key values.yaml: ") && why.len() < 200, "{why}");
+        }
+        assert!(wide.len() < MAX_DOCUMENT && folded.len() < MAX_DOCUMENT);
+        let spec: HelmReleaseSpec = serde_json::from_value(json!({
+            "chart": { "repo": "http://c", "name": "n" }, "values": { "a": vec![json!({}); MOST_VALUES] }
+        }))
+        .unwrap();
+        let Values::Invalid(why) = values(&spec, vec![]) else { panic!("it was taken") };
+        assert!(why.starts_with("spec.values: more than 20000 values"), "{why}");
+        assert!(files(&spec, vec![]).is_empty());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use api::workspace::{HelmRelease, User, Workspace, WorkspaceSpec, WorkspaceStatus};
+use api::workspace::{ChartValues, User, Workspace, WorkspaceSpec, WorkspaceStatus};
 use jiff::Timestamp;
 use k8s_openapi::api::{apps::v1::StatefulSet, core::v1::Namespace, discovery::v1::EndpointSlice};
 use plan::{
@@ -16,8 +16,10 @@ use plan::{
         workspace::{self, Endpoint, Note, Observed, Source, SourceAsk, Surroundings},
     },
 };
-use runtime::{Controller, Error, Fence, InputsOf, Json, Key, Kind, Metadata, RoundOf, Turn, Writer};
-use serde_json::json;
+use runtime::{
+    Controller, Error, Fence, InputsOf, Json, Key, Kind, Metadata, Parts, RoundOf, Turn, Versioned, View, Writer,
+};
+use serde::Serialize;
 
 use super::{
     Concerns, Releases, Secrets,
@@ -27,9 +29,9 @@ use super::{
 };
 
 pub struct WorkspaceController {
-    pub workspaces: Arc<Kind<Json<Workspace>, Workspace>>,
+    pub workspaces: Arc<Kind<Parts<Workspace>, Workspace>>,
     pub releases: Arc<Releases>,
-    pub users: Arc<Kind<Json<User>, User>>,
+    pub users: Arc<Kind<Parts<User>, User>>,
     pub sets: Arc<Kind<Json<StatefulSet>, Stored>>,
     pub secrets: Arc<Secrets>,
     pub namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
@@ -41,7 +43,7 @@ pub struct WorkspaceController {
 
 impl Controller for WorkspaceController {
     const NAME: &'static str = "workspace";
-    type View = Json<Workspace>;
+    type View = Parts<Workspace>;
     type Object = Workspace;
     type Status = WorkspaceStatus;
     type Observed = Observed;
@@ -51,7 +53,7 @@ impl Controller for WorkspaceController {
     type Ask = SourceAsk;
     type Answer = Option<Digested>;
 
-    fn kind(&self) -> &Arc<Kind<Json<Workspace>, Workspace>> {
+    fn kind(&self) -> &Arc<Kind<Parts<Workspace>, Workspace>> {
         &self.workspaces
     }
 
@@ -77,7 +79,7 @@ impl Controller for WorkspaceController {
             rival,
             is_namespace_terminating: is_terminating(&self.namespaces, &key.namespace),
             surroundings,
-            referred_to: self.referred_to(key, &former_configs(&objects, &derived)),
+            referred_to: self.referred_to(key, &former_configs(&objects, &derived)).await,
             objects,
         })
     }
@@ -138,38 +140,47 @@ impl WorkspaceController {
     }
 
     /// Which of these configs something in the namespace names that the Workspace does not own; what it owns is known
-    /// anyway.
-    fn referred_to(&self, key: &Key, configs: &[&ObjectId]) -> BTreeSet<String> {
+    /// anyway. Others' caches are not locked meanwhile, nor a thread kept: a namespace may hold many large objects.
+    async fn referred_to(&self, key: &Key, configs: &[&ObjectId]) -> BTreeSet<String> {
         let mut referred_to = BTreeSet::new();
         if configs.is_empty() {
             return referred_to;
         }
-        let mut search = |text: String| {
+        let mut search = |text: &str| {
             // Names with a hash in them are not found by accident, so the text alone decides.
             let found = configs.iter().filter(|config| text.contains(&config.name));
             referred_to.extend(found.map(|config| config.name.clone()));
+            tokio::task::yield_now()
         };
-        let is_near = |other: &Key| other.namespace == key.namespace;
         let is_own = |owner: Option<super::projection::Owner<'_>>| {
             owner.is_some_and(|owner| owner.kind == Workspace::KIND && *owner.name == *key.name)
         };
-        self.releases.store().for_each(|other, release: &HelmRelease| {
-            if is_near(other) && !is_own(release.owner()) {
-                search(json!(release.spec).to_string());
+        for release in near(&self.releases, key).filter(|release| !is_own(release.value.owner())) {
+            search(&text(&release.value.spec)).await;
+            // What is not kept may name any of them.
+            if release.value.spec.as_ref().is_some_and(|spec| spec.values == Some(ChartValues::TooMany)) {
+                let all: Vec<_> = configs.iter().map(|config| config.name.as_str()).collect();
+                search(&all.join(" ")).await;
             }
-        });
-        self.users.store().for_each(|other, user: &User| {
-            if is_near(other) && !is_own(user.owner()) {
-                search(json!(user.spec).to_string());
-            }
-        });
-        self.sets.store().for_each(|other, set| {
-            if is_near(other) {
-                search(set.content().to_string());
-            }
-        });
+        }
+        for user in near(&self.users, key).filter(|user| !is_own(user.value.owner())) {
+            search(&text(&user.value.spec)).await;
+        }
+        for set in near(&self.sets, key) {
+            search(set.value.text()).await;
+        }
         referred_to
     }
+}
+
+/// The objects of one kind in the namespace of `key`.
+fn near<W: View, T: Send + Sync + 'static>(kind: &Kind<W, T>, key: &Key) -> impl Iterator<Item = Arc<Versioned<T>>> {
+    let keys = kind.store().keys().into_iter().filter(move |other| other.namespace == key.namespace);
+    keys.filter_map(move |other| kind.get(&other))
+}
+
+fn text(spec: &impl Serialize) -> String {
+    serde_json::to_string(spec).expect("plain data has a JSON form")
 }
 
 pub fn is_terminating(namespaces: &Kind<Metadata<Namespace>, bool>, name: &str) -> bool {

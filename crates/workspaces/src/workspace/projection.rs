@@ -10,8 +10,8 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use plan::workspaces::{Body, Found, user::PodFacts, workspace::Endpoint};
-use runtime::{Json, Metadata, Versioned};
-use serde::{Serialize, de::DeserializeOwned};
+use runtime::{Json, Metadata, Parts, Versioned};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::release::SecretFacts;
@@ -86,6 +86,11 @@ impl Stored {
     pub fn content(&self) -> Value {
         serde_json::from_slice(&self.content).expect("it was written as JSON")
     }
+
+    /// The content as JSON.
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.content).expect("it was written as JSON")
+    }
 }
 
 impl Owned for Stored {
@@ -142,20 +147,15 @@ pub fn endpoints(slice: EndpointSlice) -> Option<Vec<Endpoint>> {
     Some(endpoints)
 }
 
-/// One part that cannot be read must not end the watch of all others: planning reports it as invalid.
-fn part<T: DeserializeOwned>(part: &Value) -> Option<T> {
-    T::deserialize(part).ok()
-}
-
 /// Stands for a status that cannot be read, where only its text is passed on: it reads as unreadable there as well.
 const UNREADABLE: &str = "unreadable";
 
 macro_rules! typed {
     ($project:ident, $kind:ident, $unreadable:expr, $is_unreadable:expr) => {
-        pub fn $project(object: Json<$kind>) -> Option<$kind> {
-            let (spec, status) = (part(&object.content["spec"]), part(&object.status));
+        pub fn $project(object: Parts<$kind>) -> Option<$kind> {
+            let (spec, status) = (object.spec(), object.status());
             // Unknown is not absent: nothing is decided on a status as if there were none.
-            let status = if object.status.is_null() { None } else { status.or($unreadable) };
+            let status = if object.has_status() { status.or($unreadable) } else { None };
             Some($kind { metadata: object.metadata, spec, status })
         }
 

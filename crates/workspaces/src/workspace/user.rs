@@ -13,7 +13,7 @@ use plan::{
         user::{self, Observed, PodFacts},
     },
 };
-use runtime::{Controller, Error, InputsOf, Json, Key, Kind, Metadata, RoundOf, Turn};
+use runtime::{Controller, Error, InputsOf, Json, Key, Kind, Metadata, Parts, RoundOf, Turn};
 
 use super::{
     controller::is_terminating,
@@ -22,8 +22,8 @@ use super::{
 };
 
 pub struct UserController {
-    pub workspaces: Arc<Kind<Json<Workspace>, Workspace>>,
-    pub users: Arc<Kind<Json<User>, User>>,
+    pub workspaces: Arc<Kind<Parts<Workspace>, Workspace>>,
+    pub users: Arc<Kind<Parts<User>, User>>,
     pub pods: Arc<Kind<Json<Pod>, PodFacts>>,
     pub namespaces: Arc<Kind<Metadata<Namespace>, bool>>,
     pub derived_kinds: Arc<DerivedKinds>,
@@ -31,7 +31,7 @@ pub struct UserController {
 
 impl Controller for UserController {
     const NAME: &'static str = "user";
-    type View = Json<User>;
+    type View = Parts<User>;
     type Object = User;
     type Status = UserStatus;
     type Observed = Observed;
@@ -41,7 +41,7 @@ impl Controller for UserController {
     type Ask = Never;
     type Answer = Never;
 
-    fn kind(&self) -> &Arc<Kind<Json<User>, User>> {
+    fn kind(&self) -> &Arc<Kind<Parts<User>, User>> {
         &self.users
     }
 

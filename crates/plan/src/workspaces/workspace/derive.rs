@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use api::condition::Reason;
 use api::workspace::{
-    Access, CodeServer, DELETE_DATA_ANNOTATION, HelmReleaseSpec, LABEL_WORKSPACE, Service, Storage, UserDefaults,
-    UserSpec, Workspace, WorkspaceSpec, WorkspaceUser,
+    Access, ChartValues, CodeServer, DELETE_DATA_ANNOTATION, HelmReleaseSpec, LABEL_WORKSPACE, MOST_VALUES, Service,
+    Storage, UserDefaults, UserSpec, Workspace, WorkspaceSpec, WorkspaceUser,
 };
 use k8s_openapi::api::core::v1::EnvVar;
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use super::Source;
 use super::config::Configs;
 use super::network::{self, Endpoint};
 use crate::Why;
+use crate::releases::too_many_values;
 use crate::workspaces::derived::{Derived, ObjectKind, Owner};
 use crate::workspaces::ingress::{Backend, authentication_remedy, host_limit, ingress};
 use crate::workspaces::user::exposure_host;
@@ -38,6 +39,11 @@ pub(super) fn validate(workspace: &Workspace) -> Result<&WorkspaceSpec, Why> {
     let Some(spec) = &workspace.spec else {
         return Err(invalid("spec cannot be read; write it as `kubectl explain workspace.spec` shows"));
     };
+    // Together, since they are in memory together.
+    let values = spec.services.values().filter_map(|service| service.values.as_ref());
+    if values.map(ChartValues::count).sum::<usize>() > MOST_VALUES {
+        return Err(invalid(too_many_values("the values of spec.services")));
+    }
     check_hosts(workspace.metadata.name.as_deref().unwrap_or_default(), spec)?;
     Ok(spec)
 }
