@@ -255,3 +255,30 @@ pub fn config_digest(chart: &ChartReference, version: &str, values: &str) -> Str
 fn place(chart: &ChartReference) -> &str {
     chart.repo.trim_end_matches('/')
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_of_another_namespace_is_claimed_by_permission_or_by_what_was_done_under_one() {
+        let strict = Policy::default();
+        let lenient = Policy { other_namespaces: true, ..Policy::default() };
+        let object = |target: Option<&str>, status: serde_json::Value| -> HelmRelease {
+            let spec = json!({ "chart": { "repo": "http://c", "name": "n" }, "targetNamespace": target });
+            let object = json!({ "metadata": { "name": "web", "namespace": "team" }, "spec": spec, "status": status });
+            serde_json::from_value(object).unwrap()
+        };
+        for (target, status, may) in [
+            (None, json!({}), true),
+            (Some("team"), json!({}), true),
+            (Some("other"), json!({}), false),
+            (Some("other"), json!({ "history": [{ "revision": 1, "status": "deployed" }] }), false),
+            (Some("other"), json!({ "lastAttemptedDigest": "d" }), true),
+        ] {
+            let object = object(target, status);
+            assert_eq!(may_claim(&object, &strict), may, "{:?}", object.spec);
+            assert!(may_claim(&object, &lenient));
+        }
+    }
+}
