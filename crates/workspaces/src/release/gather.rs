@@ -4,7 +4,8 @@ use api::workspace::{HelmRelease, OperationKind, ValuesKind, ValuesSource};
 use plan::{
     Clocks,
     releases::{
-        self, Dependency, Desired, Ended, FailureClass, Job, MOST_REVISIONS, Observed, Stored, is_ready, may_claim, validate,
+        self, Dependency, Desired, Ended, FailureClass, Job, MOST_REVISIONS, Observed, Stored, is_ready, may_claim,
+        validate,
     },
 };
 use runtime::Key;
