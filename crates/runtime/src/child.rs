@@ -16,13 +16,13 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     process::{ChildStdin, ChildStdout, Command},
-    time::{sleep_until, timeout},
+    time::{Instant, Interval, interval, sleep_until, timeout},
 };
 
 pub use files::{OperationDirectory, Private, PrivateDirectory, private_directories};
 pub use guard::Report;
 
-use crate::jobs::{Stopped, Stops};
+use crate::jobs::{Stop, Stopped, Stops};
 use guard::Started;
 
 /// The two kept ends of a child's streams, should every byte of them need an escape of six.
@@ -51,7 +51,32 @@ pub struct Task<'a> {
     pub file_bytes: u64,
     /// Whether SIGTERM lets it end in order.
     pub ends_gently: bool,
+    /// None: our silence means nothing, since no other process may do the same work.
+    pub silence: Option<Silence>,
 }
+
+/// How long a guard lets its child go on while we are silent. A process that is stopped holds its pipe open and does not
+/// know that its lease lapses; its guard does by this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Silence {
+    /// Until the child is asked to end.
+    pub limit: Duration,
+    /// From then until it is killed.
+    pub grace: Duration,
+}
+
+impl Silence {
+    /// The child is gone when a leader that cannot renew a lease of this length would stop writing, which is before
+    /// another may take it over.
+    pub fn within(lease: Duration) -> Self {
+        // Most of it is for us: what a busy machine delays must not end a child. Helm stores in tenths of a second that
+        // its release failed.
+        Self { limit: lease * 5 / 9, grace: lease / 9 }
+    }
+}
+
+/// Signs of life within [`Silence::limit`]: one may be late without harm.
+const SIGNS: u32 = 4;
 
 /// Runs a child to its end: its own, or the one that `stops` asks for. Dropped, it leaves the end to the guard.
 pub async fn run(task: Task<'_>, mut stops: Stops) -> io::Result<(Report, Option<Stopped>)> {
@@ -59,26 +84,42 @@ pub async fn run(task: Task<'_>, mut stops: Stops) -> io::Result<(Report, Option
     let mut control = guard.stdin.take().expect("stdin is piped");
     let stdout = guard.stdout.take().expect("stdout is piped");
     let mut ending = Box::pin(read_report(stdout));
-    let first = tokio::select! {
-        report = &mut ending => return Ok((report, None)),
-        stop = stops.asked() => stop,
-    };
-    if task.ends_gently {
-        say(&mut control, b't').await;
-    }
-    let mut kill_at = first.kill_at;
+    let mut signs = task.silence.map(|silence| interval(silence.limit / SIGNS));
+    let mut stop: Option<Stop> = None;
     let report = loop {
+        let kill_at = stop.map(|stop| stop.kill_at);
         tokio::select! {
             report = &mut ending => break report,
-            () = sleep_until(kill_at) => {
+            () = next(&mut signs) => say(&mut control, b'.').await,
+            () = at(kill_at) => {
                 say(&mut control, b'k').await;
                 break timeout(KILL_PATIENCE, ending).await.unwrap_or_default();
             }
-            // A shutdown may leave less time than there was.
-            stop = stops.asked() => kill_at = stop.kill_at,
+            asked = stops.asked() => {
+                if stop.is_none() && task.ends_gently {
+                    say(&mut control, b't').await;
+                }
+                // A shutdown may leave less time than there was; the first reason stays.
+                stop = Some(Stop { why: stop.map_or(asked.why, |first| first.why), ..asked });
+            }
         }
     };
-    Ok((report, Some(first.why)))
+    Ok((report, stop.map(|stop| stop.why)))
+}
+
+/// The next sign of life, where there are any.
+async fn next(signs: &mut Option<Interval>) {
+    match signs {
+        Some(signs) => drop(signs.tick().await),
+        None => std::future::pending().await,
+    }
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the place that starts children")]
@@ -87,6 +128,11 @@ fn spawn(task: &Task<'_>) -> io::Result<tokio::process::Child> {
         .args(&task.guard.arguments)
         .arg(task.memory.to_string())
         .arg(task.file_bytes.to_string())
+        .args(
+            task.silence
+                .map_or([0, 0], |silence| [silence.limit, silence.grace].map(|time| time.as_millis()))
+                .map(|time| time.to_string()),
+        )
         .arg(task.program)
         .args(&task.arguments)
         .env_clear()

@@ -179,6 +179,11 @@ impl Operator {
         self.layers.last().expect("there is one from the start")
     }
 
+    /// How long the lease lasts without a renewal; none without leader election.
+    pub fn lease_duration(&self) -> Option<Duration> {
+        self.settings.lease.as_ref().map(|lease| lease.duration)
+    }
+
     /// Writes of one layer carry its field manager.
     pub fn writer(&self, manager: &'static str) -> Writer {
         self.cluster.writer(manager)

@@ -11,7 +11,7 @@ use std::{ffi::OsString, io, path::PathBuf, sync::Arc, time::Duration};
 use api::workspace::{HelmRelease, ValuesKind};
 use kube::Config as ClientConfig;
 use plan::releases::{Policy, may_claim};
-use runtime::{Change, Key, LayerSpec, Operator, Queue};
+use runtime::{Change, Key, LayerSpec, Operator, Queue, child::Silence};
 
 use helm::{Charts, ChartsConfig, Guard, Runner};
 pub use release::values;
@@ -171,6 +171,7 @@ fn start_runner(
     settings.total_memory = config.policy.total_memory;
     settings.operation_memory = config.operation_memory;
     settings.grace = config.grace;
+    settings.silence = operator.lease_duration().map(Silence::within);
     settings.environment.clone_from(&config.environment);
     settings.clock = operator.clock.clone();
     settings.on_change = Box::new(move |release| {

@@ -8,6 +8,8 @@
 //! | --- | --- |
 //! | `t` | asks the child to end (SIGTERM) |
 //! | `k` | ends the whole group (SIGKILL) |
+//! | `.` | knows that we live |
+//! | none for as long as it was given: we are stopped, and may have lost the lead | asks, and after the grace it was given ends the whole group |
 //! | end of file: we are gone | asks, and after [`ORPHAN_GRACE`] ends the whole group |
 //!
 //! For as long as the guard or its child lives, the directory that both run in is locked: the next operator knows by it
@@ -23,7 +25,11 @@ use std::{
     os::unix::process::{CommandExt, ExitStatusExt},
     path::Path,
     process::{Child, Command, ExitCode, Stdio},
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
     thread,
     time::Duration,
 };
@@ -34,6 +40,8 @@ use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, setrlimit, waitid,
 };
 use serde::{Deserialize, Serialize};
+
+use super::Silence;
 
 /// What an orphaned child has to leave its work in order: helm stores that its release failed, by two requests. It must
 /// be well below the time after which the next operator takes a `pending-*` release for abandoned (30 s).
@@ -58,12 +66,16 @@ pub struct Report {
     pub stdout: String,
     pub stderr: String,
     pub peak_bytes: u64,
+    /// The guard ended it, because we were silent.
+    #[serde(default)]
+    pub is_abandoned: bool,
 }
 
-/// Runs a guard: `arguments` are the limits in bytes of memory and of each file, the program, and its arguments.
+/// Runs a guard: `arguments` are the limits in bytes of memory and of each file, how many milliseconds of silence it bears
+/// with (0: any) and gives the child then, the program, and its arguments.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<_> = arguments.into_iter().collect();
-    let program = arguments.get(2).map(Path::new).and_then(Path::file_name).unwrap_or_default();
+    let program = arguments.get(4).map(Path::new).and_then(Path::file_name).unwrap_or_default();
     let program = program.to_string_lossy().into_owned();
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
@@ -77,11 +89,14 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(arguments: impl IntoIterator<Item = OsString>) -> io::Result<()> {
     let mut arguments = arguments.into_iter();
-    let usage = || io::Error::other("usage: guard MEMORY FILE PROGRAM [ARGUMENTS]");
+    let usage = || io::Error::other("usage: guard MEMORY FILE SILENCE GRACE PROGRAM [ARGUMENTS]");
+    let mut number = || arguments.next().and_then(|number| number.to_str()?.parse::<u64>().ok()).ok_or_else(usage);
     for resource in [Resource::Data, Resource::Fsize] {
-        let bytes = arguments.next().and_then(|bytes| bytes.to_str()?.parse().ok()).ok_or_else(usage)?;
+        let bytes = number()?;
         setrlimit(resource, Rlimit { current: Some(bytes), maximum: Some(bytes) })?;
     }
+    let [limit, grace] = [Duration::from_millis(number()?), Duration::from_millis(number()?)];
+    let silence = (!limit.is_zero()).then_some(Silence { limit, grace });
     let program = arguments.next().ok_or_else(usage)?;
     let at_work = File::open(".")?;
     flock(&at_work, FlockOperation::NonBlockingLockShared)?;
@@ -100,11 +115,13 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> io::Result<()> {
     let pid = Pid::from_child(&child);
     print(&Started { pid: pid.as_raw_nonzero().get() })?;
     let target = Arc::new(Mutex::new(Some(pid)));
-    let listener = target.clone();
-    thread::spawn(move || listen(&listener));
+    let is_abandoned = Arc::<AtomicBool>::default();
+    let (listener, abandons) = (target.clone(), is_abandoned.clone());
+    thread::spawn(move || listen(&listener, silence, &abandons));
     let report = await_end(&mut child, pid, &target)?;
     let tail = |from: mpsc::Receiver<String>| from.recv_timeout(STREAM_PATIENCE).unwrap_or_default();
-    print(&Report { stdout: tail(stdout), stderr: tail(stderr), ..report })
+    let is_abandoned = is_abandoned.load(Ordering::Relaxed);
+    print(&Report { stdout: tail(stdout), stderr: tail(stderr), is_abandoned, ..report })
 }
 
 fn print(line: &impl Serialize) -> io::Result<()> {
@@ -114,18 +131,41 @@ fn print(line: &impl Serialize) -> io::Result<()> {
 }
 
 /// Does what the pipe says for as long as the child is there.
-fn listen(target: &Mutex<Option<Pid>>) {
-    let mut byte = [0];
-    while let Ok(1) = io::stdin().lock().read(&mut byte) {
-        match byte[0] {
-            b't' => signal(target, kill_process, Signal::TERM),
-            b'k' => signal(target, kill_process_group, Signal::KILL),
-            _ => {}
+fn listen(target: &Mutex<Option<Pid>>, silence: Option<Silence>, is_abandoned: &AtomicBool) {
+    let said = read_input();
+    let grace = loop {
+        let byte = match silence {
+            Some(Silence { limit, .. }) => said.recv_timeout(limit),
+            None => said.recv().map_err(RecvTimeoutError::from),
+        };
+        match (byte, silence) {
+            (Ok(b't'), _) => signal(target, kill_process, Signal::TERM),
+            (Ok(b'k'), _) => signal(target, kill_process_group, Signal::KILL),
+            (Ok(_), _) => {}
+            (Err(RecvTimeoutError::Timeout), Some(Silence { grace, .. })) => {
+                is_abandoned.store(true, Ordering::Relaxed);
+                break grace;
+            }
+            (Err(_), _) => break ORPHAN_GRACE,
         }
-    }
+    };
     signal(target, kill_process, Signal::TERM);
-    thread::sleep(ORPHAN_GRACE);
+    thread::sleep(grace);
     signal(target, kill_process_group, Signal::KILL);
+}
+
+/// What comes over the pipe, byte by byte, so that it can be waited for with a limit.
+fn read_input() -> mpsc::Receiver<u8> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut byte = [0];
+        while let Ok(1) = io::stdin().lock().read(&mut byte) {
+            if sender.send(byte[0]).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
 }
 
 fn signal(target: &Mutex<Option<Pid>>, send: fn(Pid, Signal) -> rustix::io::Result<()>, signal: Signal) {

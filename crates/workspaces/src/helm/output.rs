@@ -87,6 +87,8 @@ pub(super) struct Ending<'a> {
     pub signal: Option<i32>,
     pub stderr: &'a str,
     pub stopped: Option<Stopped>,
+    /// Its guard ended it, because the operator was silent.
+    pub is_abandoned: bool,
 }
 
 /// What a condition shows; etcd's objects and people's patience both have limits.
@@ -151,6 +153,7 @@ pub(super) fn judge(ending: Ending<'_>, secrets: &[Private]) -> Result<(), Failu
     let class = match ending.stopped {
         Some(Stopped::Deadline) => Class::Timeout,
         Some(Stopped::Cancelled | Stopped::Ending) => Class::Cancelled,
+        None if ending.is_abandoned => Class::Cancelled,
         None if ending.exit.is_none() => Class::Killed,
         None => class_of(ending.operation, &said),
     };
@@ -255,7 +258,7 @@ mod tests {
     use super::*;
 
     fn judged(operation: OperationKind, stderr: &str) -> Failure {
-        let ending = Ending { operation, exit: Some(1), signal: None, stderr, stopped: None };
+        let ending = Ending { operation, exit: Some(1), signal: None, stderr, stopped: None, is_abandoned: false };
         judge(ending, &["hunter2", "first line\nsecond line"].map(Private::new)).unwrap_err()
     }
 
@@ -314,16 +317,33 @@ mod tests {
     }
 
     #[test]
+    fn secrets_that_occur_in_the_mark_do_not_let_a_text_grow() {
+        // All parts of the mark, and of two marks beside and within one another.
+        let marks = ["[redacted][redacted]", "[red[redacted]ted]", "[[redacted]acted]", "[redac[redacted]]"];
+        let parts = marks.iter().flat_map(|mark| {
+            let ends = (0..mark.len())
+                .flat_map(move |start| (start + SHORTEST_SECRET..=mark.len()).map(move |end| (start, end)));
+            ends.map(move |(start, end)| Private::new(&mark[start..end]))
+        });
+        let secrets: Vec<_> = parts.chain([Private::new("hunter2")]).collect();
+        let text = "hunter2 [redacted] ".repeat(1000);
+        assert_eq!(redact(&text, &secrets), "[redacted] [redacted] ".repeat(1000));
+        assert_eq!(redact("é hunter2hunter2é", &secrets), "é [redacted]é", "neighbours share a mark");
+    }
+
+    #[test]
     fn an_ending_of_ours_is_reported_as_such_and_success_wins() {
         let ending = |exit, stopped| {
             let operation = OperationKind::Install;
-            Ending { operation, exit, signal: Some(9), stderr: "", stopped }
+            Ending { operation, exit, signal: Some(9), stderr: "", stopped, is_abandoned: false }
         };
         assert_eq!(judge(ending(Some(0), Some(Stopped::Deadline)), &[]), Ok(()));
         let class = |exit, stopped| judge(ending(exit, stopped), &[]).unwrap_err().class;
         assert_eq!(class(Some(1), Some(Stopped::Deadline)), Class::Timeout);
         assert_eq!(class(None, Some(Stopped::Cancelled)), Class::Cancelled);
         assert_eq!(class(None, None), Class::Killed);
+        let abandoned = Ending { is_abandoned: true, ..ending(Some(1), None) };
+        assert_eq!(judge(abandoned, &[]).unwrap_err().class, Class::Cancelled, "it is no failure of the chart");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use plan::releases::LEAST_MEMORY;
 use process::Clock;
 use runtime::{
     Key, Leadership,
-    child::{self, Guard, OperationDirectory, Private, PrivateDirectory, Report, private_directories},
+    child::{self, Guard, OperationDirectory, Private, PrivateDirectory, Report, Silence, private_directories},
     jobs::{self, Budget, Draw, Ended, Executor, Job, Jobs, NotBegun, Stopped, Stops, Tally},
 };
 use tokio_util::sync::CancellationToken;
@@ -108,6 +108,7 @@ impl Runner {
             cache: config.cache,
             operation_memory,
             overtime: config.overtime,
+            silence: config.silence,
             environment: config.environment,
         };
         let budgets = vec![(MEMORY, Budget::of(total_memory, operation_memory))];
@@ -228,6 +229,7 @@ struct Helm {
     cache: PathBuf,
     operation_memory: u64,
     overtime: Duration,
+    silence: Option<Silence>,
     environment: Vec<(OsString, OsString)>,
 }
 
@@ -340,8 +342,8 @@ impl Helm {
                 return Output::failed(Failure::new(Class::Killed, format_args!("cannot start helm: {error}")));
             }
         };
-        let Report { exit, signal, ref stderr, .. } = report;
-        let ending = Ending { operation: operation.kind(), exit, signal, stderr, stopped };
+        let Report { exit, signal, ref stderr, is_abandoned, .. } = report;
+        let ending = Ending { operation: operation.kind(), exit, signal, stderr, stopped, is_abandoned };
         let secrets = secrets(&prepared.contents);
         let result = output::judge(ending, &secrets);
         Output { result, exit, stdout: output::redact(&report.stdout, &secrets), peak_bytes: report.peak_bytes }
@@ -379,6 +381,7 @@ impl Helm {
             memory: *memory,
             file_bytes: operation.kind().file_bytes(),
             ends_gently: operation.kind().ends_gently(),
+            silence: self.silence,
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Helm ends with the process that runs it, whatever ends that.
 
-use std::{path::PathBuf, process::Stdio};
+use std::{path::PathBuf, process::Stdio, time::Duration};
 
 use anyhow::{Context, Result};
-use runtime::Key;
+use runtime::{Key, child::Silence};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
-    process::Command,
+    process::{Child, Command},
 };
 use workspaces::helm::{Contents, Operation, Private, Runner};
 
@@ -17,11 +18,14 @@ const MARKER: &str = "HELM ";
 const DEAF: &str = r#"trap '' TERM; sh -c 'trap "" TERM; sleep 1000; true' & echo "$! $$ $PPID" >"$SCENE/pids.new"
                       mv "$SCENE/pids.new" "$SCENE/pids"; while :; do sleep 1000; done"#;
 
-/// The victim: run by the test below in a process of its own.
+/// Short, so that the test need not wait long; long enough for signs of life of a busy process.
+const LEASE: Duration = Duration::from_secs(9);
+
+/// The victim: run by the tests below in a process of its own.
 #[tokio::test]
-#[ignore = "started and killed by helm_ends_with_a_killed_operator"]
+#[ignore = "started and killed by helm_ends_with_a_killed_operator and helm_ends_with_the_lease_of_a_stopped_operator"]
 async fn victim() -> Result<()> {
-    let scene = Scene::fake(DEAF, |_| {})?;
+    let scene = Scene::fake(DEAF, |config| config.silence = Some(Silence::within(LEASE)))?;
     let install = Operation::Install(deploy("/none.tgz".into()));
     let contents = Contents { values: vec![Private::new("canary")], ..Contents::new(install) };
     scene.runner.submit(with(&Key::new("a", "web"), contents))?;
@@ -30,8 +34,8 @@ async fn victim() -> Result<()> {
     std::future::pending().await
 }
 
-#[tokio::test]
-async fn helm_ends_with_a_killed_operator() -> Result<()> {
+/// The victim, the process ids of its helm, helm's child and its guard, and its directory.
+async fn start() -> Result<(Child, String, PathBuf)> {
     #[expect(clippy::disallowed_methods, reason = "the victim is this test's own binary")]
     let mut victim = Command::new(std::env::current_exe()?)
         .args(["lifetime::victim", "--exact", "--ignored", "--nocapture"])
@@ -46,6 +50,24 @@ async fn helm_ends_with_a_killed_operator() -> Result<()> {
         }
     };
     assert!(pids.split(' ').count() == 3 && pids.split(' ').all(is_alive), "{pids}");
+    Ok((victim, pids, directory))
+}
+
+#[tokio::test]
+async fn helm_ends_with_the_lease_of_a_stopped_operator() -> Result<()> {
+    let (mut victim, pids, directory) = start().await?;
+    let scene = Scene::fake("", |_| {})?;
+    let pid = victim.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).context("the victim lives")?;
+    kill_process(pid, Signal::STOP)?;
+    scene.until("helm outlives the lease", || (!pids.split(' ').any(is_alive)).then_some(())).await?;
+    victim.kill().await?;
+    std::fs::remove_dir_all(directory)?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn helm_ends_with_a_killed_operator() -> Result<()> {
+    let (mut victim, pids, directory) = start().await?;
     victim.kill().await?;
     let private = directory.join("private");
     assert_eq!(std::fs::read_dir(&private)?.count(), 1, "a killed process cannot clear up");

@@ -42,8 +42,8 @@ fn process(path: &Path, private: &Path) -> Option<Process> {
     let line = fs::read_to_string(path.join("cmdline")).ok()?;
     let arguments: Vec<&str> = line.split('\0').collect();
     let is_guard = arguments.get(1) == Some(&"guard");
-    // `strata guard BYTES helm upgrade …`, `helm upgrade …`.
-    let [operation, release] = arguments.get(if is_guard { 4..6 } else { 1..3 })? else { return None };
+    // `strata guard BYTES BYTES MILLISECONDS MILLISECONDS helm upgrade …`, `helm upgrade …`.
+    let [operation, release] = arguments.get(if is_guard { 7..9 } else { 1..3 })? else { return None };
     Some(Process { pid, is_guard, operation: (*operation).to_owned(), release: (*release).to_owned() })
 }
 

@@ -3,7 +3,10 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use process::Clock;
-use runtime::{child::Guard, jobs::OnChange};
+use runtime::{
+    child::{Guard, Silence},
+    jobs::OnChange,
+};
 
 /// How a runner works.
 pub struct Config {
@@ -22,6 +25,8 @@ pub struct Config {
     pub overtime: Duration,
     /// From SIGTERM to SIGKILL.
     pub grace: Duration,
+    /// How long helm goes on while we are stopped; for as long as it likes where no other replica could act.
+    pub silence: Option<Silence>,
     /// Passed on to helm: proxies.
     pub environment: Vec<(OsString, OsString)>,
     pub clock: Clock,
@@ -43,6 +48,7 @@ impl Config {
             overtime: Duration::from_secs(10),
             // As long as the default grace of a pod.
             grace: Duration::from_secs(30),
+            silence: None,
             environment: Vec::new(),
             clock: Clock::default(),
             on_change: Box::new(|_| true),
