@@ -8,6 +8,7 @@ mod address;
 mod agent;
 mod backoff;
 mod connector;
+mod leader;
 mod watch;
 
 use std::{future::Future, sync::Arc, time::Duration};
@@ -23,6 +24,7 @@ use tonic::{
 pub use address::{Address, AddressError, Addresses};
 pub use agent::AgentClient;
 pub use backoff::Backoff;
+pub use leader::{LeaderPorts, leader_ports};
 pub use watch::{Watch, Watched};
 
 use crate::wire::{

@@ -6,6 +6,8 @@ use plan::shard::{
     group::Dynamic,
 };
 
+use crate::provider::{ProcessSettings, check_template};
+
 /// Deeper nesting is no configuration; the parser recurses.
 const DEEPEST: usize = 64;
 
@@ -19,8 +21,33 @@ pub fn parse(text: &str) -> (Option<Config>, Findings) {
         return wrong(format!("nested deeper than {DEEPEST} levels"));
     }
     match parse_to_serde_value::<serde_json::Value>(text, &ParseOptions::default()) {
-        Ok(value) => read(value),
+        Ok(value) => {
+            let (config, mut findings) = read(value);
+            if let Some(config) = &config {
+                check(config, &mut findings);
+            }
+            (config, findings)
+        }
         Err(error) => wrong(format!("{error}; correct the syntax")),
+    }
+}
+
+/// What takes a provider or a template's language to see.
+fn check(config: &Config, findings: &mut Findings) {
+    let mut problem = |field: String, message: String| findings.problems.push(Problem { field, message });
+    let provider = &config.shard.provider;
+    // Another kind is a problem already, and its settings are its own.
+    if provider.kind == "process"
+        && let Err(error) = ProcessSettings::read(provider)
+    {
+        let message = error.to_string();
+        let message = message.trim_start_matches("shard.provider: ");
+        problem("shard.provider".to_owned(), format!("{message}; correct or remove it"));
+    }
+    for (name, template) in &config.templates {
+        if let Err(error) = check_template(&template.userdata) {
+            problem(format!("templates.{name}.userdata"), format!("{error}; correct the template"));
+        }
     }
 }
 

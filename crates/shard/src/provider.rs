@@ -17,13 +17,14 @@ use crate::{clock::Clock, identity::Nonces};
 pub use fault::FaultyProvider;
 pub use in_process::InProcess;
 pub use process::{Process, ProcessSettings};
-pub use userdata::{Endpoints, Preparation, Prepared, ProviderVariables, TemplateError, check_template};
+pub use userdata::{Endpoints, Preparation, Prepared, ProviderVariables, Reach, TemplateError, check_template};
 
 /// What a provider is opened with, beside what the configuration says of it.
 pub struct Opening {
     pub nonces: Arc<Nonces>,
     pub ca_pem: String,
-    pub endpoints: Endpoints,
+    /// Asked whenever a machine is made: ports that are any free ones are known when they are open.
+    pub endpoints: Reach,
     pub clock: Clock,
     /// Our own binary.
     pub program: PathBuf,
@@ -47,6 +48,11 @@ pub fn open(provider: &config::Provider, opening: Opening) -> Result<Arc<dyn Pro
         clock: opening.clock,
     };
     Ok(Arc::new(Prepared::new(Arc::new(machines), preparation)))
+}
+
+/// How the Node of an instance names its machine, where machines are processes. Its last part is unique by itself.
+pub fn node_provider_id(shard: &str, instance_id: &str) -> String {
+    format!("process:///{shard}/{instance_id}")
 }
 
 /// A machine to be made for one instance. Its name is the instance's id, so that a repeated order is the same order.

@@ -17,6 +17,7 @@ mod standing;
 mod term;
 mod watch;
 
+pub(crate) use election_port::PORTS;
 pub use limits::{Limits, Unary};
 pub use listener::Listener;
 pub use run::{Bound, Identity, Options, Ports, RunError, run};

@@ -16,6 +16,7 @@ mod place;
 mod running;
 mod serving;
 mod session;
+mod shards;
 mod status;
 mod up;
 
@@ -40,12 +41,12 @@ pub struct Flags {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Start a control plane, simulated nodes, sample charts, the operator and the examples
+    /// Start a control plane, simulated nodes, two zones, sample charts, the operator and the examples
     ///
     /// Builds what is missing (once, with the machine's Go, into ~/.cache/strata), starts etcd, kube-apiserver,
     /// controller-manager, scheduler, simulated nodes, a chart repository and an OCI registry on loopback, then the
-    /// operator under its own ServiceAccount and generated rights, and applies the examples. Runs until Ctrl-C, which
-    /// ends everything; data stay for the next start unless --fresh.
+    /// servers of the zones dev-1 and dev-2, the operator under its own ServiceAccount and generated rights, and applies
+    /// the examples. Runs until Ctrl-C, which ends everything; data stay for the next start unless --fresh.
     ///
     /// The first start takes up to 20 minutes on two cores, later ones take seconds. The control plane, the
     /// operator and the performers come up before the programs that only some examples need are built.
@@ -58,7 +59,8 @@ enum Command {
     Down,
     /// Show what runs, with process ids and logs
     Status {
-        /// json prints {"kubeconfig", "auditLog", "charts": {"repository", "registry"}, "programs": [{"name", "pid", "log"}]}
+        /// json prints {"kubeconfig", "auditLog", "charts": {"repository", "registry"}, "storage", "ca",
+        /// "endpoints": {ZONE: {"health", "election", "registration", "operator", "agent"}}, "programs": [{"name", "pid", "log"}]}
         #[arg(long, short, value_enum, default_value_t)]
         output: status::Output,
     },
@@ -115,6 +117,15 @@ pub fn run(flags: Flags) -> Result<ExitCode, Failure> {
     // A blocked read of standard input must not hold up the exit.
     runtime.shutdown_background();
     result
+}
+
+/// The storage of the zones of the environment that is up.
+pub fn storage(dir: Option<PathBuf>, state_home: Option<PathBuf>) -> Result<PathBuf, Failure> {
+    let session = status::current(&Place::choose(dir, state_home)?)?;
+    session
+        .status
+        .storage
+        .ok_or_else(|| Failure::new("the environment that is up runs on a cluster of yours, without zones"))
 }
 
 impl From<testbed::control_plane::Error> for Failure {

@@ -4,6 +4,7 @@ mod conformance;
 mod connect;
 mod init;
 mod instances;
+mod machines;
 mod metrics;
 mod nonce;
 mod serve;
@@ -17,6 +18,8 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use crate::{Failure, answer};
+#[cfg(feature = "dev")]
+pub use init::{commented, make};
 
 #[derive(Debug, Args)]
 pub struct Flags {

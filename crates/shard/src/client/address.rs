@@ -33,6 +33,12 @@ impl Address {
         self.port
     }
 
+    /// The same host at another port.
+    #[must_use]
+    pub fn at(&self, port: u16) -> Self {
+        Self { host: self.host.clone(), port }
+    }
+
     /// The same host, `by` ports away: registration is one port below the operator's.
     pub fn neighbour(&self, by: i32) -> Option<Self> {
         let port = u16::try_from(i32::from(self.port) + by).ok().filter(|port| *port > 0)?;

@@ -123,6 +123,6 @@ impl Provider for InProcess {
     }
 
     fn node_provider_id(&self, shard: &str, machine: &MachineInfo) -> String {
-        format!("process:///{shard}/{}", machine.instance_id)
+        super::node_provider_id(shard, &machine.instance_id)
     }
 }

@@ -224,7 +224,7 @@ impl Provider for Process {
     }
 
     fn node_provider_id(&self, shard: &str, machine: &MachineInfo) -> String {
-        format!("process:///{shard}/{}", machine.instance_id)
+        super::node_provider_id(shard, &machine.instance_id)
     }
 
     fn pid(&self, instance_id: &str) -> Option<u32> {

@@ -10,6 +10,7 @@
 //! | `.Provider.Program`, `.Provider.Kubeconfig`, `.Provider.Lock` | of the provider `process`, empty where not set: ours |
 //! | `.Instance.ID`, `.Instance.Kind`, `.Instance.Arch`, `.Instance.Type` | the instance |
 //! | `.Instance.Tenant`, `.Instance.Group` | whose it is: ours |
+//! | `.Instance.ProviderID` | as the instance's Node has it: ours |
 //! | `.Vars.NAME` | the merged vars; one that is not set is empty |
 //! | `.Image.NAME` | always empty: images are not resolved |
 //! | `.Nonce` | the token with which the agent registers |
@@ -23,7 +24,7 @@ use gotmpl::{MissingKey, Template, Value};
 use plan::shard::config::Span;
 use serde::Serialize;
 
-use super::{MachineInfo, Order, Provider, ProviderError};
+use super::{MachineInfo, Order, Provider, ProviderError, node_provider_id};
 use crate::{
     clock::Clock,
     identity::{Claims, Nonces},
@@ -46,6 +47,9 @@ pub struct Endpoints {
     pub operator: String,
 }
 
+/// Says where the shard is reached at the moment.
+pub type Reach = Arc<dyn Fn() -> Endpoints + Send + Sync>;
+
 /// What a template may say of the provider.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "PascalCase")]
@@ -62,7 +66,7 @@ pub struct ProviderVariables {
 pub struct Preparation {
     pub nonces: Arc<Nonces>,
     pub ca_pem: String,
-    pub endpoints: Endpoints,
+    pub endpoints: Reach,
     pub provider: ProviderVariables,
     pub clock: Clock,
 }
@@ -125,6 +129,8 @@ struct Instance<'a> {
     machine_type: &'a str,
     tenant: &'a str,
     group: &'a str,
+    #[serde(rename = "ProviderID")]
+    provider_id: String,
 }
 
 impl Prepared {
@@ -140,7 +146,8 @@ impl Prepared {
         let claims = Claims { shard, group, on_demand: order.on_demand, ..claims };
         let nonce = nonces.issue(&claims);
         let nonce = nonce.map_err(|error| ProviderError::new(format!("no nonce was issued: {error}")))?;
-        let variables = variables(order, ca_pem, endpoints, provider, &nonce);
+        let endpoints = endpoints();
+        let variables = variables(order, ca_pem, &endpoints, provider, &nonce);
         let userdata = render(&order.userdata, variables);
         let userdata = userdata.map_err(|error| ProviderError::new(format!("userdata: {error}")))?;
         Ok(Order { userdata, ..order.clone() })
@@ -171,6 +178,7 @@ fn variables<'a>(
             machine_type: &order.instance_type,
             tenant: &order.tenant,
             group: &order.group,
+            provider_id: node_provider_id(&order.shard, &order.instance_id),
         },
         vars: order.vars.iter().map(|(name, value)| (&**name, &**value)).collect(),
         image: BTreeMap::new(),

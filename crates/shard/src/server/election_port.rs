@@ -19,9 +19,13 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::standing::Standing;
+use crate::client::LeaderPorts;
 
 /// A standby asks for this and gets an answer that ends with the lead.
 pub(super) const HELD: &str = "/leader/watch";
+
+/// Where the leader serves clients: `{"registration": 8992, "operator": 8993, "agent": 8994}`, on the host of this port.
+pub(crate) const PORTS: &str = "/leader/ports";
 
 /// For TLS, and for the head of a request: a client that is slower holds nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -102,6 +106,9 @@ fn answer(request: &Request<Incoming>, standing: &Standing, mut ended: watch::Re
     if request.method() != Method::GET {
         return text(StatusCode::METHOD_NOT_ALLOWED, "GET only\n");
     }
+    if request.uri().path() == PORTS {
+        return ports(standing);
+    }
     let leads = match request.uri().path() {
         "/leader/health" | "/health/leadership/shard" | HELD => standing.leads_shard(),
         "/health/leadership/cluster" => standing.leads_cluster(),
@@ -118,6 +125,17 @@ fn answer(request: &Request<Incoming>, standing: &Standing, mut ended: watch::Re
         Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"ended\n")))
     });
     Response::new(StreamBody::new(held).boxed())
+}
+
+fn ports(standing: &Standing) -> Answer {
+    let Some(bound) = standing.bound() else { return text(StatusCode::SERVICE_UNAVAILABLE, "not the leader\n") };
+    let ports = LeaderPorts {
+        registration: bound.registration.port(),
+        operator: bound.operator.port(),
+        agent: bound.agent.port(),
+    };
+    let body = serde_json::to_vec(&ports).expect("three numbers");
+    Response::new(Full::new(Bytes::from(body)).boxed())
 }
 
 fn text(status: StatusCode, body: &'static str) -> Answer {

@@ -183,6 +183,7 @@ impl Server<'_> {
                     self.options.standing.set_shard(Some(&lead));
                     let led = self.lead_shard(election, lead).await;
                     self.options.standing.set_shard(None);
+                    self.options.standing.set_bound(None);
                     self.bound.send_replace(None);
                     if let Err(error) = led {
                         tracing::error!(%error, "the lead ended");
@@ -215,6 +216,7 @@ impl Server<'_> {
         let term = Arc::new(Term::open(Arc::clone(&options.context), lead.clone()).await?);
         let parts = parts(options, &term);
         let ports = open_ports(options, &parts, self.tls, self.bound).await?;
+        options.standing.set_bound(*self.bound.borrow());
         let store = Arc::clone(&options.context.store);
         let mut cluster = Election::new(store, layout::CLUSTER_LOCK, &options.holder, self.address, options.timing);
         let ended = async {

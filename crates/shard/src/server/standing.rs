@@ -10,6 +10,7 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 
+use super::run::Bound;
 use crate::store::Lead;
 
 /// Clones speak of the same server.
@@ -20,6 +21,7 @@ pub struct Standing(Arc<Inner>);
 struct Inner {
     loaded: AtomicBool,
     election: OnceLock<SocketAddr>,
+    bound: ArcSwapOption<Bound>,
     shard: ArcSwapOption<Lead>,
     cluster: ArcSwapOption<Lead>,
 }
@@ -44,6 +46,11 @@ impl Standing {
         self.0.election.get().copied()
     }
 
+    /// Where it serves clients, while it leads.
+    pub fn bound(&self) -> Option<Bound> {
+        self.0.bound.load().as_deref().copied().filter(|_| self.leads_shard())
+    }
+
     pub(super) fn set_loaded(&self) {
         self.0.loaded.store(true, Ordering::Relaxed);
     }
@@ -51,6 +58,10 @@ impl Standing {
     pub(super) fn set_election(&self, address: SocketAddr) {
         // One server opens it once.
         let _ = self.0.election.set(address);
+    }
+
+    pub(super) fn set_bound(&self, bound: Option<Bound>) {
+        self.0.bound.store(bound.map(Arc::new));
     }
 
     pub(super) fn set_shard(&self, lead: Option<&Lead>) {

@@ -72,7 +72,7 @@ impl Cluster {
     }
 
     /// Creates or updates an object of ours; `false` if one of somebody else's has its name.
-    async fn apply(&self, object: &DynamicObject) -> Result<bool, Failure> {
+    pub async fn apply(&self, object: &DynamicObject) -> Result<bool, Failure> {
         let (api, name) = (self.api(object), object.name_any());
         if api.get_opt(&name).await?.is_some_and(|present| !is_ours(&present.metadata)) {
             return Ok(false);
@@ -136,7 +136,7 @@ pub fn installed() -> Vec<DynamicObject> {
     objects
 }
 
-fn dynamic<T: Serialize>(object: &T) -> DynamicObject {
+pub fn dynamic<T: Serialize>(object: &T) -> DynamicObject {
     let value = serde_json::to_value(object).expect("Kubernetes objects have a JSON form");
     serde_json::from_value(value).expect("a Kubernetes object has kind and metadata")
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::Instant;
 
-use super::{cluster::POLL, display::display, event::Report, leave, place::Place};
+use super::{cluster::POLL, display::display, event::Report, leave, place::Place, shards};
 use crate::Failure;
 
 /// An orderly end takes two seconds; five times each grace period inside it is enough for a busy machine.
@@ -44,6 +44,7 @@ pub async fn end(place: &Place, report: &Report) -> Result<bool, Failure> {
     // From a session whose process was killed; its programs died with it.
     let was_left = place.session().is_some();
     place.forget_session();
+    shards::end_machines(place).await?;
     let guest = place.guest();
     if let Some(guest) = &guest {
         leave::run(place, guest, report).await?;

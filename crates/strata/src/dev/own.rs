@@ -11,9 +11,9 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use testbed::{ControlPlane, Options, Workloads, kwok, node::RealNode, process::Child};
+use testbed::{ControlPlane, Options, User, Workloads, kwok, node::RealNode, process::Child};
 
-use super::{event::Report, place::Place, session::Program};
+use super::{event::Report, place::Place, session::Program, shards::AGENT};
 use crate::Failure;
 
 /// Only what asks for the real node runs there; its registry is empty.
@@ -49,6 +49,11 @@ impl Own {
 
     pub fn kubeconfig(&self) -> PathBuf {
         self.control_plane.kubeconfig()
+    }
+
+    /// Of a user that has the agents' rights and no others.
+    pub async fn agent_kubeconfig(&self) -> Result<PathBuf, Failure> {
+        Ok(self.control_plane.kubeconfig_as(&User::named(AGENT)).await?)
     }
 
     pub fn audit_log(&self) -> &Path {

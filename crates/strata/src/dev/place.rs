@@ -1,6 +1,7 @@
 //! The directory of one environment: who holds it, and the files in it.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -16,6 +17,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::{
     charts::Ports,
     session::{Guest, Session},
+    shards::{self, Endpoints},
 };
 use crate::Failure;
 
@@ -62,6 +64,21 @@ impl Place {
         self.directory.join("charts")
     }
 
+    /// Where the zones keep what they must not lose.
+    pub fn storage(&self) -> PathBuf {
+        self.directory.join("storage")
+    }
+
+    /// The folders of a zone's machines.
+    pub fn machines(&self, shard: &str) -> PathBuf {
+        self.directory.join("machines").join(shard)
+    }
+
+    /// Held by the process that runs the environment.
+    pub fn lock(&self) -> PathBuf {
+        self.file("lock")
+    }
+
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -69,7 +86,7 @@ impl Place {
     /// The process that runs the environment. Not to be called while holding it: closing a file gives up all locks
     /// that this process has on it.
     pub fn holder(&self) -> Option<Pid> {
-        let lock = OpenOptions::new().write(true).open(self.file("lock")).ok()?;
+        let lock = OpenOptions::new().write(true).open(self.lock()).ok()?;
         fcntl_getlk(&lock, &Flock::from(FlockType::WriteLock)).ok()??.pid
     }
 
@@ -77,7 +94,7 @@ impl Place {
     pub fn hold(&self) -> Result<Option<Hold>, Failure> {
         let fail = |error| self.unusable(&error);
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory).map_err(fail)?;
-        let lock = OpenOptions::new().write(true).create(true).truncate(false).open(self.file("lock")).map_err(fail)?;
+        let lock = OpenOptions::new().write(true).create(true).truncate(false).open(self.lock()).map_err(fail)?;
         match fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Hold { _lock: lock })),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) => Ok(None),
@@ -121,17 +138,27 @@ impl Place {
         self.write("chart-ports.json", &json(&ports))
     }
 
+    /// Where the zones served last time.
+    pub fn endpoints(&self) -> BTreeMap<String, Endpoints> {
+        self.read("shard-endpoints.json").unwrap_or_default()
+    }
+
+    pub fn write_endpoints(&self, endpoints: &BTreeMap<String, Endpoints>) -> Result<(), Failure> {
+        self.write("shard-endpoints.json", &json(endpoints))
+    }
+
     /// Empties the logs of the last run; their writers append.
     pub fn empty_logs(&self) {
-        for name in [OPERATOR_LOG, SUPERVISOR_LOG] {
+        let of_shards = shards::NAMES.map(shards::log);
+        for name in of_shards.iter().map(String::as_str).chain([OPERATOR_LOG, SUPERVISOR_LOG]) {
             // A log that cannot be emptied just goes on.
             let _ = OpenOptions::new().write(true).truncate(true).open(self.file(name));
         }
     }
 
-    /// Removes data, certificates, charts and logs of earlier runs.
+    /// Removes data, certificates, charts, zones and logs of earlier runs.
     pub fn wipe(&self) -> Result<(), Failure> {
-        for directory in [self.control_plane(), self.charts()] {
+        for directory in [self.control_plane(), self.charts(), self.storage(), self.file("machines")] {
             match fs::remove_dir_all(directory) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(self.unusable(&error)),
                 _ => {}

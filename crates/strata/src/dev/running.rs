@@ -3,7 +3,8 @@
 use std::{path::PathBuf, time::Duration};
 
 use futures::future::select_all;
-use testbed::{node::RealNode, tools};
+use shard::store::layout::CA_CERTIFICATE;
+use testbed::{node::RealNode, process::Child, tools};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -19,6 +20,7 @@ use super::{
     place::Place,
     serving::{self, Serving},
     session::{Session, Status},
+    shards::Shards,
 };
 use crate::Failure;
 
@@ -30,6 +32,7 @@ const RESTART_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::
 pub struct Running {
     // Dropped in this order: everything else needs the control plane.
     operator: Operator,
+    shards: Option<Shards>,
     _renewal: AbortOnDropHandle<()>,
     credentials: Credentials,
     charts: Charts,
@@ -60,7 +63,7 @@ impl Running {
         } else {
             tokio::try_join!(serving, charts)?
         };
-        let Serving { mut own, cluster, kubeconfig, operator, credentials, ready_after } = serving;
+        let Serving { mut own, cluster, kubeconfig, operator, shards, credentials, ready_after } = serving;
         if let Some(own) = own.as_mut().filter(|_| flags.real_node) {
             own.add_real_node(report).await?;
         }
@@ -74,28 +77,37 @@ impl Running {
                 kubeconfig,
                 audit_log: own.as_ref().map(|own| own.audit_log().to_owned()),
                 charts: addresses,
+                storage: shards.as_ref().map(|_| place.storage()),
+                ca: shards.as_ref().map(|_| place.storage().join(CA_CERTIFICATE)),
+                endpoints: shards.as_ref().map(|shards| shards.endpoints.clone()).unwrap_or_default(),
                 programs: Vec::new(),
             },
             metrics: String::new(),
             kubectl,
             ready_after_millis: u64::try_from(ready_after.as_millis()).unwrap_or(u64::MAX),
         };
-        Ok(Self { operator, _renewal: renewal, credentials, charts, own, session })
+        Ok(Self { operator, shards, _renewal: renewal, credentials, charts, own, session })
     }
 
     pub fn session(&self) -> Session {
         let mut session = self.session.clone();
         session.metrics.clone_from(&self.operator.metrics);
         session.status.programs = self.own.iter().flat_map(Own::programs).collect();
-        session.status.programs.extend([self.charts.child(), &self.operator.child].map(own::program));
+        session.status.programs.extend(self.ours().map(own::program));
         session
+    }
+
+    /// What runs beside the control plane.
+    fn ours(&self) -> impl Iterator<Item = &Child> {
+        let shards = self.shards.iter().flat_map(Shards::children);
+        [self.charts.child(), &self.operator.child].into_iter().chain(shards)
     }
 
     /// Starts again what ends. Comes back only with an error.
     pub async fn keep(&mut self, place: &Place, report: &Report) -> Result<(), Failure> {
         let mut delay = RESTART_DELAYS.0;
         loop {
-            let children = self.own.iter().flat_map(Own::children).chain([self.charts.child(), &self.operator.child]);
+            let children = self.own.iter().flat_map(Own::children).chain(self.ours());
             let ends = children.map(|child| Box::pin(async move { (child, child.exited().await) }));
             let waiting_since = Instant::now();
             let ((child, status), ..) = select_all(ends).await;
@@ -118,8 +130,14 @@ impl Running {
         }
     }
 
-    pub async fn stop(self) -> Result<(), Failure> {
-        self.operator.stop().await?;
+    pub async fn stop(self, place: &Place) -> Result<(), Failure> {
+        let zones = async {
+            match self.shards {
+                Some(shards) => shards.stop(place).await,
+                None => Ok(()),
+            }
+        };
+        tokio::try_join!(self.operator.stop(), zones)?;
         match self.own {
             Some(own) => own.stop().await,
             None => Ok(()),

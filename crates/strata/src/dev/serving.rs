@@ -21,6 +21,7 @@ use super::{
     own::Own,
     place::Place,
     session::Guest,
+    shards::{self, Shards},
 };
 use crate::Failure;
 
@@ -36,6 +37,8 @@ pub struct Serving {
     pub cluster: Cluster,
     pub kubeconfig: PathBuf,
     pub operator: Operator,
+    /// `None` on a cluster of the user's.
+    pub shards: Option<Shards>,
     pub credentials: Credentials,
     /// From the start of the first program to the operator's readiness.
     pub ready_after: Duration,
@@ -55,13 +58,36 @@ impl Serving {
         if own.is_none() {
             register_guest(place, &kubeconfig, &cluster).await?;
         }
-        let (operator, credentials, ready_after) = start_operator(place, &cluster, began, report).await?;
-        settle(&cluster, &operator, example::without_charts(), flags, report).await?;
+        let performers = async {
+            let started = start_operator(place, &cluster, began, report).await?;
+            settle(&cluster, &started.0, example::without_charts(), flags, report).await?;
+            Ok(started)
+        };
+        let zones = start_zones(place, own.as_ref(), &cluster, report);
+        let ((operator, credentials, ready_after), shards) = tokio::try_join!(performers, zones)?;
         if let Some(text) = order::usable_now(&kubeconfig, &tools::missing(later)?) {
             report.note(text);
         }
-        Ok(Self { own, cluster, kubeconfig, operator, credentials, ready_after })
+        Ok(Self { own, cluster, kubeconfig, operator, shards, credentials, ready_after })
     }
+}
+
+/// Only beside a control plane of our own: instances register Nodes that run no pods unless they are played.
+async fn start_zones(
+    place: &Place,
+    own: Option<&Own>,
+    cluster: &Cluster,
+    report: &Report,
+) -> Result<Option<Shards>, Failure> {
+    let Some(own) = own else {
+        let zones = shards::NAMES.join(" and ");
+        report.note(format!(
+            "the zones {zones} are left out: their Nodes would attract pods of your cluster that never run"
+        ));
+        return Ok(None);
+    };
+    let kubeconfig = own.agent_kubeconfig().await?;
+    Ok(Some(Shards::start(place, cluster, &kubeconfig, report).await?))
 }
 
 /// Applies examples and waits until they are ready. That they are not is a failure only on our own control plane.

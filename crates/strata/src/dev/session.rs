@@ -1,10 +1,10 @@
 //! What is known about a running environment, by others as well.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::charts::Addresses;
+use super::{charts::Addresses, shards::Endpoints};
 
 /// Written when everything is up, removed at the end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -27,6 +27,12 @@ pub struct Status {
     pub audit_log: Option<PathBuf>,
     /// Where the sample charts are.
     pub charts: Addresses,
+    /// Where the zones keep what they must not lose: a folder. There are none on a cluster of the user's.
+    pub storage: Option<PathBuf>,
+    /// The certificate of the zones' authority, in PEM.
+    pub ca: Option<PathBuf>,
+    /// By zone.
+    pub endpoints: BTreeMap<String, Endpoints>,
     pub programs: Vec<Program>,
 }
 

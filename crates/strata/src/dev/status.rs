@@ -41,7 +41,8 @@ pub fn print_kubeconfig(place: &Place) -> Result<(), Failure> {
     Ok(())
 }
 
-fn current(place: &Place) -> Result<Session, Failure> {
+/// What is up.
+pub fn current(place: &Place) -> Result<Session, Failure> {
     let is_held = place.holder().is_some();
     match place.session().filter(|_| is_held) {
         Some(session) => Ok(session),
@@ -66,7 +67,19 @@ fn print_table(session: &Session) {
     anstream::println!("charts      {}", session.status.charts.repository);
     anstream::println!("            {}", session.status.charts.registry);
     anstream::println!("metrics     {}", session.metrics);
+    for (zone, endpoints) in &session.status.endpoints {
+        anstream::println!("{zone:<11} operators at {}, agents at {}", endpoints.operator, endpoints.agent);
+    }
+    if let Some(storage) = &session.status.storage {
+        anstream::println!("zones in    {}", storage.display());
+    }
 }
+
+/// What to try with the zones.
+const ZONES: &str = "  \
+  strata shard scale dev-1 web 3                              # three instances in a zone, each with its Node
+  strata shard instances                                      # kill one of these processes, and see it replaced
+";
 
 /// What a newcomer can do now.
 pub fn print_next_steps(session: &Session) {
@@ -87,12 +100,13 @@ pub fn print_next_steps(session: &Session) {
   kubectl get ws,hr,wsuser -A                                 # a team's workspace, its releases and people
   strata workspace stop analytics -n workspaces-demo          # all of it to zero; start brings it back
   kubectl delete service greeter -n releases-demo             # drift: set back at once
-  curl {}
+{}  curl {}
   tail -f {log}
 
 `strata dev status` shows what runs, `strata dev down` ends it.",
         std::time::Duration::from_millis(session.ready_after_millis).as_secs_f64(),
         session.status.kubeconfig.display(),
+        if session.status.storage.is_some() { ZONES } else { "" },
         session.metrics,
     );
 }

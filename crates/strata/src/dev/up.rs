@@ -20,7 +20,7 @@ use super::{
     place::Place,
     running::Running,
     session::Session,
-    status,
+    shards, status,
 };
 use crate::Failure;
 
@@ -121,6 +121,10 @@ pub async fn serve(place: &Place, flags: &UpFlags, report: &Report, stop: &Cance
         running = Box::pin(Running::start(place, flags, report)) => running,
         () = stop.cancelled() => Err(Failure::new("interrupted; everything was ended")),
     };
+    if started.is_err() {
+        // They would end with this process, a moment after it; what failed is worth more than that this did.
+        let _ = shards::end_machines(place).await;
+    }
     let mut running = started.map_err(|failure| match place.guest() {
         Some(_) => failure.hint("`strata dev down` removes what was put into the cluster so far"),
         None => failure,
@@ -132,8 +136,8 @@ pub async fn serve(place: &Place, flags: &UpFlags, report: &Report, stop: &Cance
         () = stop.cancelled() => Ok(()),
     };
     place.forget_session();
-    report.step("stopping", "the operator gives up its lease, etcd closes its files");
-    Box::pin(running.stop()).await?;
+    report.step("stopping", "the operator gives up its lease, instances end, etcd closes its files");
+    Box::pin(running.stop(place)).await?;
     report.done("stopping", "nothing is left running");
     kept
 }

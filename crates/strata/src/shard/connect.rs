@@ -4,11 +4,15 @@ use std::{sync::Arc, time::Duration};
 
 use plan::shard::election::Lock;
 use shard::{
-    client::{Address, Addresses, Client},
+    client::{Address, Addresses, Client, leader_ports},
     clock::Clock,
-    identity::{Role, client_tls, key_pair},
-    store::{Store, layout::ShardLayout},
+    identity::{Role, client_tls, key_pair, web_client_tls},
+    store::{
+        Store,
+        layout::{CA_CERTIFICATE, ShardLayout},
+    },
 };
+use tokio::time::Instant;
 
 use super::storage::{StorageFlags, cluster};
 use crate::{Failure, explained};
@@ -16,8 +20,12 @@ use crate::{Failure, explained};
 /// A command takes seconds; a certificate that lasts longer than its deadline is enough.
 const LIFETIME: Duration = Duration::from_mins(10);
 
-/// The operator port is so far from the election port where a server has the ports of the original.
-const OPERATOR_PORT: i32 = 2;
+/// A leader that was killed has a successor after its timeout, which is 15 s unless configured, and a server that is
+/// started again needs a moment more.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Between two looks for a leader.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// A client that acts for a tenant, with a certificate that the cluster's authority issues for this command.
 pub async fn client(
@@ -54,20 +62,50 @@ pub async fn tls(
     client_tls(keys.authority.certificate_pem(), identity, Arc::new(clock)).map_err(|error| fail(&error))
 }
 
-/// Where the shard's leader serves operators, by its lock.
+/// Where the shard's leader serves operators. Waits for one that is about to lead.
 pub async fn leader(store: &dyn Store, shard: &str) -> Result<Addresses, Failure> {
-    let none = || {
-        Failure::new(format!("shard {shard:?} has no leader"))
-            .hint(format!("start a server with `strata shard run {shard}`, or name one with --endpoint HOST:PORT"))
+    let no_keys = || {
+        Failure::new(format!("{CA_CERTIFICATE} is missing in the storage")).hint("`strata shard init` makes the keys")
     };
-    let object = store.get(&ShardLayout::new(shard).lock()).await?.ok_or_else(none)?;
+    let ca = store.get(CA_CERTIFICATE).await?.ok_or_else(no_keys)?;
+    let tls = web_client_tls(&String::from_utf8_lossy(&ca.body), Arc::new(Clock::system()))
+        .map_err(|error| Failure::new(explained(&error)))?;
+    let deadline = Instant::now() + PATIENCE;
+    let mut is_first = true;
+    loop {
+        let why = match look(store, shard, &tls).await? {
+            Ok(leader) => return Ok(leader),
+            Err(why) => why,
+        };
+        if Instant::now() > deadline {
+            return Err(Failure::new(format!("shard {shard:?} has no leader: {why}")).hint(format!(
+                "start a server with `strata shard run {shard}`, or name one with --endpoint HOST:PORT"
+            )));
+        }
+        if std::mem::take(&mut is_first) {
+            anstream::eprintln!("waiting for a leader of shard {shard}: {why}");
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// The leader that the lock names, if it answers; else why there is none.
+async fn look(
+    store: &dyn Store,
+    shard: &str,
+    tls: &Arc<rustls::ClientConfig>,
+) -> Result<Result<Addresses, String>, Failure> {
+    let Some(object) = store.get(&ShardLayout::new(shard).lock()).await? else {
+        return Ok(Err("no server ever led it".to_owned()));
+    };
     let lock: Lock = serde_json::from_slice(&object.body)
         .map_err(|error| Failure::new(format!("the lock of shard {shard:?} is damaged: {error}")))?;
     if lock.released {
-        return Err(none());
+        return Ok(Err("the last leader has stopped".to_owned()));
     }
     let election: Address = lock.address.parse().map_err(|error: shard::client::AddressError| {
         Failure::new(format!("the lock of shard {shard:?} names no address: {error}"))
     })?;
-    election.neighbour(OPERATOR_PORT).map(Addresses::from).ok_or_else(none)
+    let ports = leader_ports(&election, Arc::clone(tls)).await;
+    Ok(ports.map(|ports| Addresses::from(election.at(ports.operator))).map_err(|error| format!("{election}: {error}")))
 }

@@ -3,12 +3,12 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use shard::{
     clock::Clock,
     config::parse,
-    identity::ClusterKeys,
-    store::{Expect, layout::ShardLayout},
+    identity::{ClusterKeys, SealingKey},
+    store::{Expect, Store, layout::ShardLayout},
 };
 
 use super::{storage::StorageFlags, validate};
@@ -45,18 +45,29 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
     }
     let store = storage.open()?;
     let sealing = storage.sealing()?;
-    let now = Clock::system().now();
-    ClusterKeys::init(&*store, &flags.cluster, sealing.as_ref(), now)
-        .await
-        .map_err(|error| Failure::new(explained(&error)))?;
-    match store.put(&ShardLayout::new(&flags.shard).config(), text.into_bytes(), Expect::Absent).await {
-        Ok(_) => anstream::eprintln!("shard {} of cluster {} is made", flags.shard, flags.cluster),
-        Err(error) if error.is_conflict() => {
-            anstream::eprintln!("shard {} has a configuration; it stays as it is", flags.shard);
-        }
-        Err(error) => return Err(error.into()),
+    if make(&*store, &flags.cluster, &flags.shard, text, sealing.as_ref()).await? {
+        anstream::eprintln!("shard {} of cluster {} is made", flags.shard, flags.cluster);
+    } else {
+        anstream::eprintln!("shard {} has a configuration; it stays as it is", flags.shard);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes what is missing of the cluster's keys and the shard's configuration; `false` if the latter is there.
+pub async fn make(
+    store: &dyn Store,
+    cluster: &str,
+    shard: &str,
+    config: String,
+    sealing: Option<&SealingKey>,
+) -> Result<bool, Failure> {
+    let now = Clock::system().now();
+    ClusterKeys::init(store, cluster, sealing, now).await.map_err(|error| Failure::new(explained(&error)))?;
+    match store.put(&ShardLayout::new(shard).config(), config.into_bytes(), Expect::Absent).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.is_conflict() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// What an administrator starts from.
@@ -66,7 +77,12 @@ fn first_config(cluster: &str, shard: &str) -> String {
         "shard": { "id": shard, "provider": { "kind": "process" }, "subnet_pools": { "default": ["local"] } },
         "templates": { "web": { "kind": "web", "arch": "amd64", "subnet_pool": "default" } },
     });
-    let text = serde_json::to_string_pretty(&config).expect("plain data");
+    commented(shard, &config)
+}
+
+/// As an administrator meets it.
+pub fn commented(shard: &str, config: &Value) -> String {
+    let text = serde_json::to_string_pretty(config).expect("plain data");
     format!(
         "// `strata shard validate` checks this file, `strata shard refresh {shard}` makes the server read it again.\n{text}\n"
     )

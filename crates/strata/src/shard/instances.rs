@@ -5,9 +5,15 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use plan::shard::instance::Record;
 use serde::Serialize;
-use shard::store::{Store, layout::ShardLayout};
+use shard::{
+    provider::{Process, Provider, node_provider_id},
+    store::{Store, layout::ShardLayout},
+};
 
-use super::storage::{StorageFlags, config, shards};
+use super::{
+    machines,
+    storage::{StorageFlags, findings, shards},
+};
 use crate::{
     Failure,
     output::{Format, Table, print, print_data},
@@ -49,17 +55,17 @@ struct Instance {
 pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failure> {
     let store = storage.open()?;
     let shards = match flags.shard {
-        Some(shard) => {
-            // One that is not there is an error, not an empty list.
-            config(&*store, &shard).await?;
-            vec![shard]
-        }
+        // One that is not there is an error below, not an empty list.
+        Some(shard) => vec![shard],
         None => shards(&*store).await?,
     };
     let mut instances = Vec::new();
     for shard in shards {
+        // A configuration that cannot be used hides no instance.
+        let (config, _) = findings(&*store, &shard).await?;
+        let machines = machines::local(&shard, config.as_ref());
         let records = records(&*store, &shard).await?;
-        instances.extend(records.iter().map(|record| instance(&shard, record)));
+        instances.extend(records.iter().map(|record| instance(&shard, record, machines.as_ref())));
     }
     if flags.output == Output::Json {
         print_data(&instances, Format::Json)?;
@@ -89,19 +95,20 @@ pub async fn records(store: &dyn Store, shard: &str) -> Result<Vec<Record>, Fail
     Ok(records)
 }
 
-fn instance(shard: &str, record: &Record) -> Instance {
+fn instance(shard: &str, record: &Record, machines: Option<&Process>) -> Instance {
+    let id = record.id.to_string();
     let status = match (&record.leaving, &record.machine) {
         (Some(_), _) => "deleting",
         (None, Some(_)) => "running",
         (None, None) => "pending",
     };
     Instance {
-        id: record.id.to_string(),
-        provider_id: format!("process:///{shard}/{}", record.id),
+        provider_id: node_provider_id(shard, &id),
+        pid: machines.and_then(|machines| machines.pid(&id)),
+        id,
         group: record.group.clone(),
         shard: shard.to_owned(),
         status,
         on_demand: record.on_demand,
-        pid: None,
     }
 }

@@ -1,6 +1,6 @@
 //! `strata shard run`: a server of one shard as a program.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Args;
 use futures::FutureExt;
@@ -17,6 +17,7 @@ use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    machines,
     metrics::ShardMetrics,
     storage::{StorageFlags, config},
 };
@@ -30,9 +31,6 @@ use crate::{
 /// What the server may take to release its locks after SIGTERM: two writes to storage, each with the patience of a
 /// renewal. Supervisors give half a minute.
 const LIMIT: Duration = Duration::from_secs(15);
-
-/// Where machines that are processes have their folders, if the configuration names no other place.
-const MACHINES: &str = "/var/lib/strata/machines";
 
 /// Between looks for a configuration and keys that are not there yet.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -171,7 +169,8 @@ impl Server {
             lifetimes: Lifetimes::default().configured(&config.certificates),
         };
         let (ids, hosts) = (clock.clone(), self.hosts());
-        let opening = self.opening(&hosts[0], &identity, &clock)?;
+        let (bound, mut bounds) = watch::channel(None);
+        let opening = self.opening(&hosts[0], &identity, &clock, bounds.clone())?;
         let context = Context {
             cluster: config.cluster.id.clone(),
             shard: self.flags.shard.clone(),
@@ -197,7 +196,6 @@ impl Server {
             timing: config.shard.election.timing(),
             standing: self.standing,
         };
-        let (bound, mut bounds) = watch::channel(None);
         let announce = async {
             while bounds.changed().await.is_ok() {
                 if let Some(Bound { registration, operator, agent }) = *bounds.borrow_and_update() {
@@ -215,23 +213,33 @@ impl Server {
     }
 
     /// What new machines begin with: where they reach this server, or the next one under the same name.
-    fn opening(&self, host: &str, identity: &Identity, clock: &Clock) -> Result<Opening, Failure> {
-        let at = |address: SocketAddr| {
-            let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-            format!("{host}:{}", address.port())
+    fn opening(
+        &self,
+        host: &str,
+        identity: &Identity,
+        clock: &Clock,
+        bounds: watch::Receiver<Option<Bound>>,
+    ) -> Result<Opening, Failure> {
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let configured = Bound {
+            registration: self.flags.registration_bind_address,
+            operator: self.flags.operator_bind_address,
+            agent: self.flags.agent_bind_address,
+        };
+        // Machines are made while the server leads, and then it listens: any free port has a number.
+        let endpoints = move || {
+            let bound = bounds.borrow().unwrap_or(configured);
+            let at = |address: SocketAddr| format!("{host}:{}", address.port());
+            Endpoints { registration: at(bound.registration), agent: at(bound.agent), operator: at(bound.operator) }
         };
         let program = std::env::current_exe();
         Ok(Opening {
             nonces: identity.nonces.clone(),
             ca_pem: identity.authority.certificate_pem().to_owned(),
-            endpoints: Endpoints {
-                registration: at(self.flags.registration_bind_address),
-                agent: at(self.flags.agent_bind_address),
-                operator: at(self.flags.operator_bind_address),
-            },
+            endpoints: Arc::new(endpoints),
             clock: clock.clone(),
             program: program.map_err(|error| Failure::new(format!("cannot find this program: {error}")))?,
-            directory: Path::new(MACHINES).join(&self.flags.shard),
+            directory: machines::directory(&self.flags.shard),
         })
     }
 

@@ -14,7 +14,7 @@ use crate::{Failure, explained};
 
 #[derive(Debug, Args)]
 pub struct StorageFlags {
-    /// A folder, or s3://BUCKET/PREFIX
+    /// A folder, or s3://BUCKET/PREFIX [default: that of the environment of `strata dev` that is up]
     #[arg(long, env = "STRATA_SHARD_STORAGE", value_name = "PLACE", global = true)]
     storage: Option<String>,
     /// Where the S3-compatible service is
@@ -30,14 +30,34 @@ pub struct StorageFlags {
     /// File with the key that seals the cluster's keys: 32 bytes, or 64 hexadecimal digits
     #[arg(long, env = "STRATA_SHARD_ENCRYPTION_KEY_FILE", value_name = "FILE", global = true)]
     encryption_key_file: Option<PathBuf>,
+    #[cfg(feature = "dev")]
+    #[command(flatten)]
+    dev: DevFlags,
 }
+
+/// Where the environment of `strata dev` is, as `strata dev` is told.
+#[cfg(feature = "dev")]
+#[derive(Debug, Args)]
+struct DevFlags {
+    #[arg(long, env = "STRATA_DEV_DIR", hide = true, global = true)]
+    dev_dir: Option<PathBuf>,
+    #[arg(long, env = "XDG_STATE_HOME", hide = true, global = true)]
+    state_home: Option<PathBuf>,
+}
+
+/// What to do without a storage.
+const UNNAMED: &str = if cfg!(feature = "dev") {
+    "name a folder or a bucket (--storage DIR or --storage s3://BUCKET/PREFIX), or start an environment with `strata dev up`"
+} else {
+    "name a folder or a bucket: --storage DIR or --storage s3://BUCKET/PREFIX"
+};
 
 impl StorageFlags {
     pub fn open(&self) -> Result<Arc<dyn Store>, Failure> {
-        let place = self.storage.as_deref().filter(|place| !place.is_empty()).ok_or_else(|| {
-            Failure::new("no storage is named")
-                .hint("name a folder or a bucket: --storage DIR or --storage s3://BUCKET/PREFIX")
-        })?;
+        let place = match self.storage.as_deref().filter(|place| !place.is_empty()) {
+            Some(place) => place.to_owned(),
+            None => self.dev_storage()?,
+        };
         let cannot = |why: String| Failure::new(format!("cannot use the storage {place}: {why}"));
         if let Some(bucket) = place.strip_prefix("s3://") {
             return Ok(Arc::new(self.bucket(bucket)?));
@@ -45,7 +65,22 @@ impl StorageFlags {
         if place.contains("://") {
             return Err(cannot("its kind is not supported".to_owned()).hint("use a folder or s3://BUCKET/PREFIX"));
         }
-        Ok(Arc::new(FileStore::open(place).map_err(|error| cannot(error.to_string()))?))
+        Ok(Arc::new(FileStore::open(&place).map_err(|error| cannot(error.to_string()))?))
+    }
+
+    /// The storage of the environment of `strata dev` that is up.
+    #[cfg(feature = "dev")]
+    fn dev_storage(&self) -> Result<String, Failure> {
+        let DevFlags { dev_dir, state_home } = &self.dev;
+        let folder = crate::dev::storage(dev_dir.clone(), state_home.clone());
+        let folder =
+            folder.map_err(|failure| Failure::new(format!("no storage is named, and {failure}")).hint(UNNAMED))?;
+        Ok(folder.to_string_lossy().into_owned())
+    }
+
+    #[cfg(not(feature = "dev"))]
+    fn dev_storage(&self) -> Result<String, Failure> {
+        Err(Failure::new("no storage is named").hint(UNNAMED))
     }
 
     fn bucket(&self, place: &str) -> Result<S3Store, Failure> {

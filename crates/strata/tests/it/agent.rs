@@ -40,11 +40,11 @@ async fn a78_a_machine_registers_is_adopted_and_ends_with_its_environment() -> R
         let opening = Opening {
             nonces: Arc::clone(&zone.nonces),
             ca_pem: zone.authority.certificate_pem().to_owned(),
-            endpoints: Endpoints {
+            endpoints: Arc::new(move || Endpoints {
                 registration: bound.registration.to_string(),
                 agent: bound.agent.to_string(),
                 operator: bound.operator.to_string(),
-            },
+            }),
             clock: zone.clock.clone(),
             program: env!("CARGO_BIN_EXE_strata").into(),
             directory: folder.path().join("machines"),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{Config, StaticGroup, Template};
 use crate::shard::{id, refusal::Refusal};
@@ -13,6 +13,19 @@ const PROVIDERS: [&str; 1] = ["process"];
 /// Features of the original that are cut: their keys are ignored, and named.
 const CUT: [(&str, &str); 3] =
     [("load_balancers", "load balancers"), ("images", "image refresh"), ("files", "file push")];
+
+/// Keys of the original that are written otherwise here.
+const RENAMED: [(&str, &str); 6] = [
+    ("shard.infra", "write shard.provider instead, with the kind `process`"),
+    ("shard.leader_election", "write shard.election instead, with frequent, infrequent and leader_timeout"),
+    ("shard.bind", "remove it; the addresses are flags of `strata shard run`"),
+    (
+        "shard.advertise",
+        "remove it; `strata shard run --advertise-host` says under which names others reach the server",
+    ),
+    ("cluster.secrets", "remove it; `strata shard init --encryption-key-file` seals the cluster's keys"),
+    ("cluster.storage", "remove it; --storage names the one place of all objects"),
+];
 
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,16 +62,69 @@ pub fn read(mut value: Value) -> (Option<Config>, Findings) {
         return (None, findings);
     }
     cut(&mut value, "", &mut findings);
-    match serde_json::from_value::<Config>(value) {
-        Ok(config) => {
-            check(&config, &mut findings);
-            (Some(config), findings)
-        }
-        Err(error) => {
-            findings.problem("config", format!("{error}; correct or remove it"));
-            (None, findings)
+    userdata(&mut value, &mut findings);
+    if let Ok(config) = serde_json::from_value::<Config>(value.clone()) {
+        check(&config, &mut findings);
+        return (Some(config), findings);
+    }
+    unreadable(&value, "", &serde_json::from_value::<Config>, &mut findings);
+    (None, findings)
+}
+
+/// Names every smallest part that cannot be read, and says whether there is one. Every field has a default, so that each
+/// part is read alone: `read` makes a whole configuration of it.
+fn unreadable(
+    part: &Value,
+    path: &str,
+    read: &dyn Fn(Value) -> Result<Config, serde_json::Error>,
+    findings: &mut Findings,
+) -> bool {
+    let Err(error) = read(part.clone()) else { return false };
+    let mut is_named = false;
+    for (key, inner) in part.as_object().into_iter().flatten() {
+        let alone = |inner| read(Value::Object(Map::from_iter([(key.clone(), inner)])));
+        is_named |= unreadable(inner, &join(path, key), &alone, findings);
+    }
+    if !is_named {
+        let renamed = RENAMED.iter().find(|(key, _)| *key == path);
+        let remedy =
+            renamed.map_or_else(|| format!("{error}; correct or remove it"), |(_, remedy)| (*remedy).to_owned());
+        findings.problem(if path.is_empty() { "config" } else { path }, remedy);
+    }
+    true
+}
+
+/// The original writes userdata as an object with its source, and once for all templates that have none.
+fn userdata(value: &mut Value, findings: &mut Findings) {
+    let defaults = value.get_mut("defaults").and_then(Value::as_object_mut);
+    let default = defaults.and_then(|defaults| defaults.remove("userdata"));
+    let default = default.map(|default| userdata_text(default, "defaults.userdata", findings));
+    let Some(templates) = value.get_mut("templates").and_then(Value::as_object_mut) else { return };
+    for (name, template) in templates {
+        let Some(template) = template.as_object_mut() else { continue };
+        let path = format!("templates.{name}.userdata");
+        let own = template.remove("userdata").map(|own| userdata_text(own, &path, findings));
+        if let Some(text) = own.or_else(|| default.clone()) {
+            template.insert("userdata".to_owned(), text);
         }
     }
+}
+
+fn userdata_text(value: Value, path: &str, findings: &mut Findings) -> Value {
+    let Value::Object(mut object) = value else { return value };
+    let source = object.remove("source").unwrap_or_default();
+    let content = object.remove("content").unwrap_or_default();
+    let is_inline = source.is_null() || source == "" || source == "inline";
+    if is_inline && content.is_string() && object.is_empty() {
+        return content;
+    }
+    let message = match object.keys().next() {
+        _ if !is_inline => format!("the source {source} is not supported; put the text itself here"),
+        Some(key) => format!("the key {key:?} is not known; write the text itself, or {{\"content\": TEXT}}"),
+        None => "has no content; write the text itself, or {\"content\": TEXT}".to_owned(),
+    };
+    findings.problem(path, message);
+    Value::String(String::new())
 }
 
 /// Takes the keys of cut features out, at the places where the original has them.

@@ -40,7 +40,10 @@ fn scene() -> Scene {
     let preparation = Preparation {
         nonces: Arc::clone(&nonces),
         ca_pem: text("-----BEGIN CERTIFICATE-----\nCA\n-----END CERTIFICATE-----\n"),
-        endpoints: Endpoints { registration: text("h:1"), agent: text("h:3,g:3"), operator: text("h:2") },
+        endpoints: Arc::new(|| {
+            let text = str::to_owned;
+            Endpoints { registration: text("h:1"), agent: text("h:3,g:3"), operator: text("h:2") }
+        }),
         provider: ProviderVariables {
             kind: text("process"),
             program: text("/opt/strata"),

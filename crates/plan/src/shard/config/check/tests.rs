@@ -62,8 +62,54 @@ fn every_problem_names_its_field_and_the_remedy() {
     check_one("/shard/provider", json!({"kind": "aws"}), "shard.provider.kind", "of the original is not supported");
     check_one("/shard/provider", json!({"kind": "x"}), "shard.provider.kind", "supported: process");
     check_one("/certificates", json!({"agent": {"ttl": 0}}), "certificates.agent.ttl", "at least 1 hour");
-    check_one("/shard/request_timeout", json!("soon"), "config", "not a duration");
-    check_one("/shards", json!({}), "config", "unknown field `shards`");
+    check_one("/shard/request_timeout", json!("soon"), "shard.request_timeout", "not a duration");
+    check_one("/shards", json!({}), "shards", "unknown field `shards`");
+    check_one("/shard/election", json!({"frequent": 5}), "shard.election.frequent", "invalid type");
+    check_one("/templates/web/size", json!("two"), "templates.web.size", "invalid type");
+    check_one("/groups/default/web/drain_timeout", json!("-1s"), "groups.default.web.drain_timeout", "not a duration");
+    check_one("/groups/default/web", json!([]), "groups.default.web", "invalid type");
+    check_one("/shard/infra", json!({"provider": "tmux"}), "shard.infra", "write shard.provider instead");
+}
+
+#[test]
+fn all_that_cannot_be_read_is_named_at_once() {
+    let mut config = good();
+    config["shard"]["idd"] = json!("x");
+    config["shard"]["leader_election"] = json!({"frequent_interval": "1s"});
+    config["templates"]["web"]["size"] = json!("two");
+    let (config, findings) = read(config);
+    assert!(config.is_none());
+    let fields: Vec<_> = findings.problems.iter().map(|problem| &*problem.field).collect();
+    assert_eq!(fields, ["shard.idd", "shard.leader_election", "templates.web.size"]);
+}
+
+#[test]
+fn userdata_of_the_original_is_read_and_its_other_sources_are_named() {
+    let template = |userdata: Value| {
+        let mut config = good();
+        config["templates"]["web"]["userdata"] = userdata;
+        config
+    };
+    let text = |config: Value| {
+        let (config, findings) = read(config);
+        assert_eq!(findings, Findings::default());
+        config.unwrap().templates["web"].userdata.clone()
+    };
+    assert_eq!(text(template(json!("a"))), "a");
+    assert_eq!(text(template(json!({"content": "b"}))), "b");
+    assert_eq!(text(template(json!({"source": "inline", "content": "c"}))), "c");
+    let mut config = good();
+    config["defaults"] = json!({"userdata": {"content": "d"}});
+    assert_eq!(text(config.clone()), "d");
+    config["templates"]["web"]["userdata"] = json!("own");
+    assert_eq!(text(config), "own");
+    let field = "templates.web.userdata";
+    let url = json!({"source": "url", "content": "https://example.com/x.sh"});
+    check_one("/templates/web/userdata", url, field, "\"url\" is not supported; put the text itself here");
+    check_one("/templates/web/userdata", json!({"contents": "x"}), field, "\"contents\" is not known");
+    check_one("/templates/web/userdata", json!({}), field, "has no content");
+    check_one("/templates/web/userdata", json!(7), field, "invalid type");
+    check_one("/defaults", json!({"userdata": {"source": "secret"}}), "defaults.userdata", "not supported");
 }
 
 #[test]

@@ -1,0 +1,24 @@
+//! The machines of a shard that are processes of this host.
+
+use std::path::{Path, PathBuf};
+
+use plan::shard::config::Config;
+use shard::{
+    clock::Clock,
+    provider::{Process, ProcessSettings},
+};
+
+/// Where machines have their folders, if the configuration names no other place.
+const MACHINES: &str = "/var/lib/strata/machines";
+
+pub fn directory(shard: &str) -> PathBuf {
+    Path::new(MACHINES).join(shard)
+}
+
+/// Those of a shard, if they are on this host.
+pub fn local(shard: &str, config: Option<&Config>) -> Option<Process> {
+    let settings = ProcessSettings::read(&config?.shard.provider).ok()?;
+    let directory = settings.directory.unwrap_or_else(|| directory(shard));
+    // To open it would make it, and this host may have nothing to do with the shard.
+    directory.is_dir().then(|| Process::open(&directory, Clock::system()).ok())?
+}
