@@ -1,6 +1,7 @@
 //! `strata dev` as its users and their scripts run it.
 
 mod environment;
+mod zones;
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -25,7 +26,7 @@ use testbed::{ControlPlane, Options, helm::Helm, tools};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 const OPERATOR: &str = "system:serviceaccount:strata-system:strata";
-const PROGRAMS: [&str; 8] = [
+const PROGRAMS: [&str; 10] = [
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
@@ -34,6 +35,8 @@ const PROGRAMS: [&str; 8] = [
     "kwok-agents",
     "registry",
     "strata-operator",
+    "shard-dev-1",
+    "shard-dev-2",
 ];
 
 #[tokio::test]
@@ -43,7 +46,7 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
 
     let status = dev.status().await?;
     let keys: Vec<_> = status.as_object().context("not an object")?.keys().collect();
-    assert_eq!(keys, ["auditLog", "charts", "kubeconfig", "programs"]);
+    assert_eq!(keys, ["auditLog", "ca", "charts", "endpoints", "kubeconfig", "programs", "storage"]);
     assert_eq!(names(&status), PROGRAMS);
     for program in status["programs"].as_array().context("no programs")? {
         assert!(Path::new(&format!("/proc/{}", program["pid"])).exists(), "{program}");
@@ -159,8 +162,10 @@ async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> 
     let up = ["up", "--detach", "--wait", "5s", "--kubeconfig", file.to_str().context("path")?];
 
     let mark = cluster.audit().mark()?;
-    dev.dev(&up).await?;
+    let told = dev.told(&up).await?;
+    assert!(told.contains("the zones dev-1 and dev-2 are left out"), "{told}");
     let status = dev.status().await?;
+    assert_eq!((&status["storage"], &status["ca"], &status["endpoints"]), (&Value::Null, &Value::Null, &json!({})));
     assert_eq!((&status["auditLog"], names(&status)), (&Value::Null, vec!["registry", "strata-operator"]));
     let performers: Api<Performer> = Api::namespaced(client.clone(), "performers-demo");
     await_condition(performers, "basic", is_ready).await?;

@@ -59,8 +59,12 @@ impl Zone {
     }
 
     async fn init(&self) -> Result<Said> {
+        self.init_with(&config()).await
+    }
+
+    async fn init_with(&self, config: &Value) -> Result<Said> {
         let file = self.file("first.jsonc");
-        std::fs::write(&file, config().to_string())?;
+        std::fs::write(&file, config.to_string())?;
         self.shard(&["init", "a", "--cluster=test", "--config", file.to_str().context("a path")?]).await
     }
 
@@ -208,8 +212,11 @@ async fn init_keeps_what_is_there_and_nonce_prints_only_the_token() -> Result<()
     ensure!(bad.contains("tenant"), "{bad}");
     let agent = zone.shard(&["nonce", "--kind", "agent"]).await?.refusal(2)?;
     ensure!(agent.contains("--instance"), "{agent}");
-    let nowhere = run(strata(&["shard", "status", "--storage="])).await?.refusal(1)?;
-    ensure!(nowhere.contains("--storage"), "{nowhere}");
+    // No environment of `strata dev` is up there.
+    let mut nowhere = strata(&["shard", "status", "--storage="]);
+    nowhere.env("STRATA_DEV_DIR", zone.file("no-environment"));
+    let nowhere = run(nowhere).await?.refusal(1)?;
+    ensure!(nowhere.contains("--storage") && nowhere.contains("strata dev up"), "{nowhere}");
     Ok(())
 }
 
@@ -230,6 +237,13 @@ async fn validate_names_each_bad_field_with_its_remedy() -> Result<()> {
         ("/templates/web/size", json!(-1), Some("templates.web.size")),
         ("/groups", json!({ "default": { "x": { "template": "none" } } }), Some("groups.default.x.template")),
         ("/shard/expiry", json!({ "eligible_age": "2h", "forced_age": "1h" }), Some("shard.expiry.forced_age")),
+        ("/shard/provider", json!({ "kind": "process", "folder": "/x" }), Some("shard.provider")),
+        ("/shard/election", json!({ "frequent": 5 }), Some("shard.election.frequent")),
+        ("/shard/infra", json!({ "provider": "tmux" }), Some("shard.infra")),
+        ("/templates/web/userdata", json!("{{ .Server.Adress }}"), Some("templates.web.userdata")),
+        ("/templates/web/userdata", json!("{{ if }}"), Some("templates.web.userdata")),
+        ("/templates/web/userdata", json!({ "content": "#!/bin/sh\n" }), None),
+        ("/templates/web/userdata", json!({ "source": "url", "content": "https://x" }), Some("templates.web.userdata")),
     ];
     let file = zone.file("case.jsonc");
     let path = file.to_str().context("a path")?;
@@ -254,5 +268,68 @@ async fn validate_names_each_bad_field_with_its_remedy() -> Result<()> {
     }
     std::fs::write(&file, "{")?;
     ensure!(zone.shard(&["validate", path]).await?.code == 1, "no JSON");
+    Ok(())
+}
+
+/// An environment that machines end with: a file that this process has locked.
+struct Alive {
+    _lock: std::fs::File,
+    path: PathBuf,
+}
+
+impl Alive {
+    fn new(path: PathBuf) -> Result<Self> {
+        let lock = std::fs::File::create(&path)?;
+        rustix::fs::fcntl_lock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Self { _lock: lock, path })
+    }
+}
+
+#[tokio::test]
+async fn machines_are_given_the_ports_that_are_open_and_commands_find_the_leader_by_its_lock() -> Result<()> {
+    let zone = Zone::new()?;
+    let alive = Alive::new(zone.file("alive"))?;
+    let mut config = config();
+    config["shard"]["provider"] =
+        json!({ "kind": "process", "directory": zone.file("machines"), "lock": alive.path.clone() });
+    zone.init_with(&config).await?.data()?;
+    let server = zone.start()?;
+    // No port is where the original has it, and none is named: the command waits for the lead.
+    zone.shard(&["scale", "a", "web", "1"]).await?.data()?;
+    let listed = async || {
+        let instances = zone.json(&["instances", "a", "-o", "json"]).await.ok()?;
+        Some((instances[0]["instanceID"].as_str()?.to_owned(), instances[0]["pid"].as_u64()?))
+    };
+    let (id, pid) = eventually("a process", listed).await.with_context(|| server.child.log_tail())?;
+    let registered = zone.file(&format!("storage/shard/a/agent-nonce/{id}.pem"));
+    let log = || std::fs::read_to_string(zone.file(&format!("machines/{id}/log"))).unwrap_or_default();
+    eventually("its registration", async || registered.is_file().then_some(())).await.with_context(log)?;
+    let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline"))?.replace('\0', " ");
+    for (flag, port) in [("registration-addr", "registration"), ("agent-addr", "agent")] {
+        let address = server.address(port).await?;
+        ensure!(line.contains(&format!("--{flag} {address} ")), "{line}");
+    }
+    ensure!(line.contains(&format!(" agent --instance-id {id} ")), "{line}");
+    // Listed also while no server runs, with its own process.
+    server.child.kill().await?;
+    ensure!(listed().await == Some((id, pid)), "the storage answers without a server");
+    // Its environment ends, and it with it: then there is no process to name.
+    drop(alive);
+    let gone = async || {
+        let instances = zone.json(&["instances", "-o", "json"]).await.ok()?;
+        instances[0]["pid"].is_null().then_some(())
+    };
+    eventually("its end", gone).await
+}
+
+#[tokio::test]
+async fn a_server_without_the_clusters_keys_says_what_to_do_and_ends_with_1() -> Result<()> {
+    let zone = Zone::new()?;
+    std::fs::create_dir_all(zone.file("storage/shard/a"))?;
+    std::fs::write(zone.file("storage/shard/a/config.jsonc"), config().to_string())?;
+    let server = zone.start()?;
+    let code = tokio::time::timeout(PATIENCE, server.child.exited()).await?;
+    let told = server.child.log_tail();
+    ensure!(code == 1 && told.contains("cluster/ca.crt is missing; `strata shard init` makes"), "{code}: {told}");
     Ok(())
 }

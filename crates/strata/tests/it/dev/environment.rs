@@ -79,7 +79,8 @@ impl Environment {
         Ok(self.named()?.into_iter().filter(|(_, line)| line.contains(" supervise ")).map(|(pid, _)| pid).collect())
     }
 
-    fn named(&self) -> Result<Vec<(u32, String)>> {
+    /// Process ids and command lines of all processes that name our directory.
+    pub fn named(&self) -> Result<Vec<(u32, String)>> {
         let directory = self.parent.path().to_str().context("a path of ASCII")?;
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc")? {
