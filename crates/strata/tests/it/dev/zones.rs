@@ -100,7 +100,8 @@ impl Zones {
 
     /// Each instance has a Node that is ready, and no other has one.
     async fn nodes_are_of(&self, instances: &[Value]) -> Result<()> {
-        let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default().labels("nstance.dev/shard")).await?;
+        let nodes =
+            Api::<Node>::all(self.client.clone()).list(&ListParams::default().labels("nstance.dev/shard")).await?;
         let mut nodes: BTreeMap<String, Node> = nodes.into_iter().map(|node| (node.name_any(), node)).collect();
         for one in instances {
             let id = one["instanceID"].as_str().context("no id")?;
@@ -110,7 +111,8 @@ impl Zones {
             let zone = node.labels().get("topology.kubernetes.io/zone");
             ensure!(one["shard"] == json!(zone), "{zone:?}");
             let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-            let is_ready = conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"));
+            let is_ready =
+                conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"));
             ensure!(is_ready, "node {id} is not ready");
         }
         nodes.retain(|name, _| !self.killed.contains(name));
