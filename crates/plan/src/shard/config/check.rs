@@ -81,7 +81,9 @@ fn unreadable(
 ) -> bool {
     let Err(error) = read(part.clone()) else { return false };
     let mut is_named = false;
-    for (key, inner) in part.as_object().into_iter().flatten() {
+    // Where not even an empty object is read, the key itself is wrong, not what is in it.
+    let inside = part.as_object().filter(|_| read(Value::Object(Map::new())).is_ok());
+    for (key, inner) in inside.into_iter().flatten() {
         let alone = |inner| read(Value::Object(Map::from_iter([(key.clone(), inner)])));
         is_named |= unreadable(inner, &join(path, key), &alone, findings);
     }
