@@ -51,6 +51,14 @@ impl<T> Fact<T> {
     }
 }
 
+/// What is known, or was known last.
+pub fn latest<T>(fact: &Fact<T>) -> Option<&T> {
+    match fact {
+        Fact::Known { value, .. } => Some(value),
+        Fact::Unknown { last, .. } => last.as_ref().map(|(value, _)| value),
+    }
+}
+
 /// A fact that a plan needs, and the age that suffices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Want<Q> {

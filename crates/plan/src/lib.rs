@@ -5,6 +5,7 @@ pub use clocks::Clocks;
 pub use round::Blocked as Why;
 
 mod clocks;
+pub mod drain;
 pub mod event;
 pub mod fact;
 mod kubelet;

@@ -76,6 +76,12 @@ struct Inner {
     interruptions: AtomicU64,
 }
 
+/// A watch that ends when this is dropped.
+pub struct Following {
+    /// `None` if the kind is watched for another reason.
+    _subscription: Option<Subscription>,
+}
+
 /// What all clusters of a process have in common.
 #[derive(Clone)]
 pub(crate) struct Common {
@@ -132,11 +138,31 @@ impl Cluster {
         selection: Selection,
         notify: impl Fn(&Change<'_, T>) + Send + Sync + 'static,
     ) {
-        assert!(Arc::ptr_eq(&self.0, &kind.cluster().0), "a kind is watched where it is written");
-        kind.listen(Box::new(notify));
-        if let Some(subscription) = kind.subscribe(selection, SLOWEST_RECONNECT) {
+        if let Some(subscription) = self.subscribe(kind, selection, notify) {
             self.subscriptions().push(subscription);
         }
+    }
+
+    /// As `watch`, for as long as the answer is held: for objects that are of interest for a while.
+    #[must_use = "nothing is watched once it is dropped"]
+    pub fn follow<W: View, T: Send + Sync + 'static>(
+        &self,
+        kind: &Arc<Kind<W, T>>,
+        selection: Selection,
+        notify: impl Fn(&Change<'_, T>) + Send + Sync + 'static,
+    ) -> Following {
+        Following { _subscription: self.subscribe(kind, selection, notify) }
+    }
+
+    fn subscribe<W: View, T: Send + Sync + 'static>(
+        &self,
+        kind: &Arc<Kind<W, T>>,
+        selection: Selection,
+        notify: impl Fn(&Change<'_, T>) + Send + Sync + 'static,
+    ) -> Option<Subscription> {
+        assert!(Arc::ptr_eq(&self.0, &kind.cluster().0), "a kind is watched where it is written");
+        kind.listen(Box::new(notify));
+        kind.subscribe(selection, SLOWEST_RECONNECT)
     }
 
     pub(crate) fn hub(&self) -> &Arc<Hub> {
@@ -162,8 +188,10 @@ impl Cluster {
 
     /// Ends all watches. What its kinds hold is dropped: it is unknown from now on.
     pub(crate) fn close(&self) {
+        self.0.hub.close();
+        // Dropped outside the lock, since each leaves the hub.
         let subscriptions = std::mem::take(&mut *self.subscriptions());
-        subscriptions.into_iter().for_each(Subscription::close);
+        drop(subscriptions);
     }
 
     fn subscriptions(&self) -> MutexGuard<'_, Vec<Subscription>> {

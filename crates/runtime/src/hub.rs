@@ -48,15 +48,6 @@ pub(crate) struct Subscription {
     member: Arc<Member>,
 }
 
-impl Subscription {
-    /// Leaves for good: what the subscriber holds is dropped.
-    pub(crate) fn close(self) {
-        let member = self.member.clone();
-        drop(self);
-        member.close();
-    }
-}
-
 impl Drop for Subscription {
     fn drop(&mut self) {
         if let Some(hub) = self.hub.upgrade() {
@@ -97,6 +88,16 @@ impl Hub {
             }
             is_followed
         });
+    }
+
+    /// Ends all watches for good: what their subscribers hold is dropped.
+    pub(crate) fn close(&self) {
+        // Listeners are notified below, and may subscribe or leave.
+        let watches = std::mem::take(&mut *self.lock());
+        for entry in watches {
+            entry.stop.cancel();
+            entry.followers.members().iter().for_each(|member| member.close());
+        }
     }
 
     /// The oldest age and the first interruption of all watches.

@@ -1,6 +1,7 @@
 //! One kind as a layer sees it: its cache, and writes whose answers enter the cache.
 
 mod follow;
+mod subresource;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -15,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Request};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::time::Instant;
+use tokio::{sync::watch as signal, time::Instant};
 
 use crate::{
     cluster::{Cluster, Freshness},
@@ -66,14 +67,18 @@ pub fn enqueue_on_watch<T>(
 
 /// Held from a change until listeners are notified, so that changes of one object arrive in their order: indexes may
 /// be built on it.
-struct Notifier<'a, T>(MutexGuard<'a, Vec<Listener<T>>>);
+struct Notifier<'a, T> {
+    listeners: MutexGuard<'a, Vec<Listener<T>>>,
+    news: &'a signal::Sender<u64>,
+}
 
 impl<T> Notifier<'_, T> {
     fn notify(&self, key: &Key, from_watch: bool, changed: &Changed<T>) {
         let before = changed.before.as_deref().map(|version| &version.value);
         let after = changed.after.as_deref().map(|version| &version.value);
         let change = Change { key, before, after, from_watch };
-        self.0.iter().for_each(|listener| listener(&change));
+        self.listeners.iter().for_each(|listener| listener(&change));
+        self.news.send_modify(|news| *news += 1);
     }
 }
 
@@ -104,6 +109,8 @@ pub struct Kind<W: View, T> {
     is_closed: AtomicBool,
     /// Keys to be read before they are planned for: a write had no answer, or a list spoke against the store.
     doubtful: Mutex<HashMap<Key, u64>>,
+    /// Counts changes of what is held, and of how far it can be believed.
+    news: signal::Sender<u64>,
 }
 
 impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
@@ -136,6 +143,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             contact: Mutex::default(),
             is_closed: AtomicBool::new(false),
             doubtful: Mutex::default(),
+            news: signal::Sender::new(0),
         })
     }
 
@@ -221,13 +229,25 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         Freshness { age, interruption: self.interruption.get() }
     }
 
+    /// Whether a list was read, or it is known why none was: before that, an empty cache says nothing.
+    pub fn is_settled(&self) -> bool {
+        self.store.is_synced() || self.interruption.get().is_some()
+    }
+
+    /// Changes with every object in the cache, with the end of a list, and with an interruption and its end: for what
+    /// waits for the cache without a queue.
+    pub fn news(&self) -> signal::Receiver<u64> {
+        self.news.subscribe()
+    }
+
     fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::SeqCst)
     }
 
     /// To be held from a change of the store until listeners are notified.
     fn notifier(&self) -> Notifier<'_, T> {
-        Notifier(self.listeners.lock().unwrap_or_else(PoisonError::into_inner))
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        Notifier { listeners, news: &self.news }
     }
 
     /// Changes the store and notifies the listeners.

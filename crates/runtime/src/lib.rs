@@ -3,6 +3,7 @@
 //! A layer implements [`Controller`] and hands it to an [`Operator`] together with the kinds it watches; everything else,
 //! from leadership to metrics, is the same for all layers.
 
+mod alone;
 pub mod child;
 mod client;
 mod cluster;
@@ -42,8 +43,9 @@ mod view;
 mod watch;
 mod writer;
 
+pub use alone::{Alone, alone};
 pub use client::connect;
-pub use cluster::{Cluster, Freshness};
+pub use cluster::{Cluster, Following, Freshness};
 pub use clusters::Clusters;
 pub use controller::{Controller, InputsOf, RoundOf, Turn};
 pub use dynamic::{DynamicWatches, Trace};

@@ -18,8 +18,7 @@ impl<W> View for W where
 {
 }
 
-/// Gives a view of a namespaced kind, a struct with a field `metadata`, the identity of the Kubernetes type that it is a
-/// part of.
+/// Gives a view, a struct with a field `metadata`, the identity of the Kubernetes type that it is a part of.
 #[macro_export]
 macro_rules! view_of {
     ($view:ty, $object:ty) => {
@@ -29,7 +28,7 @@ macro_rules! view_of {
             const KIND: &'static str = <$object as k8s_openapi::Resource>::KIND;
             const VERSION: &'static str = <$object as k8s_openapi::Resource>::VERSION;
             const URL_PATH_SEGMENT: &'static str = <$object as k8s_openapi::Resource>::URL_PATH_SEGMENT;
-            type Scope = k8s_openapi::NamespaceResourceScope;
+            type Scope = <$object as k8s_openapi::Resource>::Scope;
         }
 
         impl k8s_openapi::Metadata for $view {

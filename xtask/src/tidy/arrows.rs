@@ -12,6 +12,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("plan", &["api"]),
     ("process", &[]),
     ("runtime", &["api", "plan", "process"]),
+    ("drain", &["api", "plan", "process", "runtime"]),
     ("performers", &["api", "plan", "process", "runtime"]),
     ("workspaces", &["api", "plan", "process", "runtime"]),
     ("hetzner", &["api"]),
@@ -21,7 +22,19 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("testbed", &["catalog", "api", "talos"]),
     (
         "strata",
-        &["features", "api", "plan", "process", "runtime", "shard", "agent", "performers", "workspaces", "testbed"],
+        &[
+            "features",
+            "api",
+            "plan",
+            "process",
+            "runtime",
+            "drain",
+            "shard",
+            "agent",
+            "performers",
+            "workspaces",
+            "testbed",
+        ],
     ),
     (
         "xtask",

@@ -65,6 +65,7 @@ impl<W: View, T: Send + Sync + 'static> Subscriber for Kind<W, T> {
         for key in missing.doubtful {
             notifier.notify(&key, true, &self.doubted(&key));
         }
+        self.news.send_modify(|news| *news += 1);
     }
 
     fn applied(&self, object: &Raw<'_>) -> Result<(), Unreadable> {
@@ -121,10 +122,13 @@ impl<W: View, T: Send + Sync + 'static> Subscriber for Kind<W, T> {
         for (key, changed) in self.store.clear() {
             notifier.notify(&key, true, &changed);
         }
+        self.news.send_modify(|news| *news += 1);
     }
 
     fn interrupted(&self, why: Option<Cause>) {
-        self.interruption.set(why);
+        if self.interruption.set(why) {
+            self.news.send_modify(|news| *news += 1);
+        }
     }
 
     fn settle(&self) -> BoxFuture<'_, bool> {

@@ -1,0 +1,156 @@
+//! The drains of one cluster.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use plan::{
+    drain::{Order, Plan},
+    fact::Failure,
+};
+use process::Clock;
+use runtime::{Cluster, Recorder, Selection};
+use tokio::{
+    sync::{Semaphore, watch as signal},
+    time::Instant,
+};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    follow::{Budgets, Followed, Scene},
+    ledger::Ledger,
+    run::{Run, changed},
+    view::BudgetView,
+};
+
+/// Evictions of one cluster at once. Each is three writes for the server, which does a little over a thousand writes a
+/// second: more in flight would only wait there, in the way of others.
+const EVICTIONS_AT_ONCE: usize = 32;
+
+/// What is asked for, and until when.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    pub order: Order,
+    /// What is left on the node then is named and left.
+    pub deadline: Option<Instant>,
+}
+
+/// How a drain stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// The last plan; its `end` says that the drain is over.
+    pub plan: Plan,
+    /// Why the node could not be cordoned; it is tried again.
+    pub cordon_failure: Option<Failure>,
+}
+
+/// Clones are the same.
+#[derive(Clone)]
+pub struct Drains(Arc<Shared>);
+
+pub(crate) struct Shared {
+    pub cluster: Cluster,
+    pub clock: Clock,
+    pub recorder: Recorder,
+    pub ledger: Arc<Mutex<Ledger>>,
+    pub evictions: Semaphore,
+    budgets: Mutex<Weak<Budgets>>,
+    running: Mutex<HashMap<String, Running>>,
+    /// Drains so far.
+    count: AtomicU64,
+}
+
+struct Running {
+    request: signal::Sender<Request>,
+    progress: signal::Receiver<Progress>,
+    _task: AbortOnDropHandle<()>,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub fn next_number(&self) -> u64 {
+        self.count.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// All budgets of the cluster, followed once for all drains.
+    pub fn budgets(&self) -> Arc<Budgets> {
+        let mut known = lock(&self.budgets);
+        if let Some(budgets) = known.upgrade() {
+            return budgets;
+        }
+        let ledger = self.ledger.clone();
+        let budgets = Followed::new(
+            &self.cluster,
+            "poddisruptionbudgets",
+            Selection::default(),
+            BudgetView::project,
+            move |shown| lock(&ledger).shown(&shown.budget.name, &shown.disrupted),
+        );
+        let budgets = Arc::new(budgets);
+        *known = Arc::downgrade(&budgets);
+        budgets
+    }
+}
+
+impl Drains {
+    /// `recorder` records events in the cluster itself, where the nodes are.
+    pub fn new(cluster: Cluster, recorder: Recorder, clock: Clock) -> Self {
+        Self(Arc::new(Shared {
+            cluster,
+            clock,
+            recorder,
+            ledger: Arc::default(),
+            evictions: Semaphore::new(EVICTIONS_AT_ONCE),
+            budgets: Mutex::default(),
+            running: Mutex::default(),
+            count: AtomicU64::new(0),
+        }))
+    }
+
+    /// From now on the node is drained. A drain of the same id goes on, with what is asked for now; one of another id
+    /// ends. `notify` is called whenever the progress changes.
+    pub fn ensure(&self, node: &str, request: Request, notify: impl Fn() + Send + 'static) -> signal::Receiver<Progress> {
+        let mut running = lock(&self.0.running);
+        if let Some(known) = running.get(node).filter(|known| known.request.borrow().order.id == request.order.id) {
+            known.request.send_replace(request);
+            return known.progress.clone();
+        }
+        let (request, requested) = signal::channel(request);
+        let (report, progress) = signal::channel(Progress::default());
+        let run = Run::new(self.0.clone(), node, requested, report, Box::new(notify));
+        let task = AbortOnDropHandle::new(tokio::spawn(run.run()));
+        running.insert(node.to_owned(), Running { request, progress: progress.clone(), _task: task });
+        progress
+    }
+
+    /// How the drain of a node stands; `None` if there is none.
+    pub fn progress(&self, node: &str) -> Option<Progress> {
+        lock(&self.0.running).get(node).map(|running| running.progress.borrow().clone())
+    }
+
+    /// Ends the drain of a node. The node stays cordoned.
+    pub fn release(&self, node: &str) {
+        lock(&self.0.running).remove(node);
+    }
+
+    /// What a drain of the node would do. Nothing is changed.
+    pub async fn preview(&self, node: &str, order: &Order) -> Plan {
+        let mut scene = Scene::new(self.0.cluster.clone(), node);
+        scene.follow_pods(|| self.0.budgets(), order.asks_for_namespaces());
+        loop {
+            // Subscribed before the look: what changes after it is not missed.
+            let news = scene.news();
+            if scene.is_settled() {
+                return plan::drain::plan(order, &scene.observe(), &BTreeMap::new(), None);
+            }
+            changed(news).await;
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The evictions that this process sent, of all drains of a cluster: budgets are shared by its nodes.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use plan::drain::{Attempt, Budget, Eviction, Name, Outcome, Pod, Spends, retry_after};
+use tokio::time::Instant;
+
+/// The server writes a budget before it deletes the pod, so the budget's watch shows an eviction within moments. This
+/// long it is waited for, should that event be lost in a new list.
+const SHOWN_WITHIN: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Default)]
+pub struct Ledger {
+    entries: HashMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    run: u64,
+    pod: Name,
+    spends: Option<Spends>,
+    outcome: Outcome,
+    /// When the outcome was known.
+    at: Instant,
+    /// Attempts that failed in a row.
+    failures: u32,
+    /// The budget's number is without this pod.
+    is_shown: bool,
+}
+
+impl Ledger {
+    /// Evictions that a drain sends now.
+    pub fn sent(&mut self, run: u64, evictions: &[Eviction], now: Instant) {
+        for Eviction { pod, uid, spends } in evictions {
+            let failures = self.entries.get(uid).map_or(0, |entry| entry.failures);
+            let entry = Entry {
+                run,
+                pod: pod.clone(),
+                spends: spends.clone(),
+                outcome: Outcome::Sent,
+                at: now,
+                failures,
+                is_shown: false,
+            };
+            self.entries.insert(uid.clone(), entry);
+        }
+    }
+
+    pub fn answered(&mut self, uid: &str, outcome: Outcome, now: Instant) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            let has_failed = matches!(outcome, Outcome::Failed { .. });
+            entry.failures = if has_failed { entry.failures.saturating_add(1) } else { 0 };
+            (entry.outcome, entry.at) = (outcome, now);
+        }
+    }
+
+    /// A budget lists pods whose eviction its number shows.
+    pub fn shown<'a>(&mut self, budget: &Name, pods: impl IntoIterator<Item = &'a String> + Clone) {
+        for entry in self.entries.values_mut() {
+            let is_of = entry.spends.as_ref().is_some_and(|spends| spends.budget == *budget);
+            if is_of && pods.clone().into_iter().any(|pod| *pod == entry.pod.name) {
+                entry.is_shown = true;
+            }
+        }
+    }
+
+    /// What is known of evictions of these pods.
+    pub fn attempts(&self, pods: &[Pod], now: Instant) -> BTreeMap<String, Attempt> {
+        let entries = pods.iter().filter_map(|pod| Some((pod.uid.clone(), self.entries.get(&pod.uid)?.attempt(now))));
+        entries.collect()
+    }
+
+    /// A drain has these pods and no others: what is kept of others is of use only while a budget does not show it.
+    pub fn keep(&mut self, run: u64, pods: &[Pod], now: Instant) {
+        self.entries.retain(|uid, entry| {
+            entry.run != run || entry.is_spent(now) || pods.iter().any(|pod| pod.uid == *uid)
+        });
+    }
+
+    /// Adds to each budget what its number does not show yet.
+    pub fn spend(&self, budgets: &mut [Budget], now: Instant) {
+        for budget in budgets {
+            let of_budget = |entry: &&Entry| entry.spends.as_ref().is_some_and(|spends| spends.budget == budget.name);
+            let spent = self.entries.values().filter(of_budget).filter(|entry| entry.is_spent(now));
+            budget.spent = u32::try_from(spent.count()).unwrap_or(u32::MAX);
+        }
+    }
+
+    /// A drain ended; what it still had under way is found out by the next one.
+    pub fn forget(&mut self, run: u64) {
+        self.entries.retain(|_, entry| entry.run != run);
+    }
+}
+
+impl Entry {
+    fn attempt(&self, now: Instant) -> Attempt {
+        let wait = retry_after(&self.outcome, self.failures.saturating_sub(1));
+        let wait = wait.saturating_sub(now.saturating_duration_since(self.at));
+        Attempt { outcome: self.outcome.clone(), wait, spends: self.spends.clone() }
+    }
+
+    /// Whether it may have lowered its budget's number without having been seen there.
+    fn is_spent(&self, now: Instant) -> bool {
+        let is_recent = now.saturating_duration_since(self.at) < SHOWN_WITHIN;
+        let may_be = match self.outcome {
+            Outcome::Sent => true,
+            Outcome::Accepted | Outcome::Failed { .. } => is_recent,
+            Outcome::Refused(_) => false,
+        };
+        self.spends.is_some() && !self.is_shown && may_be
+    }
+}
