@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::report::{Report, Verdict};
 
 /// The rows that the specifications ask for, as far as there is code for them: performers, workspaces, the helm runner
-/// with its releases, the zone shard of the machines, and the clients of the clusters.
-const ROWS: [(char, std::ops::RangeInclusive<u32>); 11] = [
+/// with its releases, the zone shard of the machines and the drain, and the clients of the clusters.
+const ROWS: [(char, std::ops::RangeInclusive<u32>); 12] = [
     ('P', 1..=53),
     ('W', 1..=15),
     ('W', 20..=40),
@@ -14,6 +14,7 @@ const ROWS: [(char, std::ops::RangeInclusive<u32>); 11] = [
     ('A', 10..=11),
     ('A', 31..=31),
     ('A', 43..=43),
+    ('A', 45..=46),
     ('A', 70..=88),
     ('K', 39..=39),
     ('K', 41..=43),

@@ -32,7 +32,7 @@ use crate::{
 const EVICTIONS_AT_ONCE: usize = 32;
 
 /// What is asked for, and until when.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
     pub order: Order,
     /// What is left on the node then is named and left.
@@ -67,7 +67,15 @@ pub(crate) struct Shared {
 struct Running {
     request: signal::Sender<Request>,
     progress: signal::Receiver<Progress>,
-    _task: AbortOnDropHandle<()>,
+    task: AbortOnDropHandle<()>,
+}
+
+impl Running {
+    /// Whether this drain is the one that is asked for.
+    fn goes_on(&self, request: &Request) -> bool {
+        let known = self.request.borrow();
+        known.order.id == request.order.id && (!self.task.is_finished() || *known == *request)
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -115,10 +123,15 @@ impl Drains {
     }
 
     /// From now on the node is drained. A drain of the same id goes on, with what is asked for now; one of another id
-    /// ends. `notify` is called whenever the progress changes.
-    pub fn ensure(&self, node: &str, request: Request, notify: impl Fn() + Send + 'static) -> signal::Receiver<Progress> {
+    /// ends, and one that has ended begins anew if something else is asked for than then. `notify` is called whenever the progress changes.
+    pub fn ensure(
+        &self,
+        node: &str,
+        request: Request,
+        notify: impl Fn() + Send + 'static,
+    ) -> signal::Receiver<Progress> {
         let mut running = lock(&self.0.running);
-        if let Some(known) = running.get(node).filter(|known| known.request.borrow().order.id == request.order.id) {
+        if let Some(known) = running.get(node).filter(|known| known.goes_on(&request)) {
             known.request.send_replace(request);
             return known.progress.clone();
         }
@@ -126,7 +139,7 @@ impl Drains {
         let (report, progress) = signal::channel(Progress::default());
         let run = Run::new(self.0.clone(), node, requested, report, Box::new(notify));
         let task = AbortOnDropHandle::new(tokio::spawn(run.run()));
-        running.insert(node.to_owned(), Running { request, progress: progress.clone(), _task: task });
+        running.insert(node.to_owned(), Running { request, progress: progress.clone(), task });
         progress
     }
 

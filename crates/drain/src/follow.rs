@@ -123,20 +123,27 @@ impl Scene {
         drain::Observed {
             node: self.node.fact(node),
             pods: pods.map_or_else(|| unknown("not listed yet"), |pods| pods.fact(self.bound())),
-            budgets: self.budgets.as_ref().map_or_else(|| unknown("not listed yet"), |budgets| {
-                budgets.fact(values(&budgets.kind).into_iter().map(|shown| shown.budget).collect())
-            }),
-            namespaces: self.namespaces.as_ref().map_or_else(|| unknown("not followed"), |namespaces| {
-                let mut labels = BTreeMap::new();
-                namespaces.kind.store().for_each(|key, value| {
-                    labels.insert(key.name.to_string(), value.clone());
-                });
-                namespaces.fact(labels)
-            }),
-            volumes: self.volumes.as_ref().map_or_else(|| unknown("not followed"), |volumes| {
-                let claimed = values(&volumes.kind).into_iter().map(|Claimed { volume, claim }| (volume, claim));
-                volumes.fact(claimed.collect::<BTreeMap<String, Name>>())
-            }),
+            budgets: self.budgets.as_ref().map_or_else(
+                || unknown("not listed yet"),
+                |budgets| budgets.fact(values(&budgets.kind).into_iter().map(|shown| shown.budget).collect()),
+            ),
+            namespaces: self.namespaces.as_ref().map_or_else(
+                || unknown("not followed"),
+                |namespaces| {
+                    let mut labels = BTreeMap::new();
+                    namespaces.kind.store().for_each(|key, value| {
+                        labels.insert(key.name.to_string(), value.clone());
+                    });
+                    namespaces.fact(labels)
+                },
+            ),
+            volumes: self.volumes.as_ref().map_or_else(
+                || unknown("not followed"),
+                |volumes| {
+                    let claimed = values(&volumes.kind).into_iter().map(|Claimed { volume, claim }| (volume, claim));
+                    volumes.fact(claimed.collect::<BTreeMap<String, Name>>())
+                },
+            ),
             server_time: self.cluster.server_clock().now(),
         }
     }

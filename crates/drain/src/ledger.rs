@@ -75,9 +75,8 @@ impl Ledger {
 
     /// A drain has these pods and no others: what is kept of others is of use only while a budget does not show it.
     pub fn keep(&mut self, run: u64, pods: &[Pod], now: Instant) {
-        self.entries.retain(|uid, entry| {
-            entry.run != run || entry.is_spent(now) || pods.iter().any(|pod| pod.uid == *uid)
-        });
+        self.entries
+            .retain(|uid, entry| entry.run != run || entry.is_spent(now) || pods.iter().any(|pod| pod.uid == *uid));
     }
 
     /// Adds to each budget what its number does not show yet.

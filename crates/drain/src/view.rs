@@ -397,6 +397,9 @@ mod tests {
         let value = json!({"metadata": {"name": "pv"}, "spec": {
             "csi": {"driver": "csi.example", "volumeHandle": "vol-1"}, "claimRef": {"namespace": "n", "name": "data"}}});
         let claimed = serde_json::from_value::<PersistentVolumeView>(value).unwrap().project().unwrap();
-        assert_eq!((claimed.volume.as_str(), claimed.claim), ("kubernetes.io/csi/csi.example^vol-1", Name::new("n", "data")));
+        assert_eq!(
+            (claimed.volume.as_str(), claimed.claim),
+            ("kubernetes.io/csi/csi.example^vol-1", Name::new("n", "data"))
+        );
     }
 }

@@ -155,6 +155,8 @@ pub struct Plan {
     pub evictions: Vec<Eviction>,
     /// Every pod of the node, in the order of eviction, those that stay last.
     pub pods: Vec<(Name, Standing)>,
+    /// Of those that go: pods that nothing creates again.
+    pub unmanaged: Vec<Name>,
     /// Attached volumes that are waited for.
     pub volumes: Vec<String>,
     /// Whether [`Observed::volumes`] are needed: some of these volumes may be of pods that stay.
@@ -219,13 +221,23 @@ pub enum Holds {
     /// It is never evicted, and waited for until it completes.
     Completes,
     /// A budget allows no eviction now; which one only the message says where budgets may not be read.
-    Blocked { budget: Option<Name>, message: String },
+    Blocked {
+        budget: Option<Name>,
+        message: String,
+    },
     /// The server evicts no pod that has several budgets.
-    SeveralBudgets { budgets: Vec<Name> },
+    SeveralBudgets {
+        budgets: Vec<Name>,
+    },
     /// The last attempt failed, and is repeated.
-    Failed { message: String, is_forbidden: bool },
+    Failed {
+        message: String,
+        is_forbidden: bool,
+    },
     /// What decides about it is not known.
-    Unknown { message: String },
+    Unknown {
+        message: String,
+    },
 }
 
 /// How a drain ended.

@@ -65,7 +65,11 @@ pub fn order(id: &str) -> Order {
 }
 
 /// The first plan that is so.
-pub async fn until(progress: &mut signal::Receiver<Progress>, what: &str, is_so: impl Fn(&Plan) -> bool) -> Result<Plan> {
+pub async fn until(
+    progress: &mut signal::Receiver<Progress>,
+    what: &str,
+    is_so: impl Fn(&Plan) -> bool,
+) -> Result<Plan> {
     let found = tokio::time::timeout(PATIENCE, progress.wait_for(|progress| is_so(&progress.plan))).await;
     let found = found.ok().and_then(Result::ok).map(|progress| progress.plan.clone());
     found.with_context(|| format!("{what} in time; at last: {:?}", progress.borrow()))

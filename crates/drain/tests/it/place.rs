@@ -17,6 +17,7 @@ use kube::{
 use serde_json::{Value, json};
 use testbed::{
     ControlPlane,
+    audit::{Entry, Mark},
     fault::{FaultProxy, Verb},
     kwok,
 };
@@ -54,6 +55,7 @@ impl Place {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("{}-{}", self.namespace, COUNT.fetch_add(1, Ordering::Relaxed));
         let mut node = kwok::node(&name, 500);
+        node.metadata.labels.get_or_insert_default().insert("place".to_owned(), self.namespace.clone());
         let taint = json!([{ "key": "test", "value": "drain", "effect": "NoSchedule" }]);
         node.spec.get_or_insert_default().taints = serde_json::from_value(taint)?;
         self.nodes.create(&PostParams::default(), &node).await?;
@@ -156,6 +158,29 @@ impl Place {
         names
     }
 
+    /// The pods whose eviction the server carried out since `mark`, sorted: at least these.
+    pub async fn accepted(&self, mark: Mark, at_least: &[&str]) -> Result<Vec<String>> {
+        let audit = self.control_plane.audit();
+        let is_ours =
+            |entry: &Entry| entry.subresource == "eviction" && entry.namespace == self.namespace && entry.code < 300;
+        for name in at_least {
+            audit.wait_for(mark, |entry| is_ours(entry) && entry.name == *name).await?;
+        }
+        let entries = audit.entries_after(mark)?.into_iter();
+        let mut names: Vec<String> = entries.filter(is_ours).map(|entry| entry.name).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// How often the node itself was changed since `mark`, other than by the control plane and its kubelet.
+    pub fn cordons(&self, mark: Mark, node: &str) -> Result<usize> {
+        let is_cordon = |entry: &Entry| {
+            let is_ours = !entry.user.starts_with("system:") && !entry.user.starts_with("kwok");
+            is_ours && entry.verb == "patch" && entry.name == node && entry.subresource.is_empty() && entry.code < 300
+        };
+        Ok(self.control_plane.audit().entries_after(mark)?.iter().filter(|entry| is_cordon(entry)).count())
+    }
+
     /// Reads of single objects that the drain sent.
     pub fn reads(&self) -> usize {
         self.proxy.requests().iter().filter(|seen| seen.request.verb == Verb::Get).count()
@@ -163,12 +188,6 @@ impl Place {
 
     pub async fn is_there(&self, pod: &str) -> Result<bool> {
         Ok(self.pods.get_opt(pod).await?.is_some())
-    }
-
-    pub async fn until_gone(&self, pod: &str) -> Result<()> {
-        let gone = await_condition(self.pods.clone(), pod, |pod: Option<&Pod>| pod.is_none());
-        tokio::time::timeout(PATIENCE, gone).await??;
-        Ok(())
     }
 }
 

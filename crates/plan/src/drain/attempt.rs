@@ -23,7 +23,10 @@ pub enum Outcome {
     Accepted,
     /// A budget was in the way: another attempt when that budget has changed, or after the wait.
     Refused(String),
-    Failed { message: String, is_forbidden: bool },
+    Failed {
+        message: String,
+        is_forbidden: bool,
+    },
 }
 
 /// Before a second attempt: what failed for a moment is over by then.

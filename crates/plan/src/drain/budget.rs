@@ -69,11 +69,7 @@ impl<'a> Purse<'a> {
         let found: Vec<&Budget> = self.budgets.iter().filter(selects).collect();
         let [budget] = found.as_slice() else {
             let budgets: Vec<Name> = found.iter().map(|budget| budget.name.clone()).collect();
-            return if budgets.is_empty() {
-                Verdict::Free
-            } else {
-                Verdict::Not(Holds::SeveralBudgets { budgets })
-            };
+            return if budgets.is_empty() { Verdict::Free } else { Verdict::Not(Holds::SeveralBudgets { budgets }) };
         };
         let is_met = budget.healthy >= budget.desired && budget.desired > 0;
         if !pod.is_ready && (budget.releases_unready || is_met) {

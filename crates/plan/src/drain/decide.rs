@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    Attempt, Cordon, End, Eviction, Holds, Name, Node, Observed, Order, Outcome, Plan, Pod, Standing, Stays,
+    Attempt, Cordon, End, Eviction, Holds, Name, Node, Observed, Order, Outcome, Owner, Plan, Pod, Standing, Stays,
     budget::{Purse, Verdict},
     sort::{Fate, Tier, claims, fate},
 };
@@ -94,8 +94,10 @@ impl Round<'_> {
         let mut purse = Purse::new(observed.budgets.known().map(Vec::as_slice).unwrap_or_default());
         let turn = going.first().map(|(tier, ..)| *tier);
         for (tier, is_evicted, pod) in going {
-            let holds =
-                if is_evicted { self.eviction(pod, Some(tier) == turn, &mut purse) } else { Holds::Completes };
+            if is_evicted && pod.owner == Owner::Nothing {
+                self.plan.unmanaged.push(pod.name.clone());
+            }
+            let holds = if is_evicted { self.eviction(pod, Some(tier) == turn, &mut purse) } else { Holds::Completes };
             self.plan.add(pod, Standing::Holds(holds));
         }
         for (pod, stays) in &staying {

@@ -47,9 +47,8 @@ fn selects(selector: Option<&LabelSelector>, labels: &Labels) -> bool {
 /// Of the rules in the namespace of a machine those that apply to it, in the order in which they are tried for a pod.
 pub fn rules_for(rules: impl IntoIterator<Item = Rule>, machine: &Labels, cluster: &Labels) -> Vec<Rule> {
     let applies = |rule: &Rule| {
-        let one = |one: &MachineSelector| {
-            selects(one.selector.as_ref(), machine) && selects(one.cluster.as_ref(), cluster)
-        };
+        let one =
+            |one: &MachineSelector| selects(one.selector.as_ref(), machine) && selects(one.cluster.as_ref(), cluster);
         rule.machines.is_empty() || rule.machines.iter().any(one)
     };
     let mut rules: Vec<Rule> = rules.into_iter().filter(applies).collect();

@@ -67,7 +67,8 @@ pub(super) fn fate(pod: &Pod, order: &Order, node: Option<&Node>, observed: &Obs
         },
         Err(NamespaceUnknown) => {
             let why = namespaces.err().map_or("not listed", |failure| &failure.message);
-            let message = format!("a MachineDrainRule asks for the labels of its namespace, which are not known: {why}");
+            let message =
+                format!("a MachineDrainRule asks for the labels of its namespace, which are not known: {why}");
             Fate::Open(Holds::Unknown { message })
         }
     }

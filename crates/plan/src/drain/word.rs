@@ -28,12 +28,17 @@ impl fmt::Display for Holds {
             Self::Evicting => f.write_str("being evicted"),
             Self::Terminating => f.write_str("terminating"),
             Self::Later => f.write_str("evicted after the pods of earlier tiers are gone"),
-            Self::Completes => f.write_str("not evicted, as its label or MachineDrainRule says; waiting until it completes"),
+            Self::Completes => {
+                f.write_str("not evicted, as its label or MachineDrainRule says; waiting until it completes")
+            }
             Self::Blocked { message, .. } | Self::Unknown { message } => f.write_str(message),
             Self::SeveralBudgets { budgets } => {
                 let names: Vec<String> = budgets.iter().map(ToString::to_string).collect();
                 let names = names.join(", ");
-                write!(f, "selected by several PodDisruptionBudgets ({names}), and such a pod cannot be evicted: change their selectors so that one is left")
+                write!(
+                    f,
+                    "selected by several PodDisruptionBudgets ({names}), and such a pod cannot be evicted: change their selectors so that one is left"
+                )
             }
             Self::Failed { message, .. } => write!(f, "eviction failed: {message}"),
         }
@@ -56,7 +61,8 @@ impl Plan {
 
     /// For an event: what is left although the time is up.
     pub fn warning(&self) -> Option<String> {
-        (self.end == Some(End::Expired)).then(|| format!("drain not finished before its deadline; {}", self.leftovers()))
+        (self.end == Some(End::Expired))
+            .then(|| format!("drain not finished before its deadline; {}", self.leftovers()))
     }
 
     /// What is still waited for, in one line.

@@ -310,3 +310,32 @@ async fn what_a_deletion_leaves_is_not_taken_for_gone_where_the_answer_cannot_be
     maps.settle(&key).await.unwrap();
     assert_eq!((maps.store().version(&key), taken(&log)), (None, vec!["own -a".to_owned()]));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_followed_for_a_while_is_watched_no_longer_than_that() {
+    let script = Script::new([page(5, "", []), quiet()]);
+    let world = script.world(Some(ListMode::Paged));
+    let kind = Kind::new("configmaps", world.cluster.writer("test"), whole);
+    let mut news = kind.news();
+    let following = world.cluster.follow(&kind, Selection::default(), |_| {});
+    assert!(!kind.is_settled(), "nothing was listed yet");
+    world.run();
+    news.changed().await.unwrap();
+    moment().await;
+    assert!(kind.is_settled() && kind.freshness().is_known(), "an empty list is news as well");
+    drop(following);
+    moment().await;
+    assert!(world.cluster.hub().lock().is_empty());
+    let asked = script.requests().len();
+    sleep(Duration::from_mins(5)).await;
+    assert_eq!(script.requests().len(), asked);
+
+    // A cluster that is removed takes along what is followed.
+    script.then([page(6, "", [map("a", 2)]), quiet()]);
+    let kind = Kind::new("configmaps", world.cluster.writer("test"), whole);
+    let _following = world.cluster.follow(&kind, Selection::default(), |_| {});
+    moment().await;
+    assert_eq!(kind.store().keys().len(), 1);
+    world.cluster.close();
+    assert!(kind.store().keys().is_empty() && !kind.freshness().is_known());
+}

@@ -11,5 +11,6 @@ mod log;
 mod panic;
 mod plain;
 mod round;
+mod subresource;
 mod watch;
 mod world;
