@@ -27,6 +27,7 @@ pub(super) fn report(status: &HelmReleaseStatus, note: Note) -> Report<HelmRelea
     Report {
         status: status.clone(),
         fallback: None,
+        is_provisional: false,
         done: Vec::new(),
         transitions: vec![event],
         discriminator: String::new(),
