@@ -237,7 +237,12 @@ impl Discovered {
         ignore: &[DriftIgnore],
     ) -> Result<Option<String>, Error> {
         let api = self.api(acting, target).await?;
-        let Some(live) = acting.ask(api.get_opt(&target.key.name)).await? else {
+        let live = match acting.ask(api.get_opt(&target.key.name)).await {
+            // So does a server answer that does not know the kind any more.
+            Err(error) if error.is_not_found() => None,
+            found => found?,
+        };
+        let Some(live) = live else {
             return Ok(self.is_served(acting, target).await?.then(|| "missing".to_owned()));
         };
         let Some((desired, _held)) = target.desired().await else { return Ok(None) };
