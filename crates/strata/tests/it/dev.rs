@@ -24,6 +24,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use testbed::{ControlPlane, Options, helm::Helm, tools};
 use tokio::io::{AsyncBufReadExt, BufReader};
+use zones::Zones;
 
 const OPERATOR: &str = "system:serviceaccount:strata-system:strata";
 const PROGRAMS: [&str; 10] = [
@@ -66,6 +67,7 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
     assert_eq!(dev.status().await?, status, "a second up changed something");
 
     create_namespace(&dev.client().await?, "mine").await?;
+    Zones::of(&dev).await?.scale("dev-1", 1).await?;
     dev.dev(&["down"]).await?;
     assert_eq!(dev.processes()?, Vec::<String>::new());
     let down = run(dev.command(&["status", "-o", "json"])).await?;
@@ -77,10 +79,14 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
 
     dev.dev(&["up", "--detach"]).await?;
     assert!(has_namespace(&dev.client().await?, "mine").await?, "the state was lost");
-    assert_eq!(dev.status().await?["charts"], status["charts"], "releases would not find their charts any more");
+    let after = dev.status().await?;
+    assert_eq!(after["charts"], status["charts"], "releases would not find their charts any more");
+    assert_eq!(after["endpoints"], status["endpoints"], "operators would not find their zones any more");
+    Zones::of(&dev).await?.settled([1, 0]).await?;
     pull_from_both(&helm, &status["charts"]).await?;
     dev.dev(&["up", "--detach", "--fresh"]).await?;
     assert!(!has_namespace(&dev.client().await?, "mine").await?, "the state was kept");
+    assert_eq!(Zones::of(&dev).await?.groups().await?, json!([[], []]), "the storage was kept");
     Ok(())
 }
 
@@ -103,14 +109,22 @@ async fn dev_survives_rivals_and_the_sigkill_of_its_supervisor() -> Result<()> {
     let can_pull = async || Ok(pull_from_both(&helm, &before["charts"]).await.is_ok());
     eventually("the registry to serve again", can_pull).await?;
 
+    let zones = Zones::of(&dev).await?;
+    zones.scale("dev-2", 2).await?;
+    let instances = zones.settled([0, 2]).await?;
     let supervisor = dev.supervisors()?[0];
     environment::signal(supervisor, Signal::KILL)?;
-    eventually("every process to be gone", async || Ok(dev.processes()?.is_empty())).await?;
+    eventually("every process, of instances too, to be gone", async || Ok(dev.processes()?.is_empty())).await?;
+    let refused = zones.shard(&["instances"]).await?.refusal(1)?;
+    assert!(refused.contains("nothing is up") && refused.contains("strata dev up"), "{refused}");
     assert!(!run(dev.command(&["status"])).await?.status.success());
     assert!(!run(dev.command(&["kubeconfig"])).await?.status.success());
     dev.dev(&["down"]).await?;
     dev.dev(&["up", "--detach"]).await?;
     assert_eq!(names(&dev.status().await?), PROGRAMS);
+    // Others take their places, and no Node of the killed environment is left.
+    let next = Zones::of(&dev).await?.settled([0, 2]).await?;
+    assert!(next.keys().all(|id| !instances.contains_key(id)), "{next:?}");
     dev.dev(&["down"]).await?;
     assert_eq!(dev.processes()?, Vec::<String>::new());
     Ok(())

@@ -20,31 +20,36 @@ use super::{
 use crate::cli::place::{Said, run, strata};
 
 /// Instances by their ids, each with its process.
-type Pids = BTreeMap<String, u32>;
+pub type Pids = BTreeMap<String, u32>;
 
-struct Zones {
-    dev: Environment,
+/// The zones of an environment that is up.
+pub struct Zones<'a> {
+    dev: &'a Environment,
     client: Client,
     /// Instances that were killed leave their Nodes behind.
     killed: BTreeSet<String>,
 }
 
-impl Zones {
-    async fn up() -> Result<Self> {
-        let dev = Environment::new()?;
-        dev.dev(&["up", "--detach"]).await?;
+impl<'a> Zones<'a> {
+    pub async fn of(dev: &'a Environment) -> Result<Self> {
         Ok(Self { client: dev.client().await?, dev, killed: BTreeSet::new() })
     }
 
     /// Runs `strata shard …` without a word about the storage.
-    async fn shard(&self, args: &[&str]) -> Result<Said> {
+    pub async fn shard(&self, args: &[&str]) -> Result<Said> {
         let mut command = strata(&["shard"]);
         command.args(args).env("STRATA_DEV_DIR", self.dev.directory()).env_remove("STRATA_SHARD_STORAGE");
         run(command).await
     }
 
-    async fn scale(&self, zone: &str, size: usize) -> Result<()> {
+    pub async fn scale(&self, zone: &str, size: usize) -> Result<()> {
         self.shard(&["scale", zone, "web", &size.to_string()]).await?.data().map(drop)
+    }
+
+    /// What requests made of the groups.
+    pub async fn groups(&self) -> Result<Value> {
+        let status: Value = serde_json::from_str(&self.shard(&["status", "-o", "json"]).await?.data()?)?;
+        Ok(json!([status[0]["groups"], status[1]["groups"]]))
     }
 
     async fn instances(&self) -> Result<Vec<Value>> {
@@ -53,7 +58,7 @@ impl Zones {
 
     /// Waits until the zones have these many instances, and accounts for each: by its process and by its Node, and no
     /// agent is left that is none.
-    async fn settled(&self, sizes: [usize; 2]) -> Result<Pids> {
+    pub async fn settled(&self, sizes: [usize; 2]) -> Result<Pids> {
         let last = tokio::sync::Mutex::new(String::new());
         let is_so = async || {
             let found = self.accounted(sizes).await;
@@ -145,7 +150,9 @@ impl Zones {
 
 #[tokio::test]
 async fn a74_a78_two_zones_account_for_every_instance_whatever_is_killed() -> Result<()> {
-    let mut zones = Zones::up().await?;
+    let dev = Environment::new()?;
+    dev.dev(&["up", "--detach"]).await?;
+    let mut zones = Zones::of(&dev).await?;
     assert_status_names_the_zones(&zones.dev.status().await?).await?;
     assert_eq!(zones.settled([0, 0]).await?, Pids::new());
     zones.scale("dev-1", 3).await?;
@@ -182,34 +189,6 @@ async fn a74_a78_two_zones_account_for_every_instance_whatever_is_killed() -> Re
     Ok(())
 }
 
-/// The environment ends by a kill, and its instances with it; those of the next start take their places.
-#[tokio::test]
-async fn a78_instances_end_with_their_environment_and_the_next_has_its_own() -> Result<()> {
-    let mut zones = Zones::up().await?;
-    zones.scale("dev-2", 2).await?;
-    let before = zones.settled([0, 2]).await?;
-    let endpoints = zones.dev.status().await?["endpoints"].clone();
-    signal(zones.dev.supervisors()?[0], Signal::KILL)?;
-    eventually("every process to be gone", async || Ok(zones.dev.processes()?.is_empty())).await?;
-    let refused = zones.shard(&["instances"]).await?.refusal(1)?;
-    assert!(refused.contains("nothing is up") && refused.contains("strata dev up"), "{refused}");
-
-    zones.dev.dev(&["up", "--detach"]).await?;
-    zones.client = zones.dev.client().await?;
-    let after = zones.settled([0, 2]).await?;
-    assert!(after.keys().all(|id| !before.contains_key(id)), "{after:?}");
-    assert_eq!(zones.dev.status().await?["endpoints"], endpoints);
-
-    zones.dev.dev(&["down"]).await?;
-    assert_eq!(zones.dev.processes()?, Vec::<String>::new());
-    zones.dev.dev(&["up", "--detach", "--fresh"]).await?;
-    zones.client = zones.dev.client().await?;
-    assert_eq!(zones.settled([0, 0]).await?, Pids::new());
-    let status: Value = serde_json::from_str(&zones.shard(&["status", "-o", "json"]).await?.data()?)?;
-    assert_eq!((&status[0]["groups"], &status[1]["groups"]), (&json!([]), &json!([])), "the storage was kept");
-    Ok(())
-}
-
 async fn assert_status_names_the_zones(status: &Value) -> Result<()> {
     let path = |key: &str| Ok::<_, anyhow::Error>(PathBuf::from(status[key].as_str().context("no path")?));
     for zone in ["dev-1", "dev-2"] {
@@ -226,7 +205,7 @@ async fn assert_status_names_the_zones(status: &Value) -> Result<()> {
 }
 
 /// Gives instances of that zone no time to drain.
-async fn drain_at_once(zones: &Zones, zone: &str) -> Result<()> {
+async fn drain_at_once(zones: &Zones<'_>, zone: &str) -> Result<()> {
     let status = zones.dev.status().await?;
     let storage = PathBuf::from(status["storage"].as_str().context("no storage")?);
     let file = storage.join(format!("shard/{zone}/config.jsonc"));
