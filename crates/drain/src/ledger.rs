@@ -1,7 +1,7 @@
 //! The evictions that this process sent, of all drains of a cluster: budgets are shared by its nodes.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
 
@@ -58,10 +58,10 @@ impl Ledger {
     }
 
     /// A budget lists pods whose eviction its number shows.
-    pub fn shown<'a>(&mut self, budget: &Name, pods: impl IntoIterator<Item = &'a String> + Clone) {
+    pub fn shown(&mut self, budget: &Name, pods: &BTreeSet<String>) {
         for entry in self.entries.values_mut() {
             let is_of = entry.spends.as_ref().is_some_and(|spends| spends.budget == *budget);
-            if is_of && pods.clone().into_iter().any(|pod| *pod == entry.pod.name) {
+            if is_of && pods.contains(&entry.pod.name) {
                 entry.is_shown = true;
             }
         }

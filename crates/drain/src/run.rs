@@ -108,8 +108,9 @@ impl Run {
             ledger.keep(self.number, pods, now);
         }
         let attempts = latest(&observed.pods).map(|pods| ledger.attempts(pods, now)).unwrap_or_default();
-        if let Fact::Known { value, .. } = &mut observed.budgets {
-            ledger.spend(value, now);
+        match &mut observed.budgets {
+            Fact::Known { value, .. } | Fact::Unknown { last: Some((value, _)), .. } => ledger.spend(value, now),
+            Fact::Unknown { last: None, .. } => {}
         }
         let plan = plan::drain::plan(&request.order, &observed, &attempts, time_left);
         ledger.sent(self.number, &plan.evictions, now);

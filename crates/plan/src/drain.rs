@@ -148,7 +148,6 @@ pub enum Owner {
 
 /// What is to be done now, and how everything on the node stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[must_use = "a plan does nothing until it is executed"]
 pub struct Plan {
     pub cordon: Option<Cordon>,
     /// In order; all of them may be sent at once.

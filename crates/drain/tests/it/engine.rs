@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use drain::{Drains, Progress, Request};
-use kube::{Client, Config, config::KubeConfigOptions};
+use kube::{Config, config::KubeConfigOptions};
 use plan::drain::{Order, Plan};
 use process::Clock;
 use runtime::{Alone, alone};
@@ -27,15 +27,20 @@ pub struct Engine {
 
 impl Engine {
     pub async fn start(proxy: &FaultProxy) -> Result<Self> {
-        let config = Config::from_custom_kubeconfig(proxy.kubeconfig(), &KubeConfigOptions::default()).await?;
-        Self::with(runtime::connect(config)?).await
+        Self::with(proxy, Duration::from_secs(30)).await
     }
 
-    pub async fn with(client: Client) -> Result<Self> {
+    /// A request without answer is given up soon, so that faults of that kind cost little time.
+    pub async fn hasty(proxy: &FaultProxy) -> Result<Self> {
+        Self::with(proxy, Duration::from_secs(2)).await
+    }
+
+    async fn with(proxy: &FaultProxy, request_timeout: Duration) -> Result<Self> {
+        let config = Config::from_custom_kubeconfig(proxy.kubeconfig(), &KubeConfigOptions::default()).await?;
+        let client = runtime::connect(config)?;
         let (sender, receiver) = oneshot::channel();
         let (stop, stopped) = oneshot::channel::<()>();
-        // A request without answer is given up soon, so that faults of that kind cost little time.
-        let identity = Alone { instance: "test".to_owned(), request_timeout: Duration::from_secs(2) };
+        let identity = Alone { instance: "test".to_owned(), request_timeout };
         let clock = Clock::default();
         let work = alone(client, clock.clone(), identity, async move |cluster, recorder| {
             if sender.send(Drains::new(cluster, recorder, clock)).is_ok() {

@@ -26,7 +26,7 @@ async fn every_fault_of_an_eviction_is_survived_and_no_pod_is_evicted_twice() ->
         place.proxy.inject(calls, fault);
     }
     let mark = place.control_plane.audit().mark()?;
-    let engine = Engine::start(&place.proxy).await?;
+    let engine = Engine::hasty(&place.proxy).await?;
     assert_eq!(ended(&mut engine.begin(&node, order("one"), None)).await?.end, Some(End::Drained));
     place.proxy.clear();
     let mut expected = Fault::of_a_write(SLOW).map(|(name, _)| name);
@@ -38,7 +38,7 @@ async fn every_fault_of_an_eviction_is_survived_and_no_pod_is_evicted_twice() ->
 #[tokio::test]
 async fn every_fault_of_a_cordon_is_survived() -> Result<()> {
     let place = Place::new().await?;
-    let engine = Engine::start(&place.proxy).await?;
+    let engine = Engine::hasty(&place.proxy).await?;
     let drains = Fault::of_a_write(SLOW).map(|(name, fault)| {
         let (place, engine) = (&place, &engine);
         async move {

@@ -3,17 +3,20 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    Attempt, Cordon, End, Eviction, Holds, Name, Node, Observed, Order, Outcome, Owner, Plan, Pod, Standing, Stays,
+    Attempt, Budget, Cordon, End, Eviction, Holds, Name, Node, Observed, Order, Outcome, Owner, Plan, Pod, Standing,
+    Stays,
     budget::{Purse, Verdict},
     sort::{Fate, Tier, claims, fate},
 };
-use crate::fact::latest;
+use crate::fact::{Fact, latest};
 
 /// Every change is an event; this only bounds what a lost one costs.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// What an eviction takes beside the pod's own grace: when no more is left before the deadline, a pod is evicted even if
 /// its tier's turn has not come, so that it can still end by itself.
 const LAST_CALL: Duration = Duration::from_secs(5);
+/// A watch that was interrupted is back within seconds; after this long the server is asked by evictions.
+const BELIEVED: Duration = Duration::from_secs(30);
 
 /// `attempts` are by the uid of their pod; `time_left` is what is left until the deadline, if there is one.
 pub fn plan(
@@ -66,6 +69,16 @@ fn unknown(order: &Order, observed: &Observed) -> Vec<String> {
     node.into_iter().chain(pods).chain(namespaces).collect()
 }
 
+/// The budgets as far as they may decide: what was known a moment ago spares attempts in vain, and what is older might
+/// hold a pod for ever.
+fn believed(budgets: &Fact<Vec<Budget>>) -> &[Budget] {
+    match budgets {
+        Fact::Known { value, .. } => value,
+        Fact::Unknown { last: Some((value, age)), .. } if *age <= BELIEVED => value,
+        Fact::Unknown { .. } => &[],
+    }
+}
+
 struct Round<'a> {
     order: &'a Order,
     observed: &'a Observed,
@@ -80,7 +93,8 @@ impl Round<'_> {
     fn decide(&mut self) {
         let (order, observed, cordoned) = (self.order, self.observed, self.cordoned);
         let pods = latest(&observed.pods).map(Vec::as_slice).unwrap_or_default();
-        let (mut going, mut staying): (Vec<(Tier, bool, &Pod)>, Vec<(&Pod, Stays)>) = (Vec::new(), Vec::new());
+        let mut going: Vec<(Tier, bool, &Pod)> = Vec::new();
+        let mut staying: Vec<(&Pod, Stays)> = Vec::new();
         for pod in pods {
             match fate(pod, order, cordoned, observed) {
                 Fate::Evicted(tier) => going.push((tier, true, pod)),
@@ -91,7 +105,7 @@ impl Round<'_> {
         }
         going.sort_by(|(tier, _, pod), (other_tier, _, other)| (tier, &pod.name).cmp(&(other_tier, &other.name)));
         staying.sort_by(|(pod, _), (other, _)| pod.name.cmp(&other.name));
-        let mut purse = Purse::new(observed.budgets.known().map(Vec::as_slice).unwrap_or_default());
+        let mut purse = Purse::new(believed(&observed.budgets));
         let turn = going.first().map(|(tier, ..)| *tier);
         for (tier, is_evicted, pod) in going {
             if is_evicted && pod.owner == Owner::Nothing {

@@ -257,6 +257,11 @@ fn a46_budgets_are_judged_as_the_server_does() {
     assert_eq!(evicted(&shared), ["a", "b"]);
     let mut unreadable = observed([pod("a")], []);
     unreadable.budgets = unknown(Some(vec![budget("b", 0)]));
+    assert!(planned(&unreadable).evictions.is_empty(), "known a second ago");
+    let Fact::Unknown { last: Some((_, age)), .. } = &mut unreadable.budgets else { unreachable!() };
+    *age = 31 * SECOND;
+    assert_eq!(evicted(&planned(&unreadable)), ["a"], "the server judges");
+    unreadable.budgets = unknown(None);
     assert_eq!(evicted(&planned(&unreadable)), ["a"], "the server judges");
 }
 

@@ -45,7 +45,7 @@ fn followed(cluster: &Cluster, namespace: &str) -> (Pods, runtime::Following) {
 
 fn eviction(key: &Key, uid: &str) -> Value {
     json!({
-        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": key.name, "namespace": key.namespace },
+        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": &*key.name, "namespace": &*key.namespace },
         "deleteOptions": { "preconditions": { "uid": uid } },
     })
 }
