@@ -1,6 +1,9 @@
 //! What a drain follows, for as long as it needs it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use k8s_openapi::api::core::v1::Namespace;
 use plan::{
@@ -59,8 +62,8 @@ pub struct Scene {
 }
 
 /// For what is not followed yet.
-fn unknown<T>(why: &str) -> Fact<T> {
-    Fact::Unknown { why: Failure { class: Class::Transient, message: why.to_owned() }, last: None }
+fn unknown<T>() -> Fact<T> {
+    Fact::Unknown { why: Failure { class: Class::Transient, message: "not listed yet".to_owned() }, last: None }
 }
 
 impl Scene {
@@ -82,6 +85,11 @@ impl Scene {
         self.budgets = Some(budgets());
         self.namespaces = asks_for_namespaces
             .then(|| Followed::new(&self.cluster, "namespaces", Selection::default(), view::labels, |_| {}));
+    }
+
+    /// What is known of the pods is of no more use.
+    pub fn leave_pods(&mut self) {
+        (self.pods, self.budgets, self.namespaces) = (None, None, None);
     }
 
     /// Which claim each volume is of.
@@ -118,32 +126,28 @@ impl Scene {
 
     pub fn observe(&self) -> drain::Observed {
         let node = self.node.kind.get(&self.key).map(|node| node.value.clone());
+        let bound = self.bound();
+        let budgets = self.budgets.as_ref().map(|budgets| budgets.fact(budgets_of(&budgets.kind, &bound)));
         // Before the budgets were asked for, an empty list of them says nothing.
         let pods = self.pods.as_ref().filter(|_| self.are_pods_settled());
+        let pods = pods.map(|pods| pods.fact(bound));
+        let namespaces = self.namespaces.as_ref().map(|namespaces| {
+            let mut labels = BTreeMap::new();
+            namespaces.kind.store().for_each(|key, value| {
+                labels.insert(key.name.to_string(), value.clone());
+            });
+            namespaces.fact(labels)
+        });
+        let volumes = self.volumes.as_ref().map(|volumes| {
+            let claimed = values(&volumes.kind).into_iter().map(|Claimed { volume, claim }| (volume, claim));
+            volumes.fact(claimed.collect::<BTreeMap<String, Name>>())
+        });
         drain::Observed {
             node: self.node.fact(node),
-            pods: pods.map_or_else(|| unknown("not listed yet"), |pods| pods.fact(self.bound())),
-            budgets: self.budgets.as_ref().map_or_else(
-                || unknown("not listed yet"),
-                |budgets| budgets.fact(values(&budgets.kind).into_iter().map(|shown| shown.budget).collect()),
-            ),
-            namespaces: self.namespaces.as_ref().map_or_else(
-                || unknown("not followed"),
-                |namespaces| {
-                    let mut labels = BTreeMap::new();
-                    namespaces.kind.store().for_each(|key, value| {
-                        labels.insert(key.name.to_string(), value.clone());
-                    });
-                    namespaces.fact(labels)
-                },
-            ),
-            volumes: self.volumes.as_ref().map_or_else(
-                || unknown("not followed"),
-                |volumes| {
-                    let claimed = values(&volumes.kind).into_iter().map(|Claimed { volume, claim }| (volume, claim));
-                    volumes.fact(claimed.collect::<BTreeMap<String, Name>>())
-                },
-            ),
+            pods: pods.unwrap_or_else(unknown),
+            budgets: budgets.unwrap_or_else(unknown),
+            namespaces: namespaces.unwrap_or_else(unknown),
+            volumes: volumes.unwrap_or_else(unknown),
             server_time: self.cluster.server_clock().now(),
         }
     }
@@ -158,4 +162,16 @@ fn values<W: View, T: Clone + Send + Sync + 'static>(kind: &Kind<W, T>) -> Vec<T
     let mut values = Vec::new();
     kind.store().for_each(|_, value| values.push(value.clone()));
     values
+}
+
+/// The budgets that may select one of these pods: a cluster may have thousands of others.
+fn budgets_of(kind: &Kind<BudgetView, Shown>, pods: &[drain::Pod]) -> Vec<drain::Budget> {
+    let namespaces: HashSet<&str> = pods.iter().map(|pod| pod.name.namespace.as_str()).collect();
+    let mut budgets = Vec::new();
+    kind.store().for_each(|key, shown| {
+        if namespaces.contains(&*key.namespace) {
+            budgets.push(shown.budget.clone());
+        }
+    });
+    budgets
 }

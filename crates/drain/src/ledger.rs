@@ -112,3 +112,75 @@ impl Entry {
         self.spends.is_some() && !self.is_shown && may_be
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use process::Clock;
+
+    use super::*;
+
+    const RUN: u64 = 1;
+
+    fn eviction(name: &str) -> Eviction {
+        let spends = Some(Spends { budget: Name::new("n", "budget"), version: 1 });
+        Eviction { pod: Name::new("n", name), uid: name.to_owned(), spends }
+    }
+
+    fn pod(name: &str) -> Pod {
+        Pod { name: Name::new("n", name), uid: name.to_owned(), ..Pod::default() }
+    }
+
+    fn spent(ledger: &Ledger, now: Instant) -> u32 {
+        let name = Name::new("n", "budget");
+        let mut budgets = [Budget {
+            name,
+            version: 1,
+            selector: None,
+            allowed: 9,
+            spent: 0,
+            healthy: 0,
+            desired: 0,
+            releases_unready: false,
+            is_current: true,
+        }];
+        ledger.spend(&mut budgets, now);
+        budgets[0].spent
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_eviction_is_spent_until_its_budget_shows_it() {
+        let (mut ledger, now) = (Ledger::default(), Clock::default().instant());
+        ledger.sent(RUN, &["a", "b", "c", "d"].map(eviction), now);
+        assert_eq!(spent(&ledger, now + Duration::from_hours(1)), 4, "a request ends by its own limit");
+        ledger.answered("a", Outcome::Accepted, now);
+        ledger.answered("b", Outcome::Refused(String::new()), now);
+        ledger.answered("c", Outcome::Failed { message: String::new(), is_forbidden: false }, now);
+        assert_eq!(spent(&ledger, now), 3, "what was refused spent nothing, what has no answer may have");
+        ledger.shown(&Name::new("n", "budget"), &["a".to_owned()].into());
+        ledger.shown(&Name::new("n", "another"), &["d".to_owned()].into());
+        assert_eq!(spent(&ledger, now), 2);
+        assert_eq!(spent(&ledger, now + SHOWN_WITHIN), 1);
+        // A pod that is gone may still be missing in its budget.
+        ledger.keep(RUN, &[], now);
+        assert_eq!(spent(&ledger, now), 2);
+        ledger.keep(RUN, &[], now + SHOWN_WITHIN);
+        ledger.keep(2, &[], now);
+        assert_eq!(spent(&ledger, now), 1);
+        ledger.forget(RUN);
+        assert_eq!(spent(&ledger, now), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn attempts_that_fail_in_a_row_wait_longer() {
+        let (mut ledger, now) = (Ledger::default(), Clock::default().instant());
+        let mut waits = Vec::new();
+        for _ in 0..3 {
+            ledger.sent(RUN, &[eviction("a")], now);
+            ledger.answered("a", Outcome::Failed { message: String::new(), is_forbidden: false }, now);
+            waits.push(ledger.attempts(&[pod("a")], now)["a"].wait.as_secs());
+        }
+        assert_eq!(waits, [1, 2, 4]);
+        assert_eq!(ledger.attempts(&[pod("a")], now + Duration::from_secs(4))["a"].wait, Duration::ZERO);
+        assert!(ledger.attempts(&[pod("b")], now).is_empty());
+    }
+}

@@ -77,6 +77,8 @@ impl Run {
                 return;
             }
             if let Some(cordon) = plan.cordon.as_ref().filter(|_| self.may_cordon()) {
+                // A list from before this cordon may lack what was bound since.
+                scene.leave_pods();
                 self.cordon(&scene, cordon).await;
                 continue;
             }

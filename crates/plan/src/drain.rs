@@ -79,7 +79,7 @@ pub struct Observed {
     /// Every pod that is bound to the node, whoever runs it. Read after the node was cordoned: an earlier list lacks
     /// what was bound in between.
     pub pods: Fact<Vec<Pod>>,
-    /// Every budget of the cluster. Where they may not be read, the server's refusals speak for them.
+    /// Every budget of the namespaces that these pods are in. Where they may not be read, the server's refusals speak for them.
     pub budgets: Fact<Vec<Budget>>,
     /// Labels of namespaces; asked for only where a rule selects by them.
     pub namespaces: Fact<BTreeMap<String, Labels>>,

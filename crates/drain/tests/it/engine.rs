@@ -9,10 +9,7 @@ use plan::drain::{Order, Plan};
 use process::Clock;
 use runtime::{Alone, alone};
 use testbed::fault::FaultProxy;
-use tokio::{
-    sync::{oneshot, watch as signal},
-    time::Instant,
-};
+use tokio::sync::{oneshot, watch as signal};
 use tokio_util::task::AbortOnDropHandle;
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
@@ -53,7 +50,7 @@ impl Engine {
 
     /// Drains a node, until `limit` has passed.
     pub fn begin(&self, node: &str, order: Order, limit: Option<Duration>) -> signal::Receiver<Progress> {
-        let deadline = limit.map(|limit| Instant::now() + limit);
+        let deadline = limit.map(|limit| Clock::default().instant() + limit);
         self.drains.ensure(node, Request { order, deadline }, || {})
     }
 
