@@ -22,6 +22,9 @@ pub struct Record {
     /// Of the request that asked for it: repeated to another leader, the same request has the same answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
+    /// Made to take the place of another: the next leader goes on where this one was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<Replaces>,
     pub created_at: Timestamp,
     #[serde(default)]
     pub instance_type: String,
@@ -39,6 +42,13 @@ pub struct Record {
     pub leaving: Option<Leaving>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deleted_at: Option<Timestamp>,
+}
+
+/// Whose place an instance takes, and why that one goes once the place is taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replaces {
+    pub id: InstanceId,
+    pub reason: Reason,
 }
 
 /// The provider's machine.
@@ -158,6 +168,8 @@ pub struct Agent {
     pub registered: bool,
     /// Of the last report, or since when this server has listened.
     pub last_seen: Timestamp,
+    /// Whether it has reported to this server.
+    pub reported: bool,
     /// The machine's end is near, and when if the notice says so.
     pub notice: Option<Option<Timestamp>>,
 }
@@ -229,6 +241,7 @@ impl Record {
             template: template.to_owned(),
             on_demand: false,
             request_id: None,
+            replaces: None,
             created_at: now,
             instance_type: blueprint.instance_type.clone(),
             subnet: subnet.to_owned(),
@@ -238,6 +251,10 @@ impl Record {
             leaving: None,
             deleted_at: None,
         }
+    }
+
+    pub fn replaces_id(&self) -> Option<&InstanceId> {
+        self.replaces.as_ref().map(|replaces| &replaces.id)
     }
 
     pub fn provider_id(&self) -> &str {
@@ -279,5 +296,25 @@ impl Member {
         let runs = matches!(self.machine, Machine::There { .. });
         // A silent agent on a machine of which nothing is known is not acted upon.
         (if now >= end && runs { Health::Silent } else { Health::Healthy }, Some(end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Records outlive the server that wrote them: the fields of the first one suffice, and unknown ones are passed over.
+    #[test]
+    fn records_of_other_versions_are_read() {
+        let text = r#"{"id": "web00000000000000000000000001", "tenant": "t", "group": "g", "template": "w",
+            "created_at": "2026-01-01T00:00:00Z", "hash": "h", "a-field-to-come": [1],
+            "machine": {"provider_id": "i-1", "launched_at": "2026-01-01T00:00:01Z"}}"#;
+        let record: Record = serde_json::from_str(text).unwrap();
+        assert_eq!((record.provider_id(), &record.replaces, record.deleted_at), ("i-1", &None, None));
+        let replaces = Replaces { id: record.id.clone(), reason: Reason::ConfigDrift };
+        let newer = Record { replaces: Some(replaces), ..record };
+        let stored = serde_json::to_value(&newer).unwrap();
+        assert_eq!(stored["replaces"], serde_json::json!({"id": newer.id.as_str(), "reason": "config-drift"}));
+        assert_eq!(serde_json::from_value::<Record>(stored).unwrap(), newer);
     }
 }

@@ -3,8 +3,13 @@
 //! A plan holds everything that is due at once; carried out, planning again yields nothing. Instances that leave do not
 //! count. A replacement is made before the instance it replaces drains, one at a time, so that a group has at most one
 //! instance more than its size; only a machine that is gone, or about to go, leaves before its replacement is there.
+//! What a replacement replaces is stored with it: a leader that did not see why it was begun finishes it.
 
-use std::{cmp::Reverse, collections::BTreeSet, time::Duration};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -12,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     group::Group,
     id::InstanceId,
-    instance::{Health, Leaving, Machine, MachineRef, Member, Reason, Record, Settings},
+    instance::{Health, Leaving, Machine, MachineRef, Member, Reason, Record, Replaces, Settings},
 };
 
 /// A step of a plan. Each is safe to repeat.
@@ -74,13 +79,18 @@ struct Planner<'a> {
     draining: BTreeSet<InstanceId>,
     /// Members without a machine.
     unmade: Vec<&'a Member>,
+    /// Members whose replacement was begun, and why.
+    replaced: BTreeMap<&'a InstanceId, Reason>,
 }
 
 /// Plans one round.
 pub fn plan(observed: Observed<'_>, settings: &Settings, now: Timestamp) -> Round {
     let round = Round::default();
     let (leaving, draining) = (BTreeSet::new(), BTreeSet::new());
-    let mut planner = Planner { observed, settings, now, round, leaving, draining, unmade: Vec::new() };
+    let staying = |member: &&Member| member.record.deleted_at.is_none() && member.record.leaving.is_none();
+    let replacements = observed.members.iter().filter(staying).filter_map(|member| member.record.replaces.as_ref());
+    let replaced = replacements.map(|replaces| (&replaces.id, replaces.reason)).collect();
+    let mut planner = Planner { observed, settings, now, round, leaving, draining, unmade: Vec::new(), replaced };
     for member in observed.members {
         planner.settle(member);
     }
@@ -255,7 +265,9 @@ impl<'a> Planner<'a> {
         let candidate = if size == 0 { None } else { self.candidate(&counted) };
         let target = size + usize::from(candidate.is_some());
         if counted.len() < target {
-            return self.create(target - counted.len());
+            let replaces = candidate.map(|(member, reason)| Replaces { id: member.record.id.clone(), reason });
+            let begun = |replaces: &Replaces| counted.iter().any(|member| member.record.replaces_id() == Some(&replaces.id));
+            return self.create(target - counted.len(), replaces.filter(|replaces| !begun(replaces)));
         }
         let Some((candidate, reason)) = candidate else {
             for victim in self.victims(&counted, None).into_iter().take(counted.len() - size) {
@@ -280,8 +292,15 @@ impl<'a> Planner<'a> {
         self.scale();
     }
 
+    /// An instance that another leader found silent is silent until it reports to this one.
     fn health(&self, member: &Member) -> Health {
-        member.health(self.settings, self.now).0
+        let (health, _) = member.health(self.settings, self.now);
+        let found_silent = self.replaced.get(&member.record.id) == Some(&Reason::Unhealthy);
+        let runs = matches!(member.machine, Machine::There { .. });
+        if health == Health::Healthy && found_silent && runs && !member.agent.reported {
+            return Health::Silent;
+        }
+        health
     }
 
     /// Drains what runs; what never ran has nothing to drain.
@@ -306,41 +325,52 @@ impl<'a> Planner<'a> {
         victims
     }
 
-    /// The one instance that should be replaced next.
+    /// The one instance that should be replaced next: one whose replacement was begun, then by urgency.
     fn candidate(&self, counted: &[&'a Member]) -> Option<(&'a Member, Reason)> {
         let group = self.observed.group?;
         let launched = || counted.iter().copied().filter(|member| member.record.machine.is_some());
-        let oldest = |reason: Reason, wanted: &dyn Fn(&Member) -> bool| {
-            let found = launched().filter(|member| wanted(member));
-            let found = found.min_by_key(|member| (member.record.created_at, Reverse(member.record.id.clone())));
-            found.map(|member| (member, reason))
-        };
-        let older = |member: &Member, age: Option<Duration>| {
+        let age = |member: &Member| (member.record.created_at, Reverse(member.record.id.clone()));
+        let begun = launched().filter_map(|member| Some((member, *self.replaced.get(&member.record.id)?)));
+        let begun = begun.filter(|(member, reason)| self.is_due(group, member, *reason));
+        if let Some(begun) = begun.min_by_key(|(member, _)| age(member)) {
+            return Some(begun);
+        }
+        let drains = |member: &Member| !member.record.on_demand && self.draining.contains(&member.record.id);
+        let quiet = !self.observed.members.iter().any(drains);
+        // What is not urgent begins only while nothing drains.
+        let urgent = [Reason::Unhealthy, Reason::Request, Reason::ForcedExpiry];
+        let patient = [Reason::EligibleExpiry, Reason::ConfigDrift].into_iter().filter(|_| quiet);
+        urgent.into_iter().chain(patient).find_map(|reason| {
+            let due = launched().filter(|member| self.is_due(group, member, reason));
+            due.min_by_key(|member| age(member)).map(|member| (member, reason))
+        })
+    }
+
+    /// Whether an instance should be replaced for that reason.
+    fn is_due(&self, group: &Group, member: &Member, reason: Reason) -> bool {
+        let older = |age: Option<Duration>| {
             let end = age.and_then(|age| member.record.created_at.checked_add(age).ok());
             end.is_some_and(|end| self.now >= end)
         };
-        let drains = |member: &Member| !member.record.on_demand && self.draining.contains(&member.record.id);
-        let quiet = !self.observed.members.iter().any(drains);
-        oldest(Reason::Unhealthy, &|member| self.health(member) == Health::Silent)
-            .or_else(|| oldest(Reason::Request, &|member| group.replace.contains(&member.record.id)))
-            .or_else(|| oldest(Reason::ForcedExpiry, &|member| older(member, self.settings.forced_age)))
-            .or_else(|| {
-                let eligible = |member: &Member| older(member, self.settings.eligible_age);
-                if quiet { oldest(Reason::EligibleExpiry, &eligible) } else { None }
-            })
-            .or_else(|| {
-                let drifted = |member: &Member| member.record.hash != group.blueprint.hash;
-                if quiet { oldest(Reason::ConfigDrift, &drifted) } else { None }
-            })
+        match reason {
+            Reason::Unhealthy => self.health(member) == Health::Silent,
+            Reason::Request => group.replace.contains(&member.record.id),
+            Reason::ForcedExpiry => older(self.settings.forced_age),
+            Reason::EligibleExpiry => older(self.settings.eligible_age),
+            Reason::ConfigDrift => member.record.hash != group.blueprint.hash,
+            // These go without a replacement of their own.
+            Reason::SpotTerminating | Reason::OnDemandExpiry | Reason::ScaleDown | Reason::Preemption => false,
+        }
     }
 
-    fn create(&mut self, missing: usize) {
+    /// The last of those that are missing is the replacement, if one is to begin: what the size asks for comes first.
+    fn create(&mut self, missing: usize, mut replaces: Option<Replaces>) {
         let Some(group) = self.observed.group else { return };
         if let Some(at) = self.observed.create_after.filter(|at| self.now < *at) {
             return self.look_at(at);
         }
         let mut free: Vec<Subnet> = self.observed.subnets.to_vec();
-        for uuid in self.observed.ids.iter().take(missing) {
+        for (number, uuid) in self.observed.ids.iter().take(missing).enumerate() {
             // The first with room, as the pool lists them.
             let Some(subnet) = free.iter_mut().find(|subnet| subnet.free != Some(0)) else {
                 self.round.blocked = Some("every subnet of the pool is full");
@@ -349,7 +379,10 @@ impl<'a> Planner<'a> {
             subnet.free = subnet.free.map(|free| free - 1);
             let id = InstanceId::new(&group.kind, *uuid);
             let names = (&*group.tenant, &*group.key, &*group.template);
-            let record = Record::new(id, names, &group.blueprint, &subnet.id, self.now);
+            let mut record = Record::new(id, names, &group.blueprint, &subnet.id, self.now);
+            if number + 1 == missing {
+                record.replaces = replaces.take();
+            }
             self.round.actions.push(Action::Create(Box::new(record)));
         }
     }

@@ -71,7 +71,7 @@ pub struct Failing {
 
 impl Entry {
     pub fn new(record: Record, etag: Option<Etag>, now: Timestamp) -> Self {
-        let agent = Agent { registered: false, last_seen: now, notice: None };
+        let agent = Agent { registered: false, last_seen: now, reported: false, notice: None };
         Self {
             record,
             etag,

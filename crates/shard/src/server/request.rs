@@ -274,6 +274,7 @@ impl Term {
             let Some(entry) = memory.entries.get_mut(&id) else { return Err(unknown(&id).into()) };
             let first = !entry.agent.registered;
             entry.agent.registered = true;
+            entry.agent.reported = true;
             entry.agent.last_seen = now;
             entry.follow_up = None;
             // A repeated notice is no news, and none takes an earlier one back.

@@ -58,7 +58,7 @@ fn member(number: u8) -> Member {
     let mut record = Record::new(id, names, &blueprint, "s1", created_at);
     record.machine = Some(MachineRef { provider_id: format!("i-{number}"), launched_at: created_at });
     let machine = Machine::There { provider_id: format!("i-{number}"), status: MachineStatus::Running };
-    let agent = Agent { registered: true, last_seen: ago(10), notice: None };
+    let agent = Agent { registered: true, last_seen: ago(10), reported: true, notice: None };
     Member { record, machine, agent, acknowledged: false, retry_at: None }
 }
 
@@ -92,6 +92,16 @@ fn pending(member: &mut Member) {
 fn starting(member: &mut Member) {
     member.record.machine.as_mut().unwrap().launched_at = ago(10);
     member.agent.registered = false;
+}
+
+/// As the leader after the one that knew it sees it: it has not reported yet.
+fn unheard(member: &mut Member) {
+    member.agent.last_seen = now();
+    member.agent.reported = false;
+}
+
+fn replacing(number: u128, reason: Reason) -> impl Fn(&mut Member) {
+    move |member| member.record.replaces = Some(Replaces { id: InstanceId::new("web", number), reason })
 }
 
 /// A world that carries plans out.
@@ -132,7 +142,7 @@ impl World {
                 self.next += 1;
                 let mut record = (**record).clone();
                 record.machine = Some(machine(&record.id));
-                let agent = Agent { registered: false, last_seen: at, notice: None };
+                let agent = Agent { registered: false, last_seen: at, reported: false, notice: None };
                 let machine = there(&record.id);
                 self.members.push(Member { record, machine, agent, acknowledged: false, retry_at: None });
             }
@@ -164,8 +174,7 @@ impl World {
 
     fn register(&mut self, at: Timestamp) {
         for member in &mut self.members {
-            member.agent.registered = true;
-            member.agent.last_seen = at;
+            report(member, at);
         }
     }
 
@@ -176,6 +185,17 @@ impl World {
     fn staying(&self) -> usize {
         self.living().filter(|member| !member.record.on_demand && member.record.leaving.is_none()).count()
     }
+}
+
+/// Whether another leader began to replace it because it was silent.
+fn found_silent(world: &World, member: &Member) -> bool {
+    let staying = world.living().filter(|other| other.record.leaving.is_none());
+    let mut replaced = staying.filter_map(|other| other.record.replaces.as_ref());
+    replaced.any(|replaces| replaces.id == member.record.id && replaces.reason == Reason::Unhealthy)
+}
+
+fn report(member: &mut Member, at: Timestamp) {
+    member.agent = Agent { registered: true, last_seen: at, reported: true, notice: member.agent.notice };
 }
 
 /// Actions as short text: `create`, `drain 1 scale-down`.
@@ -292,10 +312,7 @@ fn a75_a_silent_instance_is_replaced_first_and_drained_then() {
     let mut world = check(Some(group(2)), vec![with(1, silent), member(2)], &["create"]);
     assert_eq!(text(&world.round(now())), [""; 0], "the replacement is not there yet");
     let later = now() + MINUTE;
-    world.members.iter_mut().skip(1).for_each(|member| {
-        member.agent.registered = true;
-        member.agent.last_seen = later;
-    });
+    world.members.iter_mut().skip(1).for_each(|member| report(member, later));
     assert_eq!(text(&world.round(later)), ["drain 1 unhealthy"]);
     assert_eq!(world.staying(), 2);
 }
@@ -307,10 +324,7 @@ fn all_silent_instances_are_replaced_one_after_the_other() {
     let mut at = now();
     for expected in [&["drain 1 unhealthy", "create"][..], &["drain 2 unhealthy", "create"], &["drain 3 unhealthy"]] {
         at += MINUTE;
-        for member in world.members.iter_mut().skip(3) {
-            member.agent.registered = true;
-            member.agent.last_seen = at;
-        }
+        world.members.iter_mut().skip(3).for_each(|member| report(member, at));
         assert_eq!(text(&world.round(at)), expected);
     }
 }
@@ -320,6 +334,55 @@ fn a85_a_replacement_under_way_costs_no_healthy_instance() {
     let members = vec![with(1, silent), member(2), with(3, starting)];
     check(Some(group(2)), members.clone(), &[]);
     check(Some(group(1)), members, &["drain 1 scale-down", "drain 3 scale-down"]);
+}
+
+#[test]
+fn a85_a_replacement_that_another_leader_began_is_finished() {
+    let begun = |reason| {
+        with(3, |member| {
+            starting(member);
+            replacing(1, reason)(member);
+        })
+    };
+    let members = vec![with(1, unheard), with(2, unheard), begun(Reason::Unhealthy)];
+    let mut world = check(Some(group(2)), members.clone(), &[]);
+    world.members.iter_mut().skip(1).for_each(|member| report(member, now()));
+    assert_eq!(text(&world.round(now())), ["drain 1 unhealthy"], "and no other is made");
+    check(Some(group(1)), members.clone(), &["drain 1 scale-down", "drain 3 scale-down"]);
+    check(Some(group(3)), members.clone(), &["create"]);
+    let recovered = with(1, |member| report(member, now()));
+    check(Some(group(2)), vec![recovered, members[1].clone(), members[2].clone()], &["drain 3 scale-down"]);
+    let unseen = with(1, |member| {
+        unheard(member);
+        member.machine = Machine::Unknown;
+    });
+    check(Some(group(2)), vec![unseen, members[1].clone(), members[2].clone()], &["drain 3 scale-down"]);
+    // What was begun while nothing drained goes on when something drains.
+    let aged = Settings { eligible_age: Some(30 * MINUTE), ..settings() };
+    let ready = with(3, |member| {
+        member.record.created_at = ago(60);
+        replacing(1, Reason::EligibleExpiry)(member);
+    });
+    let members = vec![member(1), member(2), ready, with(4, draining)];
+    check_with(Some(group(2)), members, aged, &["drain 1 eligible-expiry"]);
+    let drifted = with(1, |member| member.record.hash = "old".to_owned());
+    check(Some(group(1)), vec![drifted.clone(), begun(Reason::ConfigDrift), with(4, draining)], &[]);
+    // Begun, given up since, and begun again.
+    let given_up = with(3, |member| {
+        replacing(1, Reason::ConfigDrift)(member);
+        draining(member);
+        member.record.deleted_at = Some(ago(1));
+    });
+    let world = check(Some(group(1)), vec![drifted, given_up], &["create"]);
+    let first = InstanceId::new("web", 1);
+    assert_eq!(world.members[2].record.replaces, Some(Replaces { id: first, reason: Reason::ConfigDrift }));
+}
+
+#[test]
+fn what_the_size_asks_for_is_made_before_a_replacement() {
+    let world = check(Some(group(3)), vec![with(1, silent)], &["create", "create", "create"]);
+    let replaces: Vec<_> = world.members.iter().map(|member| member.record.replaces_id()).collect();
+    assert_eq!(replaces, [None, None, None, Some(&InstanceId::new("web", 1))]);
 }
 
 #[test]
@@ -439,7 +502,7 @@ fn full_subnets_and_failed_creations_hold_creation_back() {
 }
 
 fn any_member() -> impl Strategy<Value = Member> {
-    let fates = prop::collection::vec(0..12u8, 0..3);
+    let fates = prop::collection::vec(0..14u8, 0..3);
     (1..200u8, fates, 0..7200i64).prop_map(|(number, fates, age)| {
         let mut member = member(number);
         member.record.created_at = ago(age);
@@ -456,6 +519,8 @@ fn any_member() -> impl Strategy<Value = Member> {
                 8 => member.record.on_demand = true,
                 9 => member.record.hash = "old".to_owned(),
                 10 => member.record.deleted_at = Some(ago(age.min(1000))),
+                11 => unheard(&mut member),
+                12 => replacing(u128::from(number / 2), Reason::Unhealthy)(&mut member),
                 _ => member.machine = Machine::Absent,
             }
         }
@@ -484,6 +549,7 @@ proptest! {
                     && member.record.leaving.is_none()
                     && !member.acknowledged
                     && member.agent.notice.is_none()
+                    && (member.agent.reported || !found_silent(world, member))
                     && member.health(&world.settings, at).0 == Health::Healthy
             }).count();
             let before = (world.staying(), healthy(&world));
@@ -501,7 +567,7 @@ proptest! {
                 if member.record.machine.is_some() {
                     member.agent.registered = true;
                     if member.record.created_at >= now() {
-                        member.agent.last_seen = fresh;
+                        report(member, fresh);
                         member.record.created_at = fresh;
                     }
                 }
