@@ -1,7 +1,7 @@
 //! The one source of time.
 //!
 //! Durations and deadlines are measured on tokio's monotonic clock, which tests pause and advance. Wall time is used
-//! only for what is written into objects or compared with times found in them; tests step it.
+//! only for what is written into objects or compared with times found in them, certificates among them; tests step it.
 
 use std::{
     sync::{
@@ -12,19 +12,33 @@ use std::{
 };
 
 use jiff::{SignedDuration, Timestamp};
+use rustls::{pki_types::UnixTime, time_provider::TimeProvider};
 use tokio::time::Instant;
 
-/// Clones share the same offset.
+/// Clones share the same offset. The default is the system's clock.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
+    /// Where a stepped clock began. The system's clock has no beginning.
+    origin: Option<(Timestamp, Instant)>,
     offset_millis: Arc<AtomicI64>,
 }
 
 impl Clock {
+    /// Wall time that moves only with tokio's clock: for tests.
+    #[allow(clippy::disallowed_methods, reason = "this is the one clock")]
+    pub fn stepped(origin: Timestamp) -> Self {
+        Self { origin: Some((origin, Instant::now())), offset_millis: Arc::default() }
+    }
+
     /// Wall time, for timestamps in objects.
     #[allow(clippy::disallowed_methods, reason = "this is the one clock")]
     pub fn now(&self) -> Timestamp {
-        Timestamp::now() + SignedDuration::from_millis(self.offset_millis.load(Ordering::Relaxed))
+        let offset = SignedDuration::from_millis(self.offset_millis.load(Ordering::Relaxed));
+        let base = match self.origin {
+            None => Timestamp::now(),
+            Some((origin, began)) => origin + began.elapsed(),
+        };
+        base + offset
     }
 
     /// Monotonic time, for waits and deadlines.
@@ -37,6 +51,14 @@ impl Clock {
     pub fn step(&self, by: SignedDuration) {
         let millis = i64::try_from(by.as_millis()).unwrap_or(i64::MAX);
         self.offset_millis.fetch_add(millis, Ordering::Relaxed);
+    }
+}
+
+/// TLS judges certificates by it.
+impl TimeProvider for Clock {
+    fn current_time(&self) -> Option<UnixTime> {
+        let seconds = u64::try_from(self.now().as_second()).ok()?;
+        Some(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))
     }
 }
 
@@ -71,5 +93,17 @@ mod tests {
         clock.clone().step(SignedDuration::from_hours(-5));
         assert!(clock.now() < wall - SignedDuration::from_hours(4));
         assert!(clock.instant() >= monotonic);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stepped_clock_moves_with_tokios() {
+        let origin = "2026-01-01T00:00:00Z".parse().unwrap();
+        let clock = Clock::stepped(origin);
+        tokio::time::advance(Duration::from_hours(2)).await;
+        assert_eq!(clock.now(), origin + SignedDuration::from_hours(2));
+        clock.step(SignedDuration::from_hours(-1));
+        assert_eq!(clock.now(), origin + SignedDuration::from_hours(1));
+        let seconds = u64::try_from(clock.now().as_second()).unwrap();
+        assert_eq!(clock.current_time().unwrap().as_secs(), seconds);
     }
 }

@@ -122,7 +122,7 @@ async fn work(flags: Flags) -> Result<(), Failure> {
         node,
     };
     tracing::info!(version = env!("CARGO_PKG_VERSION"), instance = options.instance_id, "strata agent starts");
-    ::agent::run(options, Clock::system(), stop).await.map_err(|error| {
+    ::agent::run(options, Clock::default(), stop).await.map_err(|error| {
         Failure::new(explained(&error)).hint("userdata puts ca.crt and nonce.jwt into the folder of --identity-dir")
     })
 }

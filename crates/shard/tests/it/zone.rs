@@ -54,7 +54,7 @@ impl Zone {
     pub async fn new() -> Self {
         // Another test of this process may have been first.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        let (clock, store) = (Clock::system(), MemoryStore::default());
+        let (clock, store) = (Clock::default(), MemoryStore::default());
         let key = ShardLayout::new("a").config();
         store.put(&key, CONFIG.as_bytes().to_vec(), Expect::Absent).await.expect("an empty store");
         let (authority, _) = Authority::create("dev", clock.now()).expect("an authority");

@@ -129,7 +129,7 @@ pub async fn end_machines(place: &Place) -> Result<(), Failure> {
         if !directory.is_dir() {
             continue;
         }
-        let machines = Process::open(&directory, Clock::system()).map_err(fail)?;
+        let machines = Process::open(&directory, Clock::default()).map_err(fail)?;
         let all = machines.list(CLUSTER, shard).await.map_err(fail)?;
         let ended = join_all(all.iter().map(|machine| machines.delete(&machine.instance_id))).await;
         ended.into_iter().collect::<Result<(), _>>().map_err(fail)?;

@@ -44,7 +44,7 @@ pub async fn tls(
     tenant: Option<&str>,
 ) -> Result<Arc<rustls::ClientConfig>, Failure> {
     let fail = |error: &dyn std::error::Error| Failure::new(explained(error));
-    let clock = Clock::system();
+    let clock = Clock::default();
     let cluster = cluster(store).await?;
     let keys = storage.keys(store, &cluster).await?;
     let identity = match tenant {
@@ -68,7 +68,7 @@ pub async fn leader(store: &dyn Store, shard: &str) -> Result<Addresses, Failure
         Failure::new(format!("{CA_CERTIFICATE} is missing in the storage")).hint("`strata shard init` makes the keys")
     };
     let ca = store.get(CA_CERTIFICATE).await?.ok_or_else(no_keys)?;
-    let tls = web_client_tls(&String::from_utf8_lossy(&ca.body), Arc::new(Clock::system()))
+    let tls = web_client_tls(&String::from_utf8_lossy(&ca.body), Arc::new(Clock::default()))
         .map_err(|error| Failure::new(explained(&error)))?;
     let deadline = Instant::now() + PATIENCE;
     let mut is_first = true;

@@ -61,7 +61,7 @@ pub async fn make(
     config: String,
     sealing: Option<&SealingKey>,
 ) -> Result<bool, Failure> {
-    let now = Clock::system().now();
+    let now = Clock::default().now();
     ClusterKeys::init(store, cluster, sealing, now).await.map_err(|error| Failure::new(explained(&error)))?;
     match store.put(&ShardLayout::new(shard).config(), config.into_bytes(), Expect::Absent).await {
         Ok(_) => Ok(true),

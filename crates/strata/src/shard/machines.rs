@@ -20,5 +20,5 @@ pub fn local(shard: &str, config: Option<&Config>) -> Option<Process> {
     let settings = ProcessSettings::read(&config?.shard.provider).ok()?;
     let directory = settings.directory.unwrap_or_else(|| directory(shard));
     // To open it would make it, and this host may have nothing to do with the shard.
-    directory.is_dir().then(|| Process::open(&directory, Clock::system()).ok())?
+    directory.is_dir().then(|| Process::open(&directory, Clock::default()).ok())?
 }

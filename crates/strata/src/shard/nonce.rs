@@ -39,7 +39,7 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
     let keys = storage.keys(&*store, &cluster).await?;
     let agent = flags.shard.as_deref().zip(flags.instance.as_deref()).filter(|_| flags.kind == Kind::Agent);
     let order = NonceOrder { cluster: &cluster, tenant: &flags.tenant, lifetime: flags.lifetime, agent };
-    let token = keys.nonce(&order, Clock::system().now()).map_err(|error| Failure::new(explained(&error)))?;
+    let token = keys.nonce(&order, Clock::default().now()).map_err(|error| Failure::new(explained(&error)))?;
     print(&format!("{token}\n"))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -159,7 +159,7 @@ struct Server {
 impl Server {
     async fn run(self, stop: CancellationToken) -> Result<(), Failure> {
         let Some(config) = stop.run_until_cancelled(self.config()).await else { return Ok(()) };
-        let clock = Clock::system();
+        let clock = Clock::default();
         let keys = shard::identity::ClusterKeys::load(&*self.store, &config.cluster.id, self.sealing.as_ref())
             .await
             .map_err(|error| Failure::new(explained(&error)))?;

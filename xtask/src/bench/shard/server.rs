@@ -61,7 +61,7 @@ pub struct Writes {
 
 /// Runs until it is terminated.
 pub async fn serve(flags: ServerFlags) -> Result<()> {
-    let clock = Clock::system();
+    let clock = Clock::default();
     let files = FileStore::open(flags.folder.join("storage"))?;
     let keys = ClusterKeys::load(&files, CLUSTER, None).await?;
     let machines = InProcess::new(clock.clone());

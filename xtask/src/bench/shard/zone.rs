@@ -49,7 +49,7 @@ pub struct Zone {
 impl Zone {
     pub async fn create(folder: &Path) -> Result<Self> {
         let store = FileStore::open(folder.join("storage"))?;
-        let keys = ClusterKeys::init(&store, CLUSTER, None, Clock::system().now()).await?;
+        let keys = ClusterKeys::init(&store, CLUSTER, None, Clock::default().now()).await?;
         store.put(&ShardLayout::new(SHARD).config(), CONFIG.as_bytes().to_vec(), Expect::Absent).await?;
         Ok(Self { folder: folder.to_owned(), keys })
     }
@@ -67,7 +67,7 @@ impl Zone {
     }
 
     pub fn client(&self, listening: &Listening) -> Result<Client> {
-        let (clock, key) = (Clock::system(), key_pair());
+        let (clock, key) = (Clock::default(), key_pair());
         let subject = (CLUSTER, TENANT, Role::Operator);
         let (public, day) = (key.public_key_pem(), Duration::from_hours(24));
         let (certificate, _) = self.keys.authority.issue_client(subject, public.as_bytes(), clock.now(), day)?;

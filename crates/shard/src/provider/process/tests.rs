@@ -23,7 +23,7 @@ fn order(userdata: &str) -> Order {
 }
 
 fn open(directory: &Path) -> Process {
-    Process::open(directory, Clock::system()).unwrap()
+    Process::open(directory, Clock::default()).unwrap()
 }
 
 fn raw(pid: u32) -> Pid {
@@ -102,7 +102,7 @@ async fn a78_a_creation_that_was_cut_short_is_finished_or_removed() {
         shard: "dev-1".to_owned(),
         tenant: String::new(),
         group: String::new(),
-        created_at: Clock::system().now(),
+        created_at: Clock::default().now(),
     };
     let steps: [Left; 4] = [
         |_, _| Ok(()),
