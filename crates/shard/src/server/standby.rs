@@ -16,6 +16,9 @@ use crate::client::Address;
 /// For TCP, TLS and the head of the answer. A leader that is slower is looked at in the lock.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Between two looks of a standby that is not connected to the leader.
+const UNCONNECTED: Duration = Duration::from_secs(1);
+
 /// Resolves when a connection ended; with `false` if there never was one.
 type Held = Pin<Box<dyn Future<Output = bool> + Send>>;
 
@@ -44,9 +47,10 @@ impl Standby {
             Err(_) => {}
             Ok(true) => self.held = None,
             Ok(false) => {
-                // The next wait tries again.
+                // The leader may have ended while it was connected to: then its lock is free, and no connection will
+                // close. The next wait tries again.
                 self.held = None;
-                tokio::time::sleep_until(until).await;
+                tokio::time::sleep_until(until.min(Instant::now() + UNCONNECTED)).await;
             }
         }
     }
@@ -80,4 +84,29 @@ async fn open(leader: &str, tls: Arc<rustls::ClientConfig>) -> io::Result<hyper:
         return Err(io::Error::other(format!("the election port answered {}", answer.status())));
     }
     Ok(answer.into_body())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        clock::Clock,
+        identity::{Authority, web_client_tls},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_standby_that_is_not_connected_looks_again_soon() {
+        let clock = Clock::default();
+        let (authority, _) = Authority::create("dev", clock.now()).unwrap();
+        let tls = web_client_tls(authority.certificate_pem(), Arc::new(clock)).unwrap();
+        // A leader that has just ended: its port was open a moment ago.
+        let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+        let mut standby = Standby::new(tls);
+        let (began, minute) = (Instant::now(), Duration::from_mins(1));
+        standby.wait(Some(&gone), minute).await;
+        assert!(began.elapsed() <= PATIENCE + UNCONNECTED, "{:?}", began.elapsed());
+        let began = Instant::now();
+        standby.wait(None, minute).await;
+        assert!(began.elapsed() >= minute, "without a leader there is nothing to connect to");
+    }
 }
