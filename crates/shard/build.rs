@@ -13,6 +13,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo sets OUT_DIR")?);
     fs::write(out.join("nstance.v1.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
+        // Written by hand, for groups that are encoded once and sent often.
+        .extern_path(".nstance.v1.ListGroupsResponse", "crate::wire::ListGroupsResponse")
         // Ordered maps, so that equal messages have equal bytes.
         .btree_map(".")
         // Tells reports of other versions of agents apart.

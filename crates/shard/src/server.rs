@@ -3,10 +3,13 @@
 //! A [`term::Term`] is one lead: it holds what storage and provider say in memory, answers requests and carries rounds
 //! out. It ends with its lead; the next one begins with what is stored.
 
+mod certificate_log;
 mod election_port;
 mod follow_up;
+mod groups;
 mod limits;
 mod listener;
+mod listing;
 mod memory;
 mod request;
 mod round;

@@ -13,10 +13,11 @@ mod s3;
 use std::fmt;
 
 use async_trait::async_trait;
+use futures::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 
 pub use election::{Election, Lead, Lost, Role};
-pub use fault::{Fault, Faults, FaultyStore, Refused, Side};
+pub use fault::{Careless, Fault, Faults, FaultyStore, Refused, Side};
 pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use s3::{S3Options, S3Store};
@@ -24,6 +25,9 @@ pub use s3::{S3Options, S3Store};
 /// The longest key and object that any store takes: a path must fit a file system, an object the memory of a reader.
 const KEY_LIMIT: usize = 512;
 pub const OBJECT_LIMIT: usize = 8 * 1024 * 1024;
+
+/// Objects read at once: enough to hide a bucket's latency, few enough for its limits.
+const READERS: usize = 32;
 
 /// Names one content of one object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -90,6 +94,12 @@ impl StoreError {
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     async fn get(&self, key: &str) -> Result<Option<Object>, StoreError>;
+
+    /// Several at once, in the order of the keys: a leader that takes over reads thousands.
+    async fn get_many(&self, keys: &[String]) -> Result<Vec<Option<Object>>, StoreError> {
+        let reads: Vec<_> = keys.iter().map(|key| self.get(key)).collect();
+        stream::iter(reads).buffered(READERS).try_collect().await
+    }
 
     /// Writes durably: after `Ok` the object survives a crash of everything.
     async fn put(&self, key: &str, body: Vec<u8>, expect: Expect) -> Result<Etag, StoreError>;

@@ -9,11 +9,13 @@ pub mod codec;
 mod convert;
 mod event;
 mod fence;
+mod group_list;
 
 pub use convert::{instance_event, read_timestamp, timestamp};
 pub use event::GroupChange;
 pub use fence::Fence;
 pub use generated::*;
+pub use group_list::ListGroupsResponse;
 
 /// Both peers refuse a longer message: gRPC's own default, which the original keeps.
 pub const MESSAGE_LIMIT: usize = 4 * 1024 * 1024;

@@ -45,8 +45,8 @@ pub fn of(record: &Record) -> Option<InstanceEvent> {
 
 /// What a new watcher gets: deletions that are still remembered, because a watcher may have been away, then the drains
 /// that are under way; each in order of time.
-pub fn snapshot(records: &[Record]) -> Vec<(&Record, InstanceEvent)> {
-    let mut events: Vec<_> = records.iter().filter_map(|record| Some((record, of(record)?))).collect();
+pub fn snapshot<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<(&'a Record, InstanceEvent)> {
+    let mut events: Vec<_> = records.into_iter().filter_map(|record| Some((record, of(record)?))).collect();
     let since = |leaving: &Option<Leaving>| leaving.as_ref().map(|leaving| leaving.since);
     events.sort_by_key(|(record, event)| {
         (event.change == Change::PendingDeletion, record.deleted_at, since(&record.leaving), record.id.clone())

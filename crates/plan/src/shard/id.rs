@@ -90,6 +90,13 @@ impl InstanceId {
     }
 }
 
+/// Texts and ids compare and hash alike, so that a map of ids is asked by text.
+impl std::borrow::Borrow<str> for InstanceId {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
 impl fmt::Display for InstanceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

@@ -34,11 +34,15 @@ fn spread(wait: Duration, seed: u64, now: Timestamp) -> Timestamp {
     now.saturating_add(wait * (1000 + permille) / 1000).unwrap_or(Timestamp::MAX)
 }
 
+/// Whether an instance that was made then counts in the limit per minute.
+pub fn counts(made: Timestamp, now: Timestamp) -> bool {
+    made > now.saturating_sub(SignedDuration::from_mins(1)).unwrap_or(Timestamp::MIN)
+}
+
 /// How many instances may be made now: `limit` per minute, of which `recent` are the last ones.
 pub fn create_budget(limit: Option<u32>, recent: &[Timestamp], now: Timestamp) -> usize {
     let Some(limit) = limit else { return MOST_AT_ONCE };
-    let since = now.saturating_sub(SignedDuration::from_mins(1)).unwrap_or(Timestamp::MIN);
-    let used = recent.iter().filter(|at| **at > since).count();
+    let used = recent.iter().filter(|at| counts(**at, now)).count();
     usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(used).min(MOST_AT_ONCE)
 }
 

@@ -266,7 +266,8 @@ impl<'a> Planner<'a> {
         let target = size + usize::from(candidate.is_some());
         if counted.len() < target {
             let replaces = candidate.map(|(member, reason)| Replaces { id: member.record.id.clone(), reason });
-            let begun = |replaces: &Replaces| counted.iter().any(|member| member.record.replaces_id() == Some(&replaces.id));
+            let begun =
+                |replaces: &Replaces| counted.iter().any(|member| member.record.replaces_id() == Some(&replaces.id));
             return self.create(target - counted.len(), replaces.filter(|replaces| !begun(replaces)));
         }
         let Some((candidate, reason)) = candidate else {

@@ -1,11 +1,20 @@
-//! Machines at the provider that no record owns.
+//! What may go: machines at the provider that no record owns, and entries of the certificate log.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::instance::Record;
+
+/// Who asks which certificates were good asks within a week of their end; a clock that was wrong for an hour removes
+/// nothing that is.
+const LOG_RETENTION: Duration = Duration::from_hours(7 * 24);
+
+/// Whether the log may forget a certificate that ends then.
+pub fn is_forgettable(expires_at: Timestamp, now: Timestamp) -> bool {
+    expires_at.checked_add(LOG_RETENTION).is_ok_and(|end| now >= end)
+}
 
 /// A machine as the provider lists it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,15 +27,15 @@ pub struct Found {
 
 /// Which machines to delete: those whose instance was deleted, and those that have no record and are older than
 /// `guard`. A record is stored before its machine is made, so that a young machine without one belongs to a server that
-/// knows more than we do. `records` by instance id.
-pub fn orphans<'a>(
+/// knows more than we do. `record` finds one by its instance's id.
+pub fn orphans<'a, 'r>(
     found: &'a [Found],
-    records: &BTreeMap<String, Record>,
+    record: impl Fn(&str) -> Option<&'r Record>,
     guard: Duration,
     now: Timestamp,
 ) -> Vec<&'a Found> {
     let old = |found: &Found| found.created_at.checked_add(guard).is_ok_and(|end| now >= end);
-    let orphan = |found: &&Found| match records.get(&found.instance_id) {
+    let orphan = |found: &&Found| match record(&found.instance_id) {
         None => old(found),
         Some(record) => {
             let linked = record.machine.as_ref();
@@ -39,10 +48,20 @@ pub fn orphans<'a>(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use jiff::SignedDuration;
 
     use super::*;
     use crate::shard::{group::Blueprint, id::InstanceId, instance::MachineRef};
+
+    #[test]
+    fn the_log_keeps_a_certificate_for_a_week_after_its_end() {
+        let now = Timestamp::UNIX_EPOCH + SignedDuration::from_hours(24 * 30);
+        let ended = |hours| now - SignedDuration::from_hours(hours);
+        assert_eq!([-1, 0, 167, 168].map(|hours| is_forgettable(ended(hours), now)), [false, false, false, true]);
+        assert!(!is_forgettable(Timestamp::MAX, now));
+    }
 
     #[test]
     fn only_machines_that_no_server_can_want_are_orphans() {
@@ -75,7 +94,8 @@ mod tests {
             found(5, "i-5", 9),
             found(6, "i-6", 10),
         ];
-        let names: Vec<_> = orphans(&all, &records, guard, now).iter().map(|found| &*found.provider_id).collect();
+        let names: Vec<_> =
+            orphans(&all, |id| records.get(id), guard, now).iter().map(|found| &*found.provider_id).collect();
         assert_eq!(names, ["i-3", "i-4b", "i-6"]);
     }
 }

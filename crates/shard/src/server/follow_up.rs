@@ -62,15 +62,10 @@ impl Term {
         let due: Vec<InstanceId> = {
             let memory = self.memory();
             let is_due = |at: Option<FollowUp>| at.is_some_and(|follow_up| follow_up.at <= now);
-            memory
-                .entries
-                .values()
-                .filter(|entry| is_due(entry.follow_up))
-                .map(|entry| entry.record.id.clone())
-                .collect()
+            memory.entries.iter().filter(|entry| is_due(entry.follow_up)).map(|entry| entry.record.id.clone()).collect()
         };
         stream::iter(due).for_each_concurrent(LOOKS_AT_ONCE, |id| async move { self.look_after(&id).await }).await;
-        self.memory().entries.values().filter_map(|entry| entry.follow_up).map(|follow_up| follow_up.at).min()
+        self.memory().entries.iter().filter_map(|entry| entry.follow_up).map(|follow_up| follow_up.at).min()
     }
 
     async fn look_after(&self, id: &InstanceId) {

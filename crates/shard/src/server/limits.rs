@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
+use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Status, body::Body};
@@ -35,6 +36,10 @@ pub struct Unary {
     pub deadline: Duration,
     /// Of all requests of one client that are not answered.
     pub bytes: usize,
+    /// Of all answers that one client was sent and has not taken.
+    pub answers: usize,
+    /// Calls whose names begin so are answered by a stream, which has limits of its own.
+    pub streams: &'static str,
 }
 
 type StdError = Box<dyn std::error::Error + Send + Sync>;
@@ -47,7 +52,21 @@ pub struct Clients {
 
 struct Known {
     connections: usize,
-    bytes: Arc<Semaphore>,
+    budget: Budget,
+}
+
+/// Bytes that a client may hold.
+#[derive(Clone)]
+struct Budget {
+    requests: Arc<Semaphore>,
+    answers: Arc<Semaphore>,
+}
+
+impl Budget {
+    fn new(unary: Option<Unary>) -> Self {
+        let bytes = |bytes: fn(&Unary) -> usize| Arc::new(Semaphore::new(unary.as_ref().map_or(0, bytes)));
+        Self { requests: bytes(|unary| unary.bytes), answers: bytes(|unary| unary.answers) }
+    }
 }
 
 impl Clients {
@@ -58,14 +77,13 @@ impl Clients {
     /// `None` if the client has all its connections.
     pub fn admit(self: &Arc<Self>, client: String) -> Option<Place> {
         let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = self.limits.unary.map_or(0, |unary| unary.bytes);
-        let fresh = || Known { connections: 0, bytes: Arc::new(Semaphore::new(bytes)) };
+        let fresh = || Known { connections: 0, budget: Budget::new(self.limits.unary) };
         let known = all.entry(client.clone()).or_insert_with(fresh);
         if known.connections >= self.limits.connections {
             return None;
         }
         known.connections += 1;
-        Some(Place { bytes: Arc::clone(&known.bytes), clients: Arc::clone(self), client })
+        Some(Place { budget: known.budget.clone(), clients: Arc::clone(self), client })
     }
 }
 
@@ -73,7 +91,7 @@ impl Clients {
 pub struct Place {
     clients: Arc<Clients>,
     client: String,
-    bytes: Arc<Semaphore>,
+    budget: Budget,
 }
 
 impl Drop for Place {
@@ -100,16 +118,61 @@ impl Place {
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<StdError>,
     {
-        let (unary, bytes) = (self.clients.limits.unary, Arc::clone(&self.bytes));
+        let (unary, budget) = (self.clients.limits.unary, self.budget.clone());
         async move {
             let Some(unary) = unary else { return service.oneshot(request.map(Body::new)).await };
+            let name = request.uri().path().rsplit('/').next().unwrap_or_default();
+            let is_stream = name.starts_with(unary.streams);
             let held = Held::default();
-            let metered = request.map(|inner| Body::new(Metered { inner, bytes, held: held.clone() }));
-            let answer = tokio::time::timeout(unary.deadline, service.oneshot(metered)).await;
-            let late = || Status::deadline_exceeded("the call took too long; send the whole request at once");
+            let metered = request.map(|inner| Body::new(Metered { inner, bytes: budget.requests, held: held.clone() }));
+            let answer = async {
+                let Ok(answer) = service.oneshot(metered).await;
+                if is_stream { answer } else { whole(answer, budget.answers).await }
+            };
+            let late =
+                |_| Status::deadline_exceeded("the call took too long; send the whole request at once").into_http();
+            let answer = tokio::time::timeout(unary.deadline, answer).await.unwrap_or_else(late);
             drop(held);
-            answer.unwrap_or_else(|_| Ok(late().into_http()))
+            Ok(answer)
         }
+    }
+}
+
+/// The answer as bytes that its client holds until it has taken them.
+async fn whole(answer: http::Response<Body>, budget: Arc<Semaphore>) -> http::Response<Body> {
+    let (head, body) = answer.into_parts();
+    let collected = match body.collect().await {
+        Ok(collected) => collected,
+        Err(status) => return status.into_http(),
+    };
+    let trailers = collected.trailers().cloned();
+    let data = collected.to_bytes();
+    let drawn = u32::try_from(data.len()).ok().and_then(|size| budget.try_acquire_many_owned(size).ok());
+    let Some(held) = drawn else {
+        let text = "the client has too many answers that it did not read; read them, or ask less often";
+        return Status::resource_exhausted(text).into_http();
+    };
+    http::Response::from_parts(head, Body::new(Whole { data: Some(data), trailers, _held: held }))
+}
+
+/// An answer that is ready.
+struct Whole {
+    data: Option<Bytes>,
+    trailers: Option<http::HeaderMap>,
+    _held: OwnedSemaphorePermit,
+}
+
+impl HttpBody for Whole {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let data = self.data.take().filter(|data| !data.is_empty()).map(Frame::data);
+        Poll::Ready(data.or_else(|| self.trailers.take().map(Frame::trailers)).map(Ok))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.data.as_ref().is_none_or(Bytes::is_empty) && self.trailers.is_none()
     }
 }
 
@@ -161,7 +224,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::{BodyExt, Full};
+    use http_body_util::Full;
     use tokio::sync::Notify;
 
     use super::*;
@@ -170,7 +233,7 @@ mod tests {
         ping: (Duration::from_mins(1), Duration::from_secs(20)),
         connections: 2,
         calls: 8,
-        unary: Some(Unary { deadline: Duration::from_secs(30), bytes: 10 }),
+        unary: Some(Unary { deadline: Duration::from_secs(30), bytes: 10, answers: 10, streams: "Watch" }),
     };
 
     fn request(size: usize) -> http::Request<Full<Bytes>> {
@@ -212,6 +275,29 @@ mod tests {
         let hangs = one.call(reads(Some(go)), request(1)).await;
         assert_eq!(code(hangs).as_deref(), Some("4"), "deadline exceeded");
         assert!(clients.admit("a".into()).is_some());
+    }
+
+    #[tokio::test]
+    async fn answers_hold_their_bytes_until_they_are_taken_and_streams_do_not() {
+        let clients = Arc::new(Clients::new(LIMITS));
+        let place = clients.admit("a".into()).unwrap();
+        let answers = |size: usize| {
+            tower::service_fn(move |_: http::Request<Body>| async move {
+                Ok::<_, Infallible>(http::Response::new(Body::new(Full::new(Bytes::from(vec![1; size])))))
+            })
+        };
+        let ask = async |name: &str, size: usize| {
+            let request = http::Request::post(format!("/service/{name}")).body(Full::new(Bytes::new())).unwrap();
+            let Ok(answer) = place.call(answers(size), request).await;
+            answer
+        };
+        let code = |answer: &http::Response<Body>| answer.headers().get("grpc-status").cloned();
+        let held = ask("List", 6).await;
+        assert_eq!(code(&held), None);
+        assert_eq!(code(&ask("List", 6).await).unwrap(), "8", "resource exhausted");
+        assert_eq!(code(&ask("WatchAll", 600).await), None, "a stream is taken as it comes");
+        assert_eq!(held.into_body().collect().await.unwrap().to_bytes().len(), 6);
+        assert_eq!(ask("List", 10).await.into_body().collect().await.unwrap().to_bytes().len(), 10, "all of it again");
     }
 
     #[test]

@@ -1,39 +1,40 @@
 //! What a term holds in memory: a cache of storage, and the facts beside it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use jiff::Timestamp;
 use plan::shard::{
-    config::Config,
     fence::{self, Age},
-    group::Dynamic,
     id::InstanceId,
     instance::{Agent, Machine, Member, Record},
+    pace,
     refusal::Refusal,
 };
 
+use super::{groups::Groups, listing::Listed};
 use crate::store::Etag;
 
 /// Answers that are repeated to a known request id: enough for every retry of a busy operator, and small.
 const ANSWERS: usize = 4096;
 
+/// The answer about a group names its instances: large ones are remembered for fewer requests, so that a shard of ten
+/// thousand instances stays within its memory.
+const ANSWER_BYTES: usize = 4 * 1024 * 1024;
+
 /// Everything behind the term's lock.
 pub struct Memory {
-    pub config: Arc<Config>,
+    pub groups: Groups,
     pub config_etag: Etag,
     pub config_modified: Option<Timestamp>,
     pub config_size: usize,
-    pub dynamic: Dynamic,
     pub dynamic_etag: Option<Etag>,
-    pub entries: BTreeMap<InstanceId, Entry>,
+    pub entries: Entries,
     /// Groups whose creations fail, and when the next may be tried.
     pub failing: HashMap<(String, String), Failing>,
-    /// When instances were made: for the limit per minute.
-    pub made: VecDeque<Timestamp>,
+    /// When the instances of the last minute were made: for the limit per minute.
+    pub made: Vec<Timestamp>,
     pub answers: Answers,
+    pub listed: Listed,
     /// The newest epoch of each tenant's operator.
     pub epochs: HashMap<String, u64>,
 }
@@ -96,11 +97,74 @@ impl Entry {
     }
 }
 
+/// Instances by id, and which of them a group has: a shard has thousands, and most questions are about one group.
+#[derive(Default)]
+pub struct Entries {
+    by_id: HashMap<InstanceId, Entry>,
+    /// By tenant, then group.
+    groups: BTreeMap<String, BTreeMap<String, BTreeSet<InstanceId>>>,
+}
+
+impl Entries {
+    pub fn get(&self, id: &InstanceId) -> Option<&Entry> {
+        self.by_id.get(id)
+    }
+
+    /// By a text that may be no id.
+    pub fn find(&self, id: &str) -> Option<&Entry> {
+        self.by_id.get(id)
+    }
+
+    /// Tenant and group of its record stay as they are.
+    pub fn get_mut(&mut self, id: &InstanceId) -> Option<&mut Entry> {
+        self.by_id.get_mut(id)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.by_id.values()
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
+        self.by_id.values_mut()
+    }
+
+    pub fn of_group(&self, tenant: &str, group: &str) -> impl Iterator<Item = &Entry> {
+        let ids = self.groups.get(tenant).and_then(|groups| groups.get(group));
+        ids.into_iter().flatten().filter_map(|id| self.by_id.get(id))
+    }
+
+    /// Tenant and name of every group that has instances.
+    pub fn groups(&self) -> impl Iterator<Item = (String, String)> {
+        let names = |(tenant, groups): (&String, &BTreeMap<String, _>)| {
+            groups.keys().map(|group| (tenant.clone(), group.clone())).collect::<Vec<_>>()
+        };
+        self.groups.iter().flat_map(names)
+    }
+
+    /// The entry of that record: one that is there, or a new one.
+    pub fn add(&mut self, record: &Record, now: Timestamp) -> &mut Entry {
+        if !self.by_id.contains_key(&record.id) {
+            let groups = self.groups.entry(record.tenant.clone()).or_default();
+            groups.entry(record.group.clone()).or_default().insert(record.id.clone());
+        }
+        self.by_id.entry(record.id.clone()).or_insert_with(|| Entry::new(record.clone(), None, now))
+    }
+
+    pub fn remove(&mut self, id: &InstanceId) {
+        let Some(entry) = self.by_id.remove(id) else { return };
+        let Some(groups) = self.groups.get_mut(&entry.record.tenant) else { return };
+        if let Some(ids) = groups.get_mut(&entry.record.group) {
+            ids.remove(id);
+        }
+        groups.retain(|_, ids| !ids.is_empty());
+        self.groups.retain(|_, groups| !groups.is_empty());
+    }
+}
+
 impl Memory {
     /// The instances of one group.
     pub fn members(&self, tenant: &str, group: &str) -> Vec<Member> {
-        let of = |entry: &&Entry| entry.record.tenant == tenant && entry.record.group == group;
-        self.entries.values().filter(of).map(Entry::member).collect()
+        self.entries.of_group(tenant, group).map(Entry::member).collect()
     }
 
     /// Refuses the request of an operator that lost its lease to a newer one, and remembers the newest.
@@ -114,42 +178,115 @@ impl Memory {
     }
 
     /// Names of all groups, those included that are gone but have instances.
-    pub fn groups(&self) -> BTreeSet<(String, String)> {
-        let mut names = plan::shard::group::all(&self.config, &self.dynamic);
-        names.extend(self.entries.values().map(|entry| (entry.record.tenant.clone(), entry.record.group.clone())));
+    pub fn group_names(&self) -> BTreeSet<(String, String)> {
+        let mut names = plan::shard::group::all(self.groups.config(), self.groups.dynamic());
+        names.extend(self.entries.groups());
         names
     }
 
     /// Those of the group that are not deleted.
     pub fn living(&self, tenant: &str, group: &str) -> BTreeSet<InstanceId> {
-        let of = |entry: &&Entry| {
-            entry.record.tenant == tenant && entry.record.group == group && entry.record.deleted_at.is_none()
-        };
-        self.entries.values().filter(of).map(|entry| entry.record.id.clone()).collect()
+        let living = self.entries.of_group(tenant, group).filter(|entry| entry.record.deleted_at.is_none());
+        living.map(|entry| entry.record.id.clone()).collect()
+    }
+
+    /// Notes that a machine was asked for, and forgets what is too old to count.
+    pub fn count_made(&mut self, now: Timestamp) {
+        self.made.retain(|at| pace::counts(*at, now));
+        self.made.push(now);
     }
 }
 
-/// Answers by tenant and request id, the oldest forgotten first.
+/// Answers by tenant, call and request id, the oldest forgotten first.
 #[derive(Default)]
 pub struct Answers {
-    known: HashMap<(String, String), Vec<u8>>,
-    order: VecDeque<(String, String)>,
+    known: HashMap<Asked, Vec<u8>>,
+    order: VecDeque<Asked>,
+    bytes: usize,
+}
+
+/// Which request was answered. An id that a client uses for two calls names two requests.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Asked {
+    pub tenant: String,
+    pub call: Call,
+    pub request_id: String,
+}
+
+/// A call whose answer is repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    UpsertGroup,
+    DeleteGroup,
+    CreateInstance,
+    DeleteInstance,
+    AcknowledgeDrained,
 }
 
 impl Answers {
-    pub fn get(&self, tenant: &str, id: &str) -> Option<&[u8]> {
-        self.known.get(&(tenant.to_owned(), id.to_owned())).map(Vec::as_slice)
+    pub fn get(&self, asked: &Asked) -> Option<&[u8]> {
+        self.known.get(asked).map(Vec::as_slice)
     }
 
-    pub fn put(&mut self, tenant: &str, id: &str, answer: Vec<u8>) {
-        let key = (tenant.to_owned(), id.to_owned());
-        if self.known.insert(key.clone(), answer).is_none() {
-            self.order.push_back(key);
+    pub fn put(&mut self, asked: Asked, answer: Vec<u8>) {
+        self.bytes += answer.len();
+        match self.known.insert(asked.clone(), answer) {
+            Some(before) => self.bytes -= before.len(),
+            None => self.order.push_back(asked),
         }
-        while self.order.len() > ANSWERS {
-            if let Some(oldest) = self.order.pop_front() {
-                self.known.remove(&oldest);
-            }
+        while self.order.len() > ANSWERS || self.bytes > ANSWER_BYTES {
+            let Some(oldest) = self.order.pop_front() else { return };
+            self.bytes -= self.known.remove(&oldest).map_or(0, |answer| answer.len());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plan::shard::group::Blueprint;
+
+    use super::*;
+
+    #[test]
+    fn answers_are_bounded_in_number_and_in_bytes() {
+        let asked = |call, number: usize| Asked { tenant: "t".to_owned(), call, request_id: number.to_string() };
+        let upsert = |number| asked(Call::UpsertGroup, number);
+        let mut answers = Answers::default();
+        for number in 0..=ANSWERS {
+            answers.put(upsert(number), vec![1]);
+        }
+        assert_eq!((answers.get(&upsert(0)), answers.get(&upsert(1))), (None, Some(&[1][..])));
+        assert_eq!(answers.get(&asked(Call::DeleteGroup, 1)), None);
+        // As large as the answer about a group of a thousand instances.
+        for number in 0..100 {
+            answers.put(upsert(number), vec![2; 150_000]);
+        }
+        let bytes = |answers: &Answers| answers.known.values().map(Vec::len).sum::<usize>();
+        assert!(bytes(&answers) <= ANSWER_BYTES);
+        assert_eq!(answers.known.len(), answers.order.len());
+        assert!(answers.get(&upsert(0)).is_none() && answers.get(&upsert(99)).is_some());
+        answers.put(upsert(99), vec![3]);
+        assert_eq!(answers.bytes, bytes(&answers), "a repeated id is counted once");
+    }
+
+    #[test]
+    fn entries_are_found_by_group_until_they_are_removed() {
+        let now = Timestamp::UNIX_EPOCH;
+        let id = |number| InstanceId::new("web", number);
+        let mut entries = Entries::default();
+        for (number, tenant, group) in [(1, "a", "g"), (2, "a", "h"), (3, "b", "g"), (4, "a", "g"), (4, "a", "g")] {
+            entries.add(&Record::new(id(number), (tenant, group, "w"), &Blueprint::default(), "s", now), now);
+        }
+        let of = |entries: &Entries, tenant: &str, group: &str| -> Vec<InstanceId> {
+            entries.of_group(tenant, group).map(|entry| entry.record.id.clone()).collect()
+        };
+        assert_eq!(of(&entries, "a", "g"), [id(1), id(4)]);
+        assert_eq!(of(&entries, "b", "g"), [id(3)]);
+        assert_eq!(of(&entries, "b", "h"), []);
+        entries.remove(&id(3));
+        entries.remove(&id(3));
+        let names: Vec<_> = entries.groups().collect();
+        assert_eq!(names, [("a".to_owned(), "g".to_owned()), ("a".to_owned(), "h".to_owned())]);
+        assert_eq!(entries.iter().count(), 3);
     }
 }

@@ -1,18 +1,15 @@
 //! What clients ask of a term. Tenants are kept apart here: every request names its tenant, and no answer speaks of
 //! another's.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::Timestamp;
 use plan::shard::{
     event,
     fence::{self, Age},
-    group::{self, Dynamic, Group, Upsert, effective},
+    group::{self, Dynamic, Group, Upsert},
     id::{self, InstanceId},
-    instance::{Leaving, Machine, MachineStatus, Reason, Record},
+    instance::{Leaving, MachineStatus, Reason, Record},
     on_demand,
     refusal::{Code, Refusal},
     round::Subnet,
@@ -20,35 +17,29 @@ use plan::shard::{
 use prost::Message;
 
 use super::{
-    memory::{Entry, Memory},
-    term::{Term, TermError, bounded, load_config, load_groups},
+    listing::status,
+    memory::{Asked, Call, Entry, Memory},
+    term::{Term, TermError, bounded, load_config, load_groups_unless},
     watch::Watched,
 };
 use crate::{
-    provider::MachineInfo,
     store::Expect,
     wire::{self, Fence, group_event::Type},
 };
 
 impl Term {
-    pub fn list_groups(&self, tenant: &str) -> Vec<wire::GroupStatus> {
-        let ours = self.all_groups(&self.memory()).into_iter().filter(|((owner, _), _)| owner == tenant);
-        ours.map(|(_, group)| group).collect()
-    }
-
     /// The snapshot and the registration are one step: no change falls between them.
     pub fn watch_groups(&self, tenant: &str) -> Watched<wire::GroupEvent> {
         let memory = self.memory();
-        let ours = self.all_groups(&memory).into_iter().filter(|((owner, _), _)| owner == tenant);
-        let snapshot = ours.map(|(_, group)| group_event(Type::Upsert, group)).collect();
+        let statuses = memory.groups.of_tenant(tenant).map(|current| self.describe(&memory, current));
+        let snapshot = statuses.map(|group| group_event(Type::Upsert, group)).collect();
         self.group_events.watch(tenant, snapshot)
     }
 
     pub fn watch_instances(&self, tenant: &str) -> Watched<wire::InstanceEvent> {
         let memory = self.memory();
-        let ours = memory.entries.values().filter(|entry| entry.record.tenant == tenant);
-        let records: Vec<_> = ours.map(|entry| entry.record.clone()).collect();
-        let events = event::snapshot(&records);
+        let records = memory.entries.iter().map(|entry| &entry.record).filter(|record| record.tenant == tenant);
+        let events = event::snapshot(records);
         let snapshot = events.iter().map(|(record, event)| wire::instance_event(record, event)).collect();
         self.instance_events.watch(tenant, snapshot)
     }
@@ -64,7 +55,7 @@ impl Term {
         request: wire::UpsertGroupRequest,
         fence: &Fence,
     ) -> Result<wire::GroupStatus, TermError> {
-        if let Some(known) = self.known_answer(tenant, fence) {
+        if let Some(known) = self.known_answer(tenant, Call::UpsertGroup, fence) {
             return Ok(known);
         }
         id::check("tenant", tenant)?;
@@ -81,12 +72,13 @@ impl Term {
         let after = {
             let mut memory = self.memory();
             memory.check_epoch(tenant, fence.epoch)?;
-            let before = memory.dynamic.get(tenant, &key);
+            let before = memory.groups.dynamic().get(tenant, &key);
             fence::check(before.and_then(|before| before.age), age)?;
             let living = memory.living(tenant, &key);
-            let mut entry = group::upsert(&memory.config, &memory.dynamic, (tenant, &key), &request, &living)?;
+            let (config, dynamic) = (memory.groups.config(), memory.groups.dynamic());
+            let mut entry = group::upsert(config, dynamic, (tenant, &key), &request, &living)?;
             entry.age = age.or(entry.age);
-            let mut after = memory.dynamic.clone();
+            let mut after = memory.groups.dynamic().clone();
             after.set(tenant, &key, Some(entry));
             after
         };
@@ -95,14 +87,14 @@ impl Term {
         let status = self.group_status(&self.memory(), tenant, &key);
         let status = status.ok_or_else(|| Refusal::new(Code::NotFound, "config.template: not a template"))?;
         self.group_events.send(tenant, group_event(Type::Upsert, status.clone()));
-        self.remember(tenant, fence, &status);
+        self.remember(tenant, Call::UpsertGroup, fence, &status);
         Ok(status)
     }
 
     /// Removes what requests said about a group. A static group goes on with what the configuration says.
     pub async fn delete_group(&self, tenant: &str, key: &str, fence: &Fence) -> Result<(), TermError> {
         id::check("key", key)?;
-        if self.known_answer::<()>(tenant, fence).is_some() {
+        if self.known_answer::<()>(tenant, Call::DeleteGroup, fence).is_some() {
             return Ok(());
         }
         let _one = self.groups_gate.lock().await;
@@ -110,9 +102,9 @@ impl Term {
         let after = {
             let mut memory = self.memory();
             memory.check_epoch(tenant, fence.epoch)?;
-            let Some(before) = memory.dynamic.get(tenant, key) else { return Ok(()) };
+            let Some(before) = memory.groups.dynamic().get(tenant, key) else { return Ok(()) };
             fence::check(before.age, Age::read(fence.epoch, fence.generation))?;
-            let mut after = memory.dynamic.clone();
+            let mut after = memory.groups.dynamic().clone();
             after.set(tenant, key, None);
             after
         };
@@ -124,7 +116,7 @@ impl Term {
             None => deleted_group(tenant, key),
         };
         self.group_events.send(tenant, event);
-        self.remember(tenant, fence, &());
+        self.remember(tenant, Call::DeleteGroup, fence, &());
         Ok(())
     }
 
@@ -135,7 +127,7 @@ impl Term {
         self.reload_groups().await?;
         let (before, old, dynamic) = {
             let memory = self.memory();
-            (memory.config_etag.clone(), Arc::clone(&memory.config), memory.dynamic.clone())
+            (memory.config_etag.clone(), Arc::clone(memory.groups.config()), memory.groups.dynamic().clone())
         };
         let updated = before != object.etag;
         if updated {
@@ -165,7 +157,7 @@ impl Term {
         request: wire::CreateInstanceRequest,
         fence: &Fence,
     ) -> Result<wire::CreateInstanceResponse, TermError> {
-        if let Some(known) = self.known_answer(tenant, fence) {
+        if let Some(known) = self.known_answer(tenant, Call::CreateInstance, fence) {
             return Ok(known);
         }
         let Some(config) = request.config else {
@@ -181,24 +173,24 @@ impl Term {
         let (record, group) = {
             let mut memory = self.memory();
             memory.check_epoch(tenant, fence.epoch)?;
-            if let Some(known) = memory.entries.values().find(|entry| is_answer(&entry.record, tenant, fence)) {
+            if let Some(known) = memory.entries.iter().find(|entry| is_answer(&entry.record, tenant, fence)) {
                 // The leader before this one made it.
                 return Ok(created(known));
             }
-            let pair = (&*memory.config, &memory.dynamic);
-            let exists = |id: &InstanceId| memory.entries.contains_key(id);
+            let pair = (&**memory.groups.config(), memory.groups.dynamic());
+            let exists = |id: &InstanceId| memory.entries.get(id).is_some();
             let subnets = |names: &[String]| room.iter().filter(|subnet| names.contains(&subnet.id)).cloned().collect();
             let uuid = (self.context.ids)();
             let mut record = on_demand::record(pair, tenant, &request, uuid, exists, subnets, now)?;
             record.request_id.clone_from(&fence.request_id);
-            (record, effective(&memory.config, &memory.dynamic, tenant, &request.group))
+            (record, memory.groups.get(tenant, &request.group).cloned())
         };
         let id = record.id.clone();
-        self.create(group.as_ref(), record).await?;
+        self.create(group.as_ref().map(|current| &current.group), record).await?;
         self.enqueue(tenant, &request.group);
         let answer = self.memory().entries.get(&id).map(created);
         let answer = answer.ok_or_else(|| unknown(&id))?;
-        self.remember(tenant, fence, &answer);
+        self.remember(tenant, Call::CreateInstance, fence, &answer);
         Ok(answer)
     }
 
@@ -209,17 +201,26 @@ impl Term {
         id: &str,
         fence: &Fence,
     ) -> Result<wire::DeleteInstanceResponse, TermError> {
-        let answer = |status: &str| Ok(wire::DeleteInstanceResponse { status: status.to_owned() });
+        if let Some(known) = self.known_answer(tenant, Call::DeleteInstance, fence) {
+            return Ok(known);
+        }
         let id = InstanceId::parse(id)?;
         self.memory().check_epoch(tenant, fence.epoch)?;
-        let Some(group) = self.owned(tenant, &id)? else { return answer("unknown") };
+        let status = self.begin_deletion(tenant, &id).await?;
+        let answer = wire::DeleteInstanceResponse { status: status.to_owned() };
+        self.remember(tenant, Call::DeleteInstance, fence, &answer);
+        Ok(answer)
+    }
+
+    async fn begin_deletion(&self, tenant: &str, id: &InstanceId) -> Result<&'static str, TermError> {
+        let Some(group) = self.owned(tenant, id)? else { return Ok("unknown") };
         let gate = self.gate(tenant, &group);
         let _one = gate.lock().await;
         self.resync(tenant, &group).await?;
-        let record = self.memory().entries.get(&id).map(|entry| entry.record.clone());
-        let Some(mut record) = record else { return answer("unknown") };
+        let record = self.memory().entries.get(id).map(|entry| entry.record.clone());
+        let Some(mut record) = record else { return Ok("unknown") };
         if record.deleted_at.is_some() {
-            return answer("deleted");
+            return Ok("deleted");
         }
         let now = self.context.clock.now();
         let due = record.leaving.as_ref().is_some_and(|leaving| leaving.delete_at <= now);
@@ -230,7 +231,7 @@ impl Term {
             self.write(record).await?;
         }
         self.enqueue(tenant, &group);
-        answer("deleting")
+        Ok("deleting")
     }
 
     pub fn instance_status(&self, tenant: &str, id: &str) -> Result<wire::InstanceStatusResponse, TermError> {
@@ -251,6 +252,9 @@ impl Term {
 
     /// The operator drained it: it goes, whatever was said before.
     pub fn acknowledge_drained(&self, tenant: &str, id: &str, fence: &Fence) -> Result<(), TermError> {
+        if self.known_answer::<()>(tenant, Call::AcknowledgeDrained, fence).is_some() {
+            return Ok(());
+        }
         let id = InstanceId::parse(id)?;
         self.memory().check_epoch(tenant, fence.epoch)?;
         let Some(group) = self.owned(tenant, &id)? else { return Err(unknown(&id).into()) };
@@ -261,6 +265,7 @@ impl Term {
             entry.acknowledged = true;
         }
         self.enqueue(tenant, &group);
+        self.remember(tenant, Call::AcknowledgeDrained, fence, &());
         Ok(())
     }
 
@@ -300,10 +305,10 @@ impl Term {
 
     /// Takes over what another hand changed in the groups file.
     async fn reload_groups(&self) -> Result<(), TermError> {
-        let (dynamic, etag) = load_groups(&self.context).await?;
-        let mut memory = self.memory();
-        if memory.dynamic_etag != etag {
-            memory.dynamic = dynamic;
+        let known = self.memory().dynamic_etag.clone();
+        if let Some((dynamic, etag)) = load_groups_unless(&self.context, known.as_ref()).await? {
+            let mut memory = self.memory();
+            memory.groups.set_dynamic(dynamic);
             memory.dynamic_etag = etag;
         }
         Ok(())
@@ -314,7 +319,7 @@ impl Term {
         let key = self.context.layout.groups();
         let etag = {
             let memory = self.memory();
-            if memory.dynamic == after {
+            if *memory.groups.dynamic() == after {
                 return Ok(());
             }
             memory.dynamic_etag.clone()
@@ -323,7 +328,7 @@ impl Term {
         let expect = etag.map_or(Expect::Absent, Expect::Content);
         let etag = bounded(&key, self.context.store.put(&key, body, expect)).await?;
         let mut memory = self.memory();
-        memory.dynamic = after;
+        memory.groups.set_dynamic(after);
         memory.dynamic_etag = Some(etag);
         Ok(())
     }
@@ -333,7 +338,7 @@ impl Term {
         let (mut events, groups) = {
             let mut memory = self.memory();
             let before = self.all_groups(&memory);
-            memory.config = Arc::new(config);
+            memory.groups.set_config(config);
             memory.config_etag = object.etag.clone();
             memory.config_modified = object.modified;
             memory.config_size = object.body.len();
@@ -349,7 +354,7 @@ impl Term {
                 };
                 events.push((rank, name.0.clone(), group_event(Type::Upsert, group.clone())));
             }
-            (events, memory.groups())
+            (events, memory.group_names())
         };
         events.sort_by_key(|(rank, _, _)| *rank);
         for (_, tenant, event) in events {
@@ -360,67 +365,21 @@ impl Term {
         }
     }
 
-    /// Every group with its instances, in one pass over them.
+    /// Every group with its instances.
     fn all_groups(&self, memory: &Memory) -> BTreeMap<(String, String), wire::GroupStatus> {
-        let mut entries: HashMap<(&str, &str), Vec<&Entry>> = HashMap::new();
-        for entry in memory.entries.values().filter(|entry| counts(entry)) {
-            entries.entry((&entry.record.tenant, &entry.record.group)).or_default().push(entry);
-        }
-        let status = |(tenant, key): (String, String)| {
-            let group = effective(&memory.config, &memory.dynamic, &tenant, &key)?;
-            let ours = entries.get(&(&*tenant, &*key)).map_or(&[][..], Vec::as_slice);
-            let status = self.describe(group, ours);
-            Some(((tenant, key), status))
-        };
-        group::all(&memory.config, &memory.dynamic).into_iter().filter_map(status).collect()
+        let name = |group: &Group| (group.tenant.clone(), group.key.clone());
+        memory.groups.iter().map(|current| (name(&current.group), self.describe(memory, current))).collect()
     }
 
     fn group_status(&self, memory: &Memory, tenant: &str, key: &str) -> Option<wire::GroupStatus> {
-        let group = effective(&memory.config, &memory.dynamic, tenant, key)?;
-        let ours = |entry: &&Entry| counts(entry) && entry.record.tenant == tenant && entry.record.group == key;
-        let entries: Vec<&Entry> = memory.entries.values().filter(ours).collect();
-        Some(self.describe(group, &entries))
-    }
-
-    fn describe(&self, group: Group, entries: &[&Entry]) -> wire::GroupStatus {
-        let mut provider_ids: Vec<_> = entries.iter().map(|entry| entry.record.provider_id().to_owned()).collect();
-        provider_ids.sort();
-        let instance = |entry: &&Entry| {
-            let machine = MachineInfo {
-                instance_id: entry.record.id.to_string(),
-                provider_id: entry.record.provider_id().to_owned(),
-                status: status(entry),
-                created_at: entry.record.created_at,
-            };
-            wire::group_status::Instance {
-                node_provider_id: self.context.provider.node_provider_id(&self.context.shard, &machine),
-                instance_id: machine.instance_id,
-                provider_id: machine.provider_id,
-                status: machine.status.as_str().to_owned(),
-                created_at: Some(wire::timestamp(machine.created_at)),
-            }
-        };
-        wire::GroupStatus {
-            etag: group.etag(),
-            key: group.key,
-            tenant: group.tenant,
-            template: group.template,
-            size: group.size,
-            instance_type: group.instance_type,
-            subnet_pool: group.subnet_pool,
-            vars: group.vars,
-            is_static: group.is_static,
-            actual_size: i32::try_from(entries.len()).unwrap_or(i32::MAX),
-            provider_ids,
-            instances: entries.iter().map(instance).collect(),
-        }
+        Some(self.describe(memory, memory.groups.get(tenant, key)?))
     }
 
     /// The room of every subnet of every pool.
     async fn room(&self) -> Vec<Subnet> {
         let names: Vec<String> = {
             let memory = self.memory();
-            memory.config.shard.subnet_pools.values().flatten().cloned().collect()
+            memory.groups.config().shard.subnet_pools.values().flatten().cloned().collect()
         };
         let mut room = Vec::new();
         for id in names {
@@ -431,16 +390,20 @@ impl Term {
         room
     }
 
-    fn known_answer<T: Message + Default>(&self, tenant: &str, fence: &Fence) -> Option<T> {
-        let id = fence.request_id.as_deref()?;
-        T::decode(self.memory().answers.get(tenant, id)?).ok()
+    fn known_answer<T: Message + Default>(&self, tenant: &str, call: Call, fence: &Fence) -> Option<T> {
+        T::decode(self.memory().answers.get(&asked(tenant, call, fence)?)?).ok()
     }
 
-    fn remember(&self, tenant: &str, fence: &Fence, answer: &impl Message) {
-        if let Some(id) = &fence.request_id {
-            self.memory().answers.put(tenant, id, answer.encode_to_vec());
+    fn remember(&self, tenant: &str, call: Call, fence: &Fence, answer: &impl Message) {
+        if let Some(asked) = asked(tenant, call, fence) {
+            self.memory().answers.put(asked, answer.encode_to_vec());
         }
     }
+}
+
+/// `None` for a request without an id.
+fn asked(tenant: &str, call: Call, fence: &Fence) -> Option<Asked> {
+    Some(Asked { tenant: tenant.to_owned(), call, request_id: fence.request_id.clone()? })
 }
 
 /// Whether that request made it.
@@ -452,24 +415,6 @@ fn created(entry: &Entry) -> wire::CreateInstanceResponse {
     let made = entry.record.machine.is_some();
     let status = if made { MachineStatus::Running } else { MachineStatus::Pending };
     wire::CreateInstanceResponse { instance_id: entry.record.id.to_string(), status: status.as_str().to_owned() }
-}
-
-/// Whether it is one of its group's actual size.
-fn counts(entry: &Entry) -> bool {
-    !entry.record.on_demand
-        && entry.record.deleted_at.is_none()
-        && entry.record.machine.is_some()
-        && !matches!(status(entry), MachineStatus::Deleting | MachineStatus::Deleted)
-}
-
-/// What clients see of an instance.
-fn status(entry: &Entry) -> MachineStatus {
-    match &entry.machine {
-        _ if entry.record.machine.is_none() => MachineStatus::Pending,
-        Machine::Unknown => MachineStatus::Unknown,
-        Machine::Absent => MachineStatus::Deleted,
-        Machine::There { status, .. } => *status,
-    }
 }
 
 fn unknown(id: &InstanceId) -> Refusal {

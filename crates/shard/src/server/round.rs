@@ -6,7 +6,7 @@ use futures::{FutureExt, StreamExt, TryStreamExt, future::BoxFuture, stream};
 use jiff::Timestamp;
 use plan::shard::{
     event,
-    group::{Group, effective},
+    group::Group,
     id::InstanceId,
     instance::{Leaving, Machine, MachineRef, Record, Settings},
     pace,
@@ -64,30 +64,30 @@ impl Term {
     async fn round(&self, tenant: &str, key: &str) -> Result<(bool, Option<Timestamp>), TermError> {
         self.resync(tenant, key).await?;
         let now = self.context.clock.now();
-        let (group, members, settings, budget, create_after) = {
+        let (current, members, settings, budget, create_after) = {
             let memory = self.memory();
-            let recent: Vec<_> = memory.made.iter().copied().collect();
-            let budget = pace::create_budget(memory.config.shard.create_rate_limit, &recent, now);
+            let budget = pace::create_budget(memory.groups.config().shard.create_rate_limit, &memory.made, now);
             let failing = memory.failing.get(&(tenant.to_owned(), key.to_owned()));
             (
-                effective(&memory.config, &memory.dynamic, tenant, key),
+                memory.groups.get(tenant, key).cloned(),
                 memory.members(tenant, key),
-                Settings::from(&*memory.config),
+                Settings::from(&**memory.groups.config()),
                 budget,
                 failing.map(|failing| failing.retry_at),
             )
         };
+        let group = current.as_ref().map(|current| &current.group);
         let ids: Vec<u128> = (0..budget).map(|_| (self.context.ids)()).collect();
-        let observed = Observed { group: group.as_ref(), members: &members, subnets: &[], ids: &ids, create_after };
+        let observed = Observed { group, members: &members, subnets: &[], ids: &ids, create_after };
         let mut round = plan(observed, &settings, now);
         if round.blocked.is_some() {
             // An instance is to be made: only then the provider is asked for room.
-            let subnets = self.subnets(group.as_ref()).await;
+            let subnets = self.subnets(group).await;
             round = plan(Observed { subnets: &subnets, ..observed }, &settings, now);
         }
         let mut acted = false;
         for action in round.actions {
-            acted |= self.execute(group.as_ref(), action).await?;
+            acted |= self.execute(group, action).await?;
         }
         if let Some(why) = round.blocked {
             self.creation_failed(tenant, key, why);
@@ -138,7 +138,7 @@ impl Term {
         let now = self.context.clock.now();
         self.touch(id, Machine::Unknown);
         let made = bounded_provider(self.context.provider.create(&order)).await;
-        self.memory().made.push_back(now);
+        self.memory().count_made(now);
         match made {
             Ok(machine) => {
                 self.touch(id, there(&machine));
@@ -209,7 +209,7 @@ impl Term {
 
     fn order(&self, group: Option<&Group>, record: &Record) -> Order {
         let blueprint = group.map(|group| group.blueprint.clone()).unwrap_or_default();
-        let config = Arc::clone(&self.memory().config);
+        let config = Arc::clone(self.memory().groups.config());
         Order {
             instance_id: record.id.to_string(),
             cluster: self.context.cluster.clone(),
@@ -250,9 +250,6 @@ impl Term {
         entry.failing = None;
         let name = (entry.record.tenant.clone(), entry.record.group.clone());
         memory.failing.remove(&name);
-        while memory.made.len() > usize::from(u16::MAX) {
-            memory.made.pop_front();
-        }
     }
 
     fn failed(&self, id: &InstanceId, text: &str) {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use plan::shard::election::Timing;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -38,13 +38,21 @@ const AGENTS: Limits =
     Limits { ping: (Duration::from_secs(20), Duration::from_secs(10)), connections: 4, calls: 8, unary: None };
 
 /// Operators are few and poll every 30 s by themselves. A call has time for the provider's and storage's deadlines, and
-/// two requests of the largest size fit.
+/// two requests of the largest size fit, and four such answers.
 const OPERATORS: Limits = Limits {
     ping: (Duration::from_mins(1), Duration::from_secs(20)),
     connections: 16,
     calls: 64,
-    unary: Some(Unary { deadline: Duration::from_mins(1), bytes: 2 * MESSAGE_LIMIT }),
+    unary: Some(Unary {
+        deadline: Duration::from_mins(1),
+        bytes: 2 * MESSAGE_LIMIT,
+        answers: 4 * MESSAGE_LIMIT,
+        streams: "Watch",
+    }),
 };
+
+/// Entries of the certificate log live for days to a year: a day more costs nothing, and reading all of them does.
+const PURGE: Duration = Duration::from_hours(24);
 
 /// After an error that may pass: storage that is away, a damaged object that is repaired.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -368,14 +376,23 @@ async fn rounds(term: &Term) -> TermError {
     }
 }
 
-/// Looks at all machines at intervals, and removes those that no record owns.
+/// Looks at all machines at intervals, and removes those that no record owns. Less often the certificate log is read.
 async fn collect(term: &Term) -> TermError {
+    let mut purge_at = Instant::now();
     loop {
         tokio::time::sleep(term.collection_interval()).await;
         match term.sweep().await {
             Ok(_) => {}
             Err(TermError::Lost(error)) => return error.into(),
             Err(error) => tracing::warn!(%error, "the machines were not looked at"),
+        }
+        if Instant::now() < purge_at {
+            continue;
+        }
+        match term.purge_certificate_log().await {
+            Ok(_) => purge_at = Instant::now() + PURGE,
+            Err(TermError::Lost(error)) => return error.into(),
+            Err(error) => tracing::warn!(%error, "the certificate log was not purged"),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{FutureExt, StreamExt, TryStreamExt, future::BoxFuture, stream};
 use jiff::Timestamp;
 use plan::shard::{
     config::{Certificates, Config, Problem},
@@ -17,7 +17,9 @@ use plan::shard::{
 };
 
 use super::{
-    memory::{Answers, Entry, Memory},
+    groups::Groups,
+    listing::Listed,
+    memory::{Answers, Entries, Entry, Memory},
     watch::Hub,
 };
 use crate::{
@@ -28,8 +30,16 @@ use crate::{
     wire,
 };
 
-/// Records read at once when a term opens: enough to hide a bucket's latency, few enough for a file system.
-const READERS: usize = 32;
+/// Objects that are read by one call when many are. Few enough that none meets its deadline, enough that ten
+/// thousand are a few dozen calls.
+pub(super) const CHUNK: usize = 256;
+
+/// Such calls at once: as many as keep a few cores and a bucket busy.
+const CHUNKS_AT_ONCE: usize = 4;
+
+/// Events that wait for a watcher. One of a group has all its instances and is a hundred times as large as the others.
+const GROUPS_BEHIND: usize = 256;
+const EVENTS_BEHIND: usize = 4096;
 
 /// For one call to storage: a leader that waits longer would lose its lead meanwhile.
 const STORAGE_DEADLINE: Duration = Duration::from_secs(10);
@@ -100,36 +110,36 @@ impl Term {
         let (config, object) = load_config(&context).await?;
         let (dynamic, dynamic_etag) = load_groups(&context).await?;
         let mut memory = Memory {
-            config: Arc::new(config),
+            groups: Groups::new(config, dynamic),
             config_etag: object.etag,
             config_modified: object.modified,
             config_size: object.body.len(),
-            dynamic,
             dynamic_etag,
             entries: load_entries(&context, now).await?,
             failing: HashMap::new(),
-            made: std::collections::VecDeque::new(),
+            made: Vec::new(),
             answers: Answers::default(),
+            listed: Listed::default(),
             epochs: HashMap::new(),
         };
-        memory.epochs = epochs(&memory.dynamic);
+        memory.epochs = epochs(memory.groups.dynamic());
         let registered = load_registered(&context).await?;
-        for entry in memory.entries.values_mut() {
+        for entry in memory.entries.iter_mut() {
             entry.agent.registered = registered.contains(entry.record.id.as_str());
         }
         let machines = bounded_provider(context.provider.list(&context.cluster, &context.shard)).await?;
-        let calls = memory.entries.iter().map(|(id, entry)| (id.clone(), entry.calls)).collect();
-        observe(&mut memory, &machines, &calls);
-        let due = memory.groups();
+        // Nothing was called yet.
+        observe(&mut memory, &machines, |entry| entry.calls == 0);
+        let due = memory.group_names();
         Ok(Self {
             context,
             lead,
             memory: Mutex::new(memory),
             groups_gate: tokio::sync::Mutex::default(),
             gates: Mutex::default(),
-            group_events: Hub::default(),
-            instance_events: Hub::default(),
-            error_events: Hub::default(),
+            group_events: Hub::new(GROUPS_BEHIND),
+            instance_events: Hub::new(EVENTS_BEHIND),
+            error_events: Hub::new(EVENTS_BEHIND),
             due: Mutex::new(due),
             wake: tokio::sync::Notify::new(),
             hung_up: tokio::sync::Notify::new(),
@@ -158,14 +168,14 @@ impl Term {
 
     /// Asks for a round of every group.
     pub fn enqueue_all(&self) {
-        let groups = self.memory().groups();
+        let groups = self.memory().group_names();
         self.due.lock().unwrap_or_else(PoisonError::into_inner).extend(groups);
         self.wake.notify_one();
     }
 
     /// How long to wait for that time; at most as long as a health check may be late.
     pub(super) fn until(&self, next: Option<Timestamp>) -> Duration {
-        let longest = self.memory().config.shard.health_check_interval.get();
+        let longest = self.memory().groups.config().shard.health_check_interval.get();
         let wait = next.map(|at| at.duration_since(self.context.clock.now()));
         let wait = wait.map_or(longest, |wait| wait.try_into().unwrap_or(Duration::ZERO));
         // Not at once: a time that does not come nearer must not spin.
@@ -173,11 +183,11 @@ impl Term {
     }
 
     pub(super) fn certificates(&self) -> Certificates {
-        self.memory().config.certificates
+        self.memory().groups.config().certificates
     }
 
     pub(super) fn collection_interval(&self) -> Duration {
-        self.memory().config.shard.garbage_collection.interval.get()
+        self.memory().groups.config().shard.garbage_collection.interval.get()
     }
 
     /// Stores a record over what is known of it. The lead is looked at first: storage cannot tell a stale leader's
@@ -190,7 +200,7 @@ impl Term {
         let expect = {
             let mut memory = self.memory();
             let now = self.context.clock.now();
-            let entry = memory.entries.entry(id.clone()).or_insert_with(|| Entry::new(record.clone(), None, now));
+            let entry = memory.entries.add(&record, now);
             // Unknown from here until the answer: a failed write may have arrived.
             entry.etag.take().map_or(Expect::Absent, Expect::Content)
         };
@@ -206,9 +216,8 @@ impl Term {
     pub(super) async fn resync(&self, tenant: &str, group: &str) -> Result<(), TermError> {
         let unknown: Vec<InstanceId> = {
             let memory = self.memory();
-            let of =
-                |entry: &&Entry| entry.etag.is_none() && entry.record.tenant == tenant && entry.record.group == group;
-            memory.entries.values().filter(of).map(|entry| entry.record.id.clone()).collect()
+            let unknown = memory.entries.of_group(tenant, group).filter(|entry| entry.etag.is_none());
+            unknown.map(|entry| entry.record.id.clone()).collect()
         };
         for id in unknown {
             let key = self.context.layout.instance(tenant, &id.storage_key());
@@ -216,7 +225,7 @@ impl Term {
             let read = object.map(|object| decode(&key, object)).transpose()?;
             let mut memory = self.memory();
             match read {
-                None => drop(memory.entries.remove(&id)),
+                None => memory.entries.remove(&id),
                 Some((record, etag)) => {
                     if let Some(entry) = memory.entries.get_mut(&id) {
                         entry.record = record;
@@ -231,13 +240,13 @@ impl Term {
     /// Asks the provider for all machines, and enqueues every group.
     pub async fn observe(&self) -> Result<Vec<MachineInfo>, TermError> {
         let calls: HashMap<InstanceId, u64> =
-            self.memory().entries.iter().map(|(id, entry)| (id.clone(), entry.calls)).collect();
+            self.memory().entries.iter().map(|entry| (entry.record.id.clone(), entry.calls)).collect();
         let context = &self.context;
         let machines = bounded_provider(context.provider.list(&context.cluster, &context.shard)).await?;
         let groups = {
             let mut memory = self.memory();
-            observe(&mut memory, &machines, &calls);
-            memory.groups()
+            observe(&mut memory, &machines, |entry| calls.get(&entry.record.id) == Some(&entry.calls));
+            memory.group_names()
         };
         for (tenant, group) in groups {
             self.enqueue(&tenant, &group);
@@ -256,13 +265,12 @@ impl Term {
                 created_at: machine.created_at,
             })
             .collect();
-        let (records, guard) = {
+        let orphans = {
             let memory = self.memory();
-            let records = memory.entries.values().map(|entry| (entry.record.id.to_string(), entry.record.clone()));
-            let guard = memory.config.shard.garbage_collection.registration_timeout.get();
-            (records.collect(), guard)
+            let record = |id: &str| memory.entries.find(id).map(|entry| &entry.record);
+            let guard = memory.groups.config().shard.garbage_collection.registration_timeout.get();
+            plan::shard::sweep::orphans(&found, record, guard, self.context.clock.now())
         };
-        let orphans = plan::shard::sweep::orphans(&found, &records, guard, self.context.clock.now());
         for orphan in &orphans {
             self.lead.verify().await?;
             tracing::warn!(instance = orphan.instance_id, machine = orphan.provider_id, "removing an orphan machine");
@@ -281,13 +289,10 @@ fn epochs(dynamic: &Dynamic) -> HashMap<String, u64> {
 }
 
 /// Takes over what a list of machines says, except of instances whose machines were touched since it began.
-fn observe(memory: &mut Memory, machines: &[MachineInfo], calls: &HashMap<InstanceId, u64>) {
+fn observe(memory: &mut Memory, machines: &[MachineInfo], is_untouched: impl Fn(&Entry) -> bool) {
     let found: HashMap<&str, &MachineInfo> = machines.iter().map(|machine| (&*machine.instance_id, machine)).collect();
-    for (id, entry) in &mut memory.entries {
-        if calls.get(id) != Some(&entry.calls) {
-            continue;
-        }
-        entry.machine = found.get(id.as_str()).map_or(Machine::Absent, |machine| Machine::There {
+    for entry in memory.entries.iter_mut().filter(|entry| is_untouched(entry)) {
+        entry.machine = found.get(entry.record.id.as_str()).map_or(Machine::Absent, |machine| Machine::There {
             provider_id: machine.provider_id.clone(),
             status: machine.status,
         });
@@ -325,31 +330,44 @@ pub(super) async fn load_config(context: &Context) -> Result<(Config, Object), T
 }
 
 pub(super) async fn load_groups(context: &Context) -> Result<(Dynamic, Option<Etag>), TermError> {
+    Ok(load_groups_unless(context, None).await?.unwrap_or_default())
+}
+
+/// `None` if the groups are those of `known`, which costs no reading of them.
+pub(super) async fn load_groups_unless(
+    context: &Context,
+    known: Option<&Etag>,
+) -> Result<Option<(Dynamic, Option<Etag>)>, TermError> {
     let key = context.layout.groups();
-    let Some(object) = bounded(&key, context.store.get(&key)).await? else { return Ok((Dynamic::default(), None)) };
+    let Some(object) = bounded(&key, context.store.get(&key)).await? else { return Ok(Some(Default::default())) };
+    if known == Some(&object.etag) {
+        return Ok(None);
+    }
     let damaged = |why: String| TermError::Damaged { key: key.clone(), why };
     let text = std::str::from_utf8(&object.body).map_err(|error| damaged(error.to_string()))?;
     let groups = jsonc_parser::parse_to_serde_value(text, &jsonc_parser::ParseOptions::default());
-    Ok((groups.map_err(|error| damaged(error.to_string()))?, Some(object.etag)))
+    Ok(Some((groups.map_err(|error| damaged(error.to_string()))?, Some(object.etag))))
 }
 
-async fn load_entries(
-    context: &Context,
-    now: Timestamp,
-) -> Result<std::collections::BTreeMap<InstanceId, Entry>, TermError> {
+async fn load_entries(context: &Context, now: Timestamp) -> Result<Entries, TermError> {
     let folder = context.layout.instances();
     let keys = bounded(&folder, context.store.list(&folder)).await?;
-    stream::iter(keys)
-        .map(|key| async move {
-            let object = bounded(&key, context.store.get(&key)).await?;
-            let read = object.map(|object| decode(&key, object)).transpose()?;
-            // One that vanished since the list was purged by the leader before.
-            Ok(read.map(|(record, etag)| (record.id.clone(), Entry::new(record, Some(etag), now))))
-        })
-        .buffer_unordered(READERS)
-        .try_filter_map(|entry| async move { Ok(entry) })
-        .try_collect()
-        .await
+    // Boxed: the compiler cannot see through the borrow that these futures are `Send`.
+    let chunks: Vec<BoxFuture<'_, _>> = keys.chunks(CHUNK).map(|keys| load_records(context, keys).boxed()).collect();
+    let mut chunks = stream::iter(chunks).buffer_unordered(CHUNKS_AT_ONCE);
+    let mut entries = Entries::default();
+    while let Some(records) = chunks.try_next().await? {
+        for (record, etag) in records {
+            entries.add(&record, now).etag = Some(etag);
+        }
+    }
+    Ok(entries)
+}
+
+async fn load_records(context: &Context, keys: &[String]) -> Result<Vec<(Record, Etag)>, TermError> {
+    let objects = bounded(&context.layout.instances(), context.store.get_many(keys)).await?;
+    // One that vanished since the list was purged by the leader before.
+    keys.iter().zip(objects).filter_map(|(key, object)| Some(decode(key, object?))).collect()
 }
 
 /// Instances whose agents registered. Their keys go with their records, so that there are not more of them.

@@ -1,7 +1,7 @@
 //! Streams to watchers: one per tenant and kind.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
@@ -14,42 +14,48 @@ use futures::Stream;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-/// A watcher that is so far behind is better served by a new snapshot.
-const BEHIND: usize = 4096;
-
 /// Sends events of one kind to the watchers of each tenant. A newer watcher replaces the older one, whose stream stays
 /// open and silent: a stock operator whose stream ended would reconnect and replace the newer one in turn.
 pub struct Hub<T> {
     slots: Mutex<HashMap<String, Slot<T>>>,
+    /// A watcher that is so far behind is better served by a new snapshot.
+    behind: usize,
 }
+
+/// What its watcher has not taken yet. A watcher that was replaced holds none of it: it may never read, and there may
+/// be many.
+type Snapshot<T> = Arc<Mutex<VecDeque<T>>>;
 
 struct Slot<T> {
     sender: mpsc::Sender<T>,
+    snapshot: Snapshot<T>,
     behind: Arc<AtomicBool>,
 }
 
 /// What a watcher receives: the snapshot, then events.
 pub struct Watched<T> {
-    snapshot: std::vec::IntoIter<T>,
+    snapshot: Snapshot<T>,
     events: mpsc::Receiver<T>,
     behind: Arc<AtomicBool>,
 }
 
-impl<T> Default for Hub<T> {
-    fn default() -> Self {
-        Self { slots: Mutex::default() }
-    }
-}
-
 impl<T> Hub<T> {
+    /// `behind` events wait for a watcher at most.
+    pub fn new(behind: usize) -> Self {
+        Self { slots: Mutex::default(), behind }
+    }
+
     /// Adds a watcher. The caller makes snapshot and registration one step, by a lock, so that no event is lost or sent
     /// before the snapshot.
     pub fn watch(&self, tenant: &str, snapshot: Vec<T>) -> Watched<T> {
-        let (sender, events) = mpsc::channel(BEHIND);
-        let behind = Arc::new(AtomicBool::new(false));
-        let slot = Slot { sender, behind: Arc::clone(&behind) };
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.to_owned(), slot);
-        Watched { snapshot: snapshot.into_iter(), events, behind }
+        let (sender, events) = mpsc::channel(self.behind);
+        let (behind, snapshot) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(snapshot.into())));
+        let slot = Slot { sender, snapshot: Arc::clone(&snapshot), behind: Arc::clone(&behind) };
+        let replaced = self.slots.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.to_owned(), slot);
+        if let Some(replaced) = replaced {
+            *replaced.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = VecDeque::new();
+        }
+        Watched { snapshot, events, behind }
     }
 
     /// Sends an event to the tenant's watcher, if there is one.
@@ -69,7 +75,8 @@ impl<T: Unpin> Stream for Watched<T> {
     type Item = Result<T, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if let Some(event) = self.snapshot.next() {
+        let next = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        if let Some(event) = next {
             return Poll::Ready(Some(Ok(event)));
         }
         match self.events.poll_recv(context) {
@@ -92,7 +99,7 @@ mod tests {
 
     #[tokio::test]
     async fn a72_a_newer_watcher_replaces_the_older_which_stays_open_and_silent() {
-        let hub = Hub::default();
+        let hub = Hub::new(8);
         let mut old = hub.watch("a", vec![1, 2]);
         hub.send("a", 3);
         hub.send("b", 9);
@@ -108,8 +115,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_watcher_that_was_replaced_holds_nothing_however_little_it_read() {
+        let (hub, item) = (Hub::new(8), Arc::new(()));
+        let snapshot = || vec![Arc::clone(&item); 100];
+        let mut all: Vec<_> = (0..50).map(|_| hub.watch("a", snapshot())).collect();
+        assert_eq!(Arc::strong_count(&item), 101, "the newest one's, and ours");
+        let mut newest = all.pop().unwrap();
+        for mut old in all {
+            assert!(old.next().now_or_never().is_none());
+        }
+        for _ in 0..100 {
+            assert!(newest.next().await.unwrap().is_ok());
+        }
+        assert_eq!(Arc::strong_count(&item), 1);
+    }
+
+    #[tokio::test]
     async fn a_watcher_that_falls_behind_is_ended_and_others_are_not_disturbed() {
-        let hub = Hub::default();
+        const BEHIND: usize = 64;
+        let hub = Hub::new(BEHIND);
         let (mut slow, mut quick) = (hub.watch("slow", vec![]), hub.watch("quick", vec![]));
         for number in 0..=BEHIND {
             hub.send("slow", number);

@@ -118,6 +118,11 @@ async fn listing(store: &dyn Store, folder: &str) -> Result<(), Unfit> {
     expected.sort();
     let all = store.list(folder).await.map_err(failed("to list"))?;
     require(all == expected, "a list has every key under the prefix, sorted")?;
+    let asked = [&expected[..], &[format!("{folder}none")]].concat();
+    let read = store.get_many(&asked).await.map_err(failed("to read several"))?;
+    let bodies: Vec<_> = read.into_iter().map(|object| object.map(|object| object.body)).collect();
+    let written = expected.iter().map(|key| Some(key.clone().into_bytes())).chain([None]);
+    require(bodies == written.collect::<Vec<_>>(), "several objects are read in the order of their keys")?;
     let inner = store.list(&format!("{folder}c/")).await.map_err(failed("to list"))?;
     require(inner.len() == 2, "a list has only keys under the prefix")?;
     for key in &expected {
@@ -132,10 +137,8 @@ fn require(holds: bool, promise: &'static str) -> Result<(), Unfit> {
 
 #[cfg(test)]
 mod tests {
-    use async_trait::async_trait;
-
     use super::*;
-    use crate::store::{FileStore, MemoryStore, Object};
+    use crate::store::{Careless, FileStore, MemoryStore};
 
     #[tokio::test]
     async fn the_memory_store_conforms() {
@@ -148,37 +151,11 @@ mod tests {
         check(&FileStore::open(folder.path()).unwrap(), "f").await.unwrap();
     }
 
-    /// A store that ignores conditions, as some object stores do.
-    struct Careless(MemoryStore);
-
-    #[async_trait]
-    impl Store for Careless {
-        async fn get(&self, key: &str) -> Result<Option<Object>, StoreError> {
-            self.0.get(key).await
-        }
-
-        async fn put(&self, key: &str, body: Vec<u8>, expect: Expect) -> Result<Etag, StoreError> {
-            let lax = match (expect, self.0.get(key).await?) {
-                (Expect::Content(_), Some(object)) => Expect::Content(object.etag),
-                (expect, _) => expect,
-            };
-            self.0.put(key, body, lax).await
-        }
-
-        async fn delete(&self, key: &str) -> Result<(), StoreError> {
-            self.0.delete(key).await
-        }
-
-        async fn list(&self, prefix: &str) -> Result<Vec<String>, StoreError> {
-            self.0.list(prefix).await
-        }
-    }
-
     #[tokio::test]
     async fn a_store_that_takes_a_stale_write_is_refused_with_the_reason() {
-        let careless = Careless(MemoryStore::default());
-        let error = prove(&careless, "x").await.unwrap_err().to_string();
+        let store = MemoryStore::default();
+        let error = prove(&Careless(store.clone()), "x").await.unwrap_err().to_string();
         assert!(error.contains("accepted a stale write"), "{error}");
-        assert!(careless.0.snapshot().is_empty(), "the probe is removed");
+        assert!(store.snapshot().is_empty(), "the probe is removed");
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use super::{Etag, Expect, Object, Store, StoreError};
+use super::{Etag, Expect, MemoryStore, Object, Store, StoreError};
 
 /// How every call behaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,8 +65,13 @@ impl Faults {
     /// A process that dies at its `point`th effect (from 0), on that side of it.
     pub fn dying(point: usize, side: Side) -> Self {
         let faults = Self::default();
-        faults.lock().death = Some((point, side));
+        faults.die_at(point, side);
         faults
+    }
+
+    /// The process dies at its `point`th effect since it began.
+    pub fn die_at(&self, point: usize, side: Side) {
+        self.lock().death = Some((point, side));
     }
 
     pub fn set(&self, fault: Fault) {
@@ -176,5 +181,31 @@ impl Store for FaultyStore {
 
     async fn list(&self, prefix: &str) -> Result<Vec<String>, StoreError> {
         self.faults.read(self.store.list(prefix)).await.map_err(refused(prefix))?
+    }
+}
+
+/// A store that ignores conditions, as some object stores do.
+pub struct Careless(pub MemoryStore);
+
+#[async_trait]
+impl Store for Careless {
+    async fn get(&self, key: &str) -> Result<Option<Object>, StoreError> {
+        self.0.get(key).await
+    }
+
+    async fn put(&self, key: &str, body: Vec<u8>, expect: Expect) -> Result<Etag, StoreError> {
+        let lax = match (expect, self.0.get(key).await?) {
+            (Expect::Content(_), Some(object)) => Expect::Content(object.etag),
+            (expect, _) => expect,
+        };
+        self.0.put(key, body, lax).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.0.delete(key).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<String>, StoreError> {
+        self.0.list(prefix).await
     }
 }

@@ -60,6 +60,11 @@ impl ShardLayout {
         format!("{}agent-nonce/", self.folder)
     }
 
+    /// The folder of the certificate log.
+    pub fn certificates(&self) -> String {
+        format!("{}certlog/", self.folder)
+    }
+
     /// One entry per certificate that was issued.
     pub fn certificate(&self, tenant: &str, unix_seconds: i64, id: &str) -> String {
         format!("{}certlog/{tenant}.{unix_seconds}.{id}.json", self.folder)

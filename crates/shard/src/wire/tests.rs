@@ -113,7 +113,7 @@ fn a01_messages_of_the_operator_service() {
     );
     golden.add("GetConfigStatus<", &GetConfigStatusResponse { etag: "e".into(), last_modified: at(3), size: 9 });
     golden.add("RefreshConfig<", &RefreshConfigResponse { updated: true, prev_etag: "a".into(), etag: "b".into() });
-    golden.add("ListGroups<", &ListGroupsResponse { groups: vec![group()] });
+    golden.add("ListGroups<", &ListGroupsResponse { groups: vec![group()], encoded: vec![] });
     let config = GroupConfig {
         template: "tpl".into(),
         size: -1,

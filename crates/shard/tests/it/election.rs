@@ -2,12 +2,11 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use async_trait::async_trait;
 use plan::shard::election::Timing;
 use shard::{
     identity::{Role, web_client_tls},
     server::RunError,
-    store::{Etag, Expect, MemoryStore, Object, Store, StoreError},
+    store::Careless,
     wire::Fence,
 };
 use tokio::{
@@ -87,32 +86,6 @@ async fn a80_a_standby_takes_over_at_once_and_serves_when_it_knows_everything() 
     let after = groups.into_iter().find(|group| group.key == "web").unwrap();
     assert_eq!(after.provider_ids, before.provider_ids, "the first answer has every instance");
     second.stop().await;
-}
-
-/// A store that ignores conditions, as some object stores do.
-struct Careless(MemoryStore);
-
-#[async_trait]
-impl Store for Careless {
-    async fn get(&self, key: &str) -> Result<Option<Object>, StoreError> {
-        self.0.get(key).await
-    }
-
-    async fn put(&self, key: &str, body: Vec<u8>, expect: Expect) -> Result<Etag, StoreError> {
-        let lax = match (expect, self.0.get(key).await?) {
-            (Expect::Content(_), Some(object)) => Expect::Content(object.etag),
-            (expect, _) => expect,
-        };
-        self.0.put(key, body, lax).await
-    }
-
-    async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        self.0.delete(key).await
-    }
-
-    async fn list(&self, prefix: &str) -> Result<Vec<String>, StoreError> {
-        self.0.list(prefix).await
-    }
 }
 
 #[tokio::test]

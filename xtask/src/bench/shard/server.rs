@@ -195,6 +195,10 @@ impl Store for Counted {
         self.files.get(key).await
     }
 
+    async fn get_many(&self, keys: &[String]) -> Result<Vec<Option<Object>>, StoreError> {
+        self.files.get_many(keys).await
+    }
+
     async fn put(&self, key: &str, body: Vec<u8>, expect: Expect) -> Result<Etag, StoreError> {
         self.counts.add(key);
         self.files.put(key, body, expect).await

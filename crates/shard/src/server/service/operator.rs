@@ -52,7 +52,7 @@ impl OperatorService for Operator {
 
     async fn list_groups(&self, request: Request<()>) -> Answer<wire::ListGroupsResponse> {
         let tenant = peer(&request)?.tenant;
-        Ok(Response::new(wire::ListGroupsResponse { groups: self.0.term.list_groups(&tenant) }))
+        Ok(Response::new(self.0.term.list_groups(&tenant)))
     }
 
     async fn upsert_group(&self, request: Request<wire::UpsertGroupRequest>) -> Answer<wire::GroupStatus> {

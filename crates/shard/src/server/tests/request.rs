@@ -1,5 +1,7 @@
 //! Requests of operators and agents, without a network.
 
+use std::sync::Arc;
+
 use futures::{FutureExt, StreamExt};
 use plan::shard::refusal::Code;
 
@@ -26,7 +28,7 @@ async fn a81_a_static_group_has_its_size_before_any_operator_and_survives_its_de
     let world = World::new().await;
     let server = world.start().await;
     server.settle(&world).await.unwrap();
-    let groups = server.term.list_groups("default");
+    let groups = server.groups("default");
     assert_eq!((groups.len(), groups[0].size, groups[0].actual_size, groups[0].is_static), (1, 1, 1, true));
     assert_eq!(groups[0].instances[0].node_provider_id, format!("process:///a/{}", groups[0].instances[0].instance_id));
     let fence = Fence::default();
@@ -41,16 +43,46 @@ async fn a81_a_static_group_has_its_size_before_any_operator_and_survives_its_de
 }
 
 #[tokio::test(start_paused = true)]
-async fn a79_no_request_reaches_another_tenant() {
+async fn a81_an_overridden_group_that_leaves_the_configuration_keeps_its_instances() {
     let world = World::new().await;
     let server = world.start().await;
-    let (term, fence) = (&server.term, Fence::default());
+    let mut override_size = upsert("fixed", 2);
+    override_size.config.as_mut().unwrap().template.clear();
+    server.term.upsert_group("default", override_size, &Fence::default()).await.unwrap();
+    server.settle(&world).await.unwrap();
+    let before = server.groups("default").remove(0);
+    assert_eq!((before.is_static, before.actual_size), (true, 2));
+    let groups = r#""groups": {"default": {"fixed": {"template": "web", "size": 1}}},"#;
+    world.configure(&CONFIG.replace(groups, "")).await;
+    server.term.refresh_config().await.unwrap();
+    server.settle(&world).await.unwrap();
+    for server in [server, world.start().await] {
+        let after = server.groups("default").remove(0);
+        assert_eq!((&after.template, &after.subnet_pool, after.size), (&before.template, &before.subnet_pool, 2));
+        assert_eq!((after.is_static, &after.instances), (false, &before.instances));
+    }
+    // One that was not overridden is gone, and its instances drain.
+    let world = World::new().await;
+    let server = world.start().await;
+    server.settle(&world).await.unwrap();
+    world.configure(&CONFIG.replace(groups, "")).await;
+    server.term.refresh_config().await.unwrap();
+    server.settle(&world).await.unwrap();
+    assert_eq!(server.groups("default"), []);
+    assert!(world.records().values().all(|record| record.leaving.is_some()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a79_no_request_reaches_another_tenant() {
+    let world = World::new().await;
+    let mut server = world.start().await;
+    let (term, fence) = (Arc::clone(&server.term), Fence::default());
     term.upsert_group("acme", upsert("web", 1), &fence).await.unwrap();
-    let mut foreign = (term.watch_groups("default"), term.watch_instances("default"));
+    let mut foreign = (term.watch_groups("default"), term.watch_instances("default"), term.watch_errors("default"));
     assert_eq!(foreign.0.next().await.unwrap().unwrap().group.unwrap().key, "fixed");
     server.settle(&world).await.unwrap();
-    let id = term.list_groups("acme")[0].instances[0].instance_id.clone();
-    assert!(term.list_groups("default").iter().all(|group| group.key != "web"));
+    let id = server.groups("acme")[0].instances[0].instance_id.clone();
+    assert!(server.groups("default").iter().all(|group| group.key != "web"));
     let config = wire::InstanceConfig { group: "web".to_owned(), ..wire::InstanceConfig::default() };
     let request = wire::CreateInstanceRequest { instance_id: String::new(), config: Some(config) };
     let error = term.create_instance("default", request, &fence).await.unwrap_err();
@@ -65,10 +97,21 @@ async fn a79_no_request_reaches_another_tenant() {
         assert_eq!(code(&error.expect("refused")), Some(Code::PermissionDenied));
     }
     term.delete_group("default", "web", &fence).await.unwrap();
-    assert_eq!(term.list_groups("acme").len(), 1, "another tenant's group of that name");
+    assert_eq!(server.groups("acme").len(), 1, "another tenant's group of that name");
+    term.upsert_group("default", upsert("web", 0), &fence).await.unwrap();
+    assert_eq!(foreign.0.next().await.unwrap().unwrap().group.unwrap().tenant, "default");
+    assert_eq!(server.groups("acme")[0].size, 1, "a group of the same name is another one");
+    let mut own = (term.watch_instances("acme"), term.watch_errors("acme"));
+    world.cloud.refuse(Some("quota exceeded"));
     term.delete_instance("acme", &id, &Fence::default()).await.unwrap();
     server.settle(&world).await.unwrap();
-    assert!(foreign.0.next().now_or_never().is_none() && foreign.1.next().now_or_never().is_none());
+    assert!(own.1.next().await.unwrap().unwrap().error.contains("quota exceeded"));
+    world.cloud.refuse(None);
+    server.pass(&world, std::time::Duration::from_secs(10), &std::collections::BTreeSet::new()).await.unwrap();
+    server.settle(&world).await.unwrap();
+    assert_eq!(own.0.next().await.unwrap().unwrap().instance_id, id);
+    let sent = (foreign.0.next().now_or_never(), foreign.1.next().now_or_never(), foreign.2.next().now_or_never());
+    assert!(sent.0.is_none() && sent.1.is_none() && sent.2.is_none(), "{sent:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -107,7 +150,7 @@ async fn a71_a_change_of_the_groups_file_by_another_hand_is_taken_over() {
     let text = String::from_utf8(object.body).unwrap().replace("\"web\": {", "\"other\": {");
     world.store.put(&key, text.into_bytes(), Expect::Content(object.etag)).await.unwrap();
     server.term.upsert_group("default", upsert("third", 0), &fence).await.unwrap();
-    let keys: Vec<_> = server.term.list_groups("default").into_iter().map(|group| group.key).collect();
+    let keys: Vec<_> = server.groups("default").into_iter().map(|group| group.key).collect();
     assert_eq!(keys, ["fixed", "other", "third"]);
 }
 
@@ -132,7 +175,7 @@ async fn a71_a_change_of_the_groups_file_in_between_is_a_conflict_and_loses_noth
     assert_eq!(tonic::Status::from(refused.unwrap_err()).code(), tonic::Code::Aborted);
     server.faults.set(Fault::None);
     server.term.upsert_group("default", upsert("third", 1), &fence).await.unwrap();
-    let keys: Vec<_> = server.term.list_groups("default").into_iter().map(|group| group.key).collect();
+    let keys: Vec<_> = server.groups("default").into_iter().map(|group| group.key).collect();
     assert_eq!(keys, ["fixed", "other", "third"]);
 }
 
@@ -182,7 +225,7 @@ async fn a82_every_deletion_is_sent_with_its_reason_also_after_a_failover() {
     let deleted = events.next().await.unwrap().unwrap();
     assert_eq!((&*deleted.status, &*deleted.reason), ("deleted", "scale-down"));
     assert_eq!(deleted.instance_id, notice.instance_id);
-    let other = server.term.list_groups("default").into_iter().find(|group| group.key == "web").unwrap();
+    let other = server.groups("default").into_iter().find(|group| group.key == "web").unwrap();
     let other = other.instances[0].instance_id.clone();
     assert_eq!(server.term.delete_instance("default", &other, &Fence::default()).await.unwrap().status, "deleting");
     server.settle(&world).await.unwrap();
@@ -208,7 +251,7 @@ async fn a_bad_configuration_is_refused_and_the_last_good_one_stays() {
         let error = server.term.refresh_config().await.unwrap_err();
         assert!(matches!(error, TermError::Config { .. }), "{error}");
         assert_eq!(server.term.config_status().etag, etag);
-        assert_eq!(server.term.list_groups("default")[0].size, 1);
+        assert_eq!(server.groups("default")[0].size, 1);
     }
     world.configure(&CONFIG.replace("\"size\": 1", "\"size\": 2")).await;
     let mut events = server.term.watch_groups("default");
@@ -275,4 +318,34 @@ async fn a_settled_shard_writes_nothing_and_an_instance_costs_four_writes() {
     server.settle(&world).await.unwrap();
     // Two requests, four writes of the record, two calls of the provider.
     assert_eq!(server.faults.effects() - before, 2 + 4 + 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_shows_every_change_since_the_last_one() {
+    use plan::shard::instance::MachineStatus;
+    let world = World::new().await;
+    let server = world.start().await;
+    let seen = || {
+        let (group, again) = (server.groups("default").remove(0), server.groups("default").remove(0));
+        assert_eq!(group, again, "what did not change is the same");
+        let statuses: Vec<_> = group.instances.iter().map(|instance| instance.status.clone()).collect();
+        (group.size, group.actual_size, statuses)
+    };
+    let running = || "running".to_owned();
+    assert_eq!(seen(), (1, 0, vec![]));
+    server.settle(&world).await.unwrap();
+    assert_eq!(seen(), (1, 1, vec![running()]));
+    let mut larger = upsert("fixed", 2);
+    larger.config.as_mut().unwrap().template.clear();
+    server.term.upsert_group("default", larger, &Fence::default()).await.unwrap();
+    assert_eq!(seen(), (2, 1, vec![running()]));
+    server.settle(&world).await.unwrap();
+    assert_eq!(seen(), (2, 2, vec![running(), running()]));
+    let first = server.groups("default")[0].instances[0].instance_id.clone();
+    world.cloud.set_status(&first, Some(MachineStatus::Stopping));
+    server.term.observe().await.unwrap();
+    assert_eq!(seen(), (2, 2, vec!["stopping".to_owned(), running()]));
+    world.configure(&CONFIG.replace("\"size\": 1", "\"size\": 1, \"vars\": {\"a\": \"b\"}")).await;
+    server.term.refresh_config().await.unwrap();
+    assert_eq!(server.groups("default")[0].vars.get("a").map(String::as_str), Some("b"));
 }

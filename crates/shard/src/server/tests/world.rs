@@ -11,12 +11,14 @@ use std::{
 
 use futures::FutureExt;
 use plan::shard::{election::Timing, instance::Record};
+use prost::Message;
 
 use crate::{
     clock::Clock,
     provider::{FaultyProvider, InProcess},
     server::{Context, Term, TermError},
     store::{Election, Expect, Faults, FaultyStore, MemoryStore, Role, Store, layout::ShardLayout},
+    wire,
 };
 
 pub const CONFIG: &str = r#"{
@@ -188,6 +190,12 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// What a client would read.
+    pub fn groups(&self, tenant: &str) -> Vec<wire::GroupStatus> {
+        let sent = self.term.list_groups(tenant).encode_to_vec();
+        wire::ListGroupsResponse::decode(&*sent).expect("an answer").groups
     }
 
     /// Looks at the machines and carries everything out that is due.
