@@ -18,7 +18,7 @@ use shard::{
 };
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use zone::{Zone, eventually};
+use zone::{Zone, eventually, reported};
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -102,16 +102,6 @@ impl Running {
 
 fn operator(zone: &Zone, address: SocketAddr) -> Client {
     zone.client(&address.to_string(), ("dev", "default", Role::Operator))
-}
-
-/// Waits until the server has seen another report.
-async fn reported(client: &Client, id: &str) {
-    let seen = || async {
-        let status = client.instance_status(id).await.ok()?;
-        status.last_seen.map(|time| (time.seconds, time.nanos))
-    };
-    let before = eventually("an answer", seen).await;
-    eventually("a report", || async { seen().await.filter(|now| *now > before) }).await;
 }
 
 fn exists(path: &Path) -> bool {

@@ -1,9 +1,15 @@
 //! Two servers of one shard, and clients that find the one that leads.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
 
 use shard::{client::Watched, identity::Role, server::Ports, wire::Fence};
-use tokio::net::TcpListener;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
 use tonic::Code;
 
 use super::zone::{Zone, eventually, free, upsert};
@@ -32,7 +38,7 @@ async fn a88_a_client_with_several_addresses_finds_the_next_leader() {
     let before = eventually("two instances", full).await;
     let mut groups = client.watch_groups(1);
     assert!(matches!(groups.next().await, Watched::Connected));
-    assert!(tokio::net::TcpStream::connect(there).await.is_err(), "a standby refuses connections");
+    assert!(TcpStream::connect(there).await.is_err(), "a standby refuses connections");
     first.stop().await;
     second.leads().await;
     let after = eventually("the next leader's answer", full).await;
@@ -72,5 +78,66 @@ async fn a88_a_peer_that_hangs_is_left_for_the_next_address() {
     })
     .await;
     assert_eq!(answer.len(), 1);
+    server.stop().await;
+}
+
+/// Passes bytes on until it hangs: then connections stay open, new ones are accepted, and nothing moves, as with a process
+/// that was stopped.
+async fn stoppable(to: SocketAddr) -> (SocketAddr, watch::Sender<bool>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let (address, hung) = (listener.local_addr().unwrap(), watch::Sender::new(false));
+    let stopped = hung.clone();
+    tokio::spawn(async move {
+        while let Ok((mut here, _)) = listener.accept().await {
+            let mut stopped = stopped.subscribe();
+            tokio::spawn(async move {
+                if !*stopped.borrow() {
+                    let mut there = TcpStream::connect(to).await?;
+                    tokio::select! {
+                        done = tokio::io::copy_bidirectional(&mut here, &mut there) => return done.map(drop),
+                        _ = stopped.wait_for(|hangs| *hangs) => {}
+                    }
+                    std::future::pending::<()>().await;
+                }
+                std::future::pending::<std::io::Result<()>>().await
+            });
+        }
+    });
+    (address, hung)
+}
+
+/// The longest that an operator may take to notice, and how often it polls.
+const NOTICED: Duration = Duration::from_secs(45);
+const POLL: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn a88_a_peer_that_hangs_is_noticed_within_45_seconds_by_the_poll() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let good = server.leads().await.operator;
+    let (hanging, hung) = stoppable(good).await;
+    let client = zone.client(&format!("{hanging},{good}"), OPERATOR);
+    let mut groups = client.watch_groups(1);
+    assert!(matches!(groups.next().await, Watched::Connected));
+    assert!(matches!(groups.next().await, Watched::Event(_)), "the snapshot");
+    tokio::time::pause();
+    hung.send_replace(true);
+    // The worst moment: right after a poll that was answered.
+    let began = tokio::time::Instant::now();
+    let poll = async {
+        loop {
+            tokio::time::sleep(POLL).await;
+            let answer = client.list_groups().await;
+            assert_eq!(answer.unwrap_err().code(), Code::DeadlineExceeded);
+        }
+    };
+    tokio::select! {
+        () = poll => unreachable!("it polls for ever"),
+        lost = groups.next() => assert!(matches!(lost, Watched::Lost(_)), "{lost:?}"),
+    }
+    assert!(began.elapsed() <= NOTICED, "{:?}", began.elapsed());
+    tokio::time::resume();
+    assert!(matches!(groups.next().await, Watched::Connected), "at the next address");
+    assert_eq!(client.list_groups().await.unwrap().len(), 1);
     server.stop().await;
 }

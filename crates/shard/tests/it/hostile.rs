@@ -13,7 +13,10 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 use tonic::Code;
 
-use super::zone::{Zone, upsert};
+use super::{
+    frames::{DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, RST_STREAM, Raw, SETTINGS, call, frame},
+    zone::{Zone, eventually, upsert},
+};
 
 const OPERATOR: (&str, &str, Role) = ("dev", "default", Role::Operator);
 
@@ -49,26 +52,118 @@ async fn junk_and_silence_on_a_port_disturb_no_other_client() {
     server.stop().await;
 }
 
+/// A client that keeps to no limit: streams of a connection beyond the limit are refused one by one or end it, and those
+/// within it are answered.
 #[tokio::test]
-async fn ten_thousand_streams_of_one_client_leave_room_for_others() {
+async fn ten_thousand_streams_of_one_connection_are_bounded_and_leave_room_for_others() {
+    const WATCH: &str = "/nstance.v1.OperatorService/WatchErrors";
     let zone = Zone::new().await;
     let mut server = zone.start("s1");
-    let address = server.leads().await.operator.to_string();
-    let greedy = zone.client(&address, OPERATOR);
-    let channel = greedy.channel();
-    let mut waiting = tokio::task::JoinSet::new();
-    for _ in 0..10_000 {
-        let mut client = OperatorServiceClient::new(channel.clone());
-        waiting.spawn(async move {
-            let mut stream = client.watch_errors(()).await?.into_inner();
-            stream.message().await
-        });
-    }
-    let other = zone.client(&address, ("dev", "acme", Role::Operator));
+    let address = server.leads().await.operator;
+    let (reader, mut writer) = Raw::begin(&zone, address, OPERATOR).await.split();
+    let flood = tokio::spawn(async move {
+        for number in 0..10_000 {
+            let stream = 2 * number + 1;
+            let headers = frame(HEADERS, END_HEADERS, stream, &call(WATCH));
+            // One empty message.
+            let message = frame(DATA, END_STREAM, stream, &[0; 5]);
+            if writer.write_all(&[headers, message].concat()).await.is_err() {
+                break;
+            }
+        }
+        writer
+    });
+    let seen = tokio::spawn(outcomes(reader));
+    let other = zone.client(&address.to_string(), ("dev", "acme", Role::Operator));
     for size in 0..5 {
         assert_eq!(other.upsert_group(upsert("web", size), &Fence::default()).await.unwrap().size, size);
     }
+    // Dropped when all was sent, or the server hung up.
+    drop(flood.await.unwrap());
+    let (answered, refused) = seen.await.unwrap();
+    assert!(answered <= 64, "{answered} streams were served at once");
+    assert!(refused > 0, "the others were refused");
+    // The library of an honest client keeps to the limit, and waits.
+    let patient = zone.client(&address.to_string(), OPERATOR);
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..1000 {
+        let mut client = OperatorServiceClient::new(patient.channel());
+        waiting.spawn(async move { client.watch_errors(()).await?.into_inner().message().await });
+    }
+    assert_eq!(other.list_groups().await.unwrap().len(), 1);
     waiting.shutdown().await;
+    server.stop().await;
+}
+
+/// How many streams were answered, and how many refused, until the connection ends.
+async fn outcomes(mut reader: tokio::io::ReadHalf<tokio_rustls::client::TlsStream<TcpStream>>) -> (usize, usize) {
+    let (mut answered, mut refused) = (0, 0);
+    let mut head = [0; 9];
+    while reader.read_exact(&mut head).await.is_ok() {
+        match head[3] {
+            HEADERS => answered += 1,
+            RST_STREAM | GOAWAY => refused += 1,
+            _ => {}
+        }
+        let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+        if reader.read_exact(&mut vec![0; length]).await.is_err() {
+            break;
+        }
+    }
+    (answered, refused)
+}
+
+/// Lets time pass without waiting for it. Sockets are of this process: what was sent has arrived.
+async fn pass(seconds: u64) {
+    for _ in 0..seconds {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        for _ in 0..8 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// The kinds of the frames until the connection ends, which it must without more time.
+async fn rest(raw: &mut Raw) -> Vec<Frame> {
+    let mut frames = Vec::new();
+    while let Some(frame) = raw.next().await {
+        frames.push(frame);
+    }
+    frames
+}
+
+#[tokio::test]
+async fn a_slow_client_holds_its_connection_and_its_call_no_longer_than_their_deadlines() {
+    const LIST: &str = "/nstance.v1.OperatorService/ListGroups";
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let address = server.leads().await.operator;
+    // TLS, and then not a byte of HTTP/2; half a frame of headers; a call whose message never comes whole.
+    let mut mute = Raw::connect(&zone, address, OPERATOR).await;
+    let mut half = Raw::begin(&zone, address, OPERATOR).await;
+    half.send(HEADERS, 0, 1, &call(LIST)[..10]).await.unwrap();
+    let mut slow = Raw::begin(&zone, address, OPERATOR).await;
+    slow.send(HEADERS, END_HEADERS, 1, &call(LIST)).await.unwrap();
+    slow.send(DATA, 0, 1, &[0, 0]).await.unwrap();
+    let other = zone.client(&address.to_string(), ("dev", "acme", Role::Operator));
+    assert_eq!(other.list_groups().await.unwrap().len(), 0);
+    tokio::time::pause();
+    pass(11).await;
+    assert_eq!(rest(&mut mute).await.len(), 0, "closed ten seconds after it began");
+    pass(50).await;
+    let late = loop {
+        let frame = slow.next().await.expect("an answer");
+        if frame.kind == HEADERS {
+            break frame;
+        }
+    };
+    assert!(late.stream == 1 && late.flags & END_STREAM != 0, "the call ended");
+    // Neither answers the server's pings.
+    pass(30).await;
+    rest(&mut half).await;
+    rest(&mut slow).await;
+    tokio::time::resume();
+    assert_eq!(other.list_groups().await.unwrap().len(), 0);
     server.stop().await;
 }
 
@@ -90,6 +185,52 @@ async fn large_requests_of_one_client_are_bounded_together() {
         assert!(matches!(code, Code::InvalidArgument | Code::ResourceExhausted), "{code:?}");
     }
     assert_eq!(greedy.list_groups().await.unwrap().len(), 1, "what it held is free again");
+    server.stop().await;
+}
+
+/// A client that asks and never reads holds what it asked for: so much, and no more.
+#[tokio::test]
+async fn answers_that_are_not_read_are_bounded_together() {
+    const LIST: &str = "/nstance.v1.OperatorService/ListGroups";
+    /// `SETTINGS_INITIAL_WINDOW_SIZE`, 0.
+    const NO_WINDOW: [u8; 6] = [0, 4, 0, 0, 0, 0];
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let address = server.leads().await.operator;
+    let client = zone.client(&address.to_string(), OPERATOR);
+    // An answer of about 200 KB.
+    let long = "x".repeat(4000);
+    for number in 0..50 {
+        let mut request = upsert(&format!("g{number}"), 0);
+        request.config.as_mut().unwrap().vars = [("long".to_owned(), long.clone())].into();
+        client.upsert_group(request, &Fence::default()).await.unwrap();
+    }
+    let (mut answered, mut refused) = (0, 0);
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let mut raw = Raw::begin(&zone, address, OPERATOR).await;
+        raw.send(SETTINGS, 0, 0, &NO_WINDOW).await.unwrap();
+        for number in 0..60 {
+            raw.send(HEADERS, END_HEADERS, 2 * number + 1, &call(LIST)).await.unwrap();
+            raw.send(DATA, END_STREAM, 2 * number + 1, &[0; 5]).await.unwrap();
+        }
+        let mut seen = 0;
+        while seen < 60 {
+            let frame = raw.next().await.expect("the connection lives");
+            if frame.kind == HEADERS {
+                seen += 1;
+                // One that is refused is over with its headers; an answer waits for the window.
+                if frame.flags & END_STREAM == 0 { answered += 1 } else { refused += 1 }
+            }
+        }
+        held.push(raw);
+    }
+    assert!(answered > 0 && answered * 200_000 <= 16 * 1024 * 1024, "{answered} answers of 200 KB are held");
+    assert_eq!(answered + refused, 240);
+    let other = zone.client(&address.to_string(), ("dev", "acme", Role::Operator));
+    assert_eq!(other.list_groups().await.unwrap().len(), 0, "others have their own");
+    drop(held);
+    eventually("room for answers", || async { client.list_groups().await.ok() }).await;
     server.stop().await;
 }
 

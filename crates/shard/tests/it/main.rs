@@ -2,6 +2,7 @@
 
 mod election;
 mod failover;
+mod frames;
 mod hostile;
 mod ping;
 mod rpc;

@@ -3,11 +3,12 @@
 use shard::{
     client::{Client, Registrant, Watched},
     identity::{Authority, Claims, Role, client_tls, key_pair},
+    server::Bound,
     wire::{self, Fence, agent_service_client::AgentServiceClient, operator_service_client::OperatorServiceClient},
 };
-use tonic::Code;
+use tonic::{Code, transport::Channel};
 
-use super::zone::{Zone, eventually, upsert};
+use super::zone::{Zone, eventually, reported, upsert};
 
 #[tokio::test]
 async fn an_operator_registers_scales_drains_and_hears_of_it() {
@@ -69,6 +70,35 @@ async fn who_a_client_is_decides_the_code() {
 }
 
 #[tokio::test]
+async fn a72_a_newer_watch_of_a_tenant_replaces_the_older_which_stays_open_and_silent() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let address = server.leads().await.operator.to_string();
+    let client = |tenant| zone.client(&address, ("dev", tenant, Role::Operator));
+    let keys = |event: Watched<wire::GroupEvent>| match event {
+        Watched::Event(event) => event.group.unwrap().key,
+        other => panic!("{other:?}"),
+    };
+    let (mut older, mut other, mut newer) =
+        (client("default").watch_groups(1), client("acme").watch_groups(1), client("default").watch_groups(1));
+    for watch in [&mut older, &mut other, &mut newer] {
+        assert!(matches!(watch.next().await, Watched::Connected));
+    }
+    assert_eq!(keys(newer.next().await), "fixed", "the snapshot");
+    client("default").upsert_group(upsert("web", 0), &Fence::default()).await.unwrap();
+    client("acme").upsert_group(upsert("own", 0), &Fence::default()).await.unwrap();
+    assert_eq!(keys(newer.next().await), "web");
+    assert_eq!(keys(other.next().await), "own");
+    // What the older one had been sent before it was replaced may arrive; nothing after it does, and no end.
+    let silent = std::time::Duration::from_millis(200);
+    if let Ok(event) = tokio::time::timeout(silent, older.next()).await {
+        assert_eq!(keys(event), "fixed");
+        assert!(tokio::time::timeout(silent, older.next()).await.is_err(), "open and silent");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn features_that_are_cut_are_unimplemented_or_silent() {
     let zone = Zone::new().await;
     let mut server = zone.start("s1");
@@ -92,11 +122,8 @@ async fn features_that_are_cut_are_unimplemented_or_silent() {
     server.stop().await;
 }
 
-#[tokio::test]
-async fn an_agent_registers_and_reports_for_its_own_instance_only() {
-    let zone = Zone::new().await;
-    let mut server = zone.start("s1");
-    let bound = server.leads().await;
+/// The static group's instance, and a channel of its agent, which registered.
+async fn agent(zone: &Zone, bound: &Bound) -> (String, Channel) {
     let id = eventually("the static group's instance", || async {
         zone.cloud.machines().first().map(|machine| machine.instance_id.clone())
     })
@@ -114,12 +141,72 @@ async fn an_agent_registers_and_reports_for_its_own_instance_only() {
     let certificate = String::from_utf8(answer.client_certificate_pem).unwrap();
     let pair = Some((&*certificate, &*key.serialize_pem()));
     let tls = client_tls(zone.authority.certificate_pem(), pair, std::sync::Arc::new(zone.clock.clone())).unwrap();
-    let channel = Client::new(bound.agent.to_string().parse().unwrap(), tls).channel();
+    (id, Client::new(bound.agent.to_string().parse().unwrap(), tls).channel())
+}
+
+#[tokio::test]
+async fn an_agent_registers_and_reports_for_its_own_instance_only() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let bound = server.leads().await;
+    let (id, channel) = agent(&zone, &bound).await;
     let mut agent = AgentServiceClient::new(channel);
     let report = |id: &str| wire::HealthReportRequest { instance_id: id.to_owned(), ..Default::default() };
-    agent.submit_health_report(tokio_stream::iter([report(&id), report(&id)])).await.unwrap();
+    let operator = zone.client(&bound.operator.to_string(), ("dev", "default", Role::Operator));
+    let reports = {
+        let (mut agent, report) = (agent.clone(), report(&id));
+        let stream = futures::stream::unfold(report, |report| async move {
+            tokio::time::sleep(PACE).await;
+            Some((report.clone(), report))
+        });
+        tokio::spawn(async move { agent.submit_health_report(stream).await })
+    };
+    reported(&operator, &id).await;
+    reports.abort();
     let foreign = agent.submit_health_report(tokio_stream::iter([report("web02")])).await.unwrap_err();
     assert_eq!(foreign.code(), Code::PermissionDenied);
+    server.stop().await;
+}
+
+/// Between two reports.
+const PACE: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// A report as agents of the first published version number it.
+#[derive(Clone, PartialEq, prost::Message)]
+struct FirstReport {
+    #[prost(string, tag = "1")]
+    version: String,
+    #[prost(string, tag = "2")]
+    instance_id: String,
+    #[prost(message, optional, tag = "5")]
+    started: Option<prost_types::Timestamp>,
+    #[prost(string, tag = "14")]
+    config_hash: String,
+}
+
+#[tokio::test]
+async fn an_agent_of_the_first_version_is_refused_by_its_version() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let bound = server.leads().await;
+    let (id, channel) = agent(&zone, &bound).await;
+    let operator = zone.client(&bound.operator.to_string(), ("dev", "default", Role::Operator));
+    let before = operator.instance_status(&id).await.unwrap();
+    let report = FirstReport {
+        version: "v0.1.0".to_owned(),
+        instance_id: id.clone(),
+        started: Some(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 0 }),
+        config_hash: "h".to_owned(),
+    };
+    let mut grpc = tonic::client::Grpc::new(channel);
+    grpc.ready().await.unwrap();
+    let path = http::uri::PathAndQuery::from_static("/nstance.v1.AgentService/SubmitHealthReport");
+    let request = tonic::Request::new(tokio_stream::iter([report]));
+    let codec = tonic_prost::ProstCodec::<FirstReport, ()>::default();
+    let error = grpc.client_streaming(request, path, codec).await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    assert!(error.message().contains("v0.1.0"), "{error}");
+    assert_eq!(operator.instance_status(&id).await.unwrap(), before, "it was not taken for a report");
     server.stop().await;
 }
 

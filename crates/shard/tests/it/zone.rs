@@ -200,6 +200,16 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: i
     }
 }
 
+/// Waits until the server has seen another report of an instance's agent.
+pub async fn reported(client: &Client, id: &str) {
+    let seen = || async {
+        let status = client.instance_status(id).await.ok()?;
+        status.last_seen.map(|time| (time.seconds, time.nanos))
+    };
+    let before = eventually("an answer", seen).await;
+    eventually("a report", || async { seen().await.filter(|now| *now > before) }).await;
+}
+
 pub fn upsert(key: &str, size: i32) -> wire::UpsertGroupRequest {
     let config = wire::GroupConfig { template: "web".to_owned(), size, ..wire::GroupConfig::default() };
     wire::UpsertGroupRequest { key: key.to_owned(), config: Some(config), remove_first: vec![] }

@@ -7,22 +7,11 @@ use plan::shard::instance::MachineStatus;
 use rustix::fs::{FlockOperation, fcntl_lock};
 use serde_json::json;
 use shard::{
-    client::Client,
     identity::Role,
     provider::{self, Endpoints, Opening, Order, Provider},
 };
 
-use crate::zone::{Zone, eventually};
-
-/// Waits until the server has seen another report.
-async fn reported(client: &Client, id: &str) {
-    let seen = || async {
-        let status = client.instance_status(id).await.ok()?;
-        status.last_seen.map(|time| (time.seconds, time.nanos))
-    };
-    let before = eventually("an answer", seen).await;
-    eventually("a report", || async { seen().await.filter(|now| *now > before) }).await;
-}
+use crate::zone::{Zone, eventually, reported};
 
 #[tokio::test]
 async fn a78_a_machine_registers_is_adopted_and_ends_with_its_environment() -> Result<()> {
