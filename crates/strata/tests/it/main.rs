@@ -10,6 +10,7 @@ mod cli;
 #[cfg(feature = "dev")]
 mod dev;
 mod handover;
+mod hostile;
 mod kill;
 mod missing_definition;
 mod process;
