@@ -79,6 +79,7 @@ impl StorageFlags {
     }
 
     #[cfg(not(feature = "dev"))]
+    #[expect(clippy::unused_self, reason = "only builds with `strata dev` look for an environment")]
     fn dev_storage(&self) -> Result<String, Failure> {
         Err(Failure::new("no storage is named").hint(UNNAMED))
     }

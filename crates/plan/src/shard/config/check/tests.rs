@@ -67,7 +67,7 @@ fn every_problem_names_its_field_and_the_remedy() {
     check_one("/shard/election", json!({"frequent": 5}), "shard.election.frequent", "invalid type");
     check_one("/templates/web/size", json!("two"), "templates.web.size", "invalid type");
     check_one("/groups/default/web/drain_timeout", json!("-1s"), "groups.default.web.drain_timeout", "not a duration");
-    check_one("/groups/default/web", json!([]), "groups.default.web", "invalid type");
+    check_one("/groups/default/web", json!("x"), "groups.default.web", "invalid type");
     check_one("/shard/infra", json!({"provider": "tmux"}), "shard.infra", "write shard.provider instead");
 }
 
