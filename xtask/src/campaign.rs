@@ -19,9 +19,10 @@ pub enum Campaign {
         #[arg(long, value_name = "S")]
         seed: Option<u64>,
     },
-    /// Kill a zone's servers at seeded points of storage writes and provider calls; no instance may be lost or doubled
+    /// Kill a zone's servers at seeded points of storage writes and provider calls, and as processes at seeded moments;
+    /// no instance may be lost or doubled
     Shard {
-        /// How many kills
+        /// How many points; for every 25 of them a process is killed as well
         #[arg(long, default_value_t = 5000, value_name = "N")]
         points: u32,
         /// Repeats the choices of a former run, which printed it [default: a new one each time]
@@ -30,15 +31,21 @@ pub enum Campaign {
     },
 }
 
+/// A kill of a process takes a second, one on the stepped clock a few milliseconds: so that neither waits for the other.
+const POINTS_PER_KILL: u32 = 25;
+
 pub fn run(campaign: &Campaign) -> Result<()> {
     let (test, points, seed) = match campaign {
         Campaign::Releases { points, seed } => ("w27_whoever_is_killed", points, seed),
-        Campaign::Shard { points, seed } => ("a78_servers_die_at_seeded_points", points, seed),
+        // Two tests: one with servers on the stepped clock, one with processes.
+        Campaign::Shard { points, seed } => ("a78_servers_", points, seed),
     };
+    let kills = points.div_ceil(POINTS_PER_KILL);
     let new = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     let seed = seed.unwrap_or_else(new);
     eprintln!("campaign: {points} points, --seed {seed}");
     let mut cargo = workspace::cargo(["test", "--workspace", "--", test, "--nocapture"]);
     cargo.env("STRATA_CAMPAIGN_POINTS", points.to_string()).env("STRATA_CAMPAIGN_SEED", seed.to_string());
+    cargo.env("STRATA_CAMPAIGN_KILLS", kills.to_string());
     workspace::run(&mut cargo)
 }

@@ -16,6 +16,7 @@ mod missing_definition;
 mod process;
 mod releases;
 mod shard;
+mod shard_kill;
 mod workspace_kill;
 mod workspace_rights;
 
