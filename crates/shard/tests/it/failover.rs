@@ -84,8 +84,8 @@ async fn a88_a_peer_that_hangs_is_left_for_the_next_address() {
 /// Passes bytes on until it hangs: then connections stay open, new ones are accepted, and nothing moves, as with a process
 /// that was stopped.
 async fn stoppable(to: SocketAddr) -> (SocketAddr, watch::Sender<bool>) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let (address, hung) = (listener.local_addr().unwrap(), watch::Sender::new(false));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("loopback");
+    let (address, hung) = (listener.local_addr().expect("bound"), watch::Sender::new(false));
     let stopped = hung.clone();
     tokio::spawn(async move {
         while let Ok((mut here, _)) = listener.accept().await {

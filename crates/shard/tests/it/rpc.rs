@@ -132,16 +132,16 @@ async fn agent(zone: &Zone, bound: &Bound) -> (String, Channel) {
     let day = std::time::Duration::from_hours(24);
     let claims = Claims { shard: "a".to_owned(), ..Claims::agent("dev", "default", &id, zone.clock.now(), day) };
     let request = wire::RegisterClientRequest {
-        registration_nonce_jwt: zone.nonces.issue(&claims).unwrap(),
+        registration_nonce_jwt: zone.nonces.issue(&claims).expect("a nonce"),
         public_key_pem: key.public_key_pem().into_bytes(),
         ..wire::RegisterClientRequest::default()
     };
-    let registration = bound.registration.to_string().parse().unwrap();
-    let answer = shard::client::register(registration, zone.tls(None), Registrant::Agent, request).await.unwrap();
-    let certificate = String::from_utf8(answer.client_certificate_pem).unwrap();
+    let registration = bound.registration.to_string().parse().expect("an address");
+    let answer = shard::client::register(registration, zone.tls(None), Registrant::Agent, request).await;
+    let certificate = String::from_utf8(answer.expect("registered").client_certificate_pem).expect("PEM");
     let pair = Some((&*certificate, &*key.serialize_pem()));
-    let tls = client_tls(zone.authority.certificate_pem(), pair, std::sync::Arc::new(zone.clock.clone())).unwrap();
-    (id, Client::new(bound.agent.to_string().parse().unwrap(), tls).channel())
+    let tls = client_tls(zone.authority.certificate_pem(), pair, std::sync::Arc::new(zone.clock.clone())).expect("TLS");
+    (id, Client::new(bound.agent.to_string().parse().expect("an address"), tls).channel())
 }
 
 #[tokio::test]
