@@ -142,7 +142,9 @@ pub async fn backed_off(world: &World, space: &Space, mark: Mark) -> Result<usiz
     };
     eventually("it was tried six times", || async { Ok(attempts()?.len() >= 6) }).await?;
     let pauses: Vec<_> = attempts()?.windows(2).map(|pair| pair[1].duration_since(pair[0])).collect();
-    assert!(pauses[4] > pauses[0] * 4, "the pauses grow: {pauses:?}");
+    // Any may be longer than planned, on a busy machine; none is shorter.
+    let shortest = pauses[..3].iter().min().expect("six tries");
+    assert!(pauses[4] > *shortest * 4, "the pauses grow: {pauses:?}");
     let written = writes(&world.control_plane, space, mark)?;
     Ok(written.iter().filter(|entry| line(entry) == "patch performers/status").count())
 }

@@ -326,24 +326,23 @@ impl<'a> Planner<'a> {
         victims
     }
 
-    /// The one instance that should be replaced next: one whose replacement was begun, then by urgency.
+    /// The one instance that should be replaced next, by urgency; of several for the same reason the one whose
+    /// replacement was begun, then the oldest.
     fn candidate(&self, counted: &[&'a Member]) -> Option<(&'a Member, Reason)> {
         let group = self.observed.group?;
-        let launched = || counted.iter().copied().filter(|member| member.record.machine.is_some());
-        let age = |member: &Member| (member.record.created_at, Reverse(member.record.id.clone()));
-        let begun = launched().filter_map(|member| Some((member, *self.replaced.get(&member.record.id)?)));
-        let begun = begun.filter(|(member, reason)| self.is_due(group, member, *reason));
-        if let Some(begun) = begun.min_by_key(|(member, _)| age(member)) {
-            return Some(begun);
-        }
         let drains = |member: &Member| !member.record.on_demand && self.draining.contains(&member.record.id);
         let quiet = !self.observed.members.iter().any(drains);
-        // What is not urgent begins only while nothing drains.
-        let urgent = [Reason::Unhealthy, Reason::Request, Reason::ForcedExpiry];
-        let patient = [Reason::EligibleExpiry, Reason::ConfigDrift].into_iter().filter(|_| quiet);
-        urgent.into_iter().chain(patient).find_map(|reason| {
-            let due = launched().filter(|member| self.is_due(group, member, reason));
-            due.min_by_key(|member| age(member)).map(|member| (member, reason))
+        let urgent = [Reason::Unhealthy, Reason::Request, Reason::ForcedExpiry].map(|reason| (reason, true));
+        // What is not urgent begins only while nothing drains, and goes on in any case.
+        let patient = [Reason::EligibleExpiry, Reason::ConfigDrift].map(|reason| (reason, quiet));
+        urgent.into_iter().chain(patient).find_map(|(reason, may_begin)| {
+            let is_begun = |member: &Member| self.replaced.get(&member.record.id) == Some(&reason);
+            let launched = counted.iter().copied().filter(|member| member.record.machine.is_some());
+            let due = launched.filter(|member| self.is_due(group, member, reason));
+            let due = due.filter(|member| may_begin || is_begun(member));
+            let first = due
+                .min_by_key(|member| (!is_begun(member), member.record.created_at, Reverse(member.record.id.clone())));
+            first.map(|member| (member, reason))
         })
     }
 

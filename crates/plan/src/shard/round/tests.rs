@@ -379,6 +379,13 @@ fn a85_a_replacement_that_another_leader_began_is_finished() {
 }
 
 #[test]
+fn what_is_urgent_goes_before_a_replacement_that_was_begun() {
+    let drifted = with(2, |member| member.record.hash = "old".to_owned());
+    let members = vec![with(1, silent), drifted, with(3, replacing(2, Reason::ConfigDrift))];
+    check(Some(group(2)), members, &["drain 1 unhealthy", "create"]);
+}
+
+#[test]
 fn what_the_size_asks_for_is_made_before_a_replacement() {
     let world = check(Some(group(3)), vec![with(1, silent)], &["create", "create", "create"]);
     let replaces: Vec<_> = world.members.iter().map(|member| member.record.replaces_id()).collect();
