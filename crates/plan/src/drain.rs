@@ -76,7 +76,7 @@ pub struct Order {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
     pub node: Fact<Option<Node>>,
-    /// Every pod that is bound to the node, whoever runs it. Read after the node was cordoned: an earlier list lacks
+    /// Every pod that is bound to the node. Read after the node was cordoned: an earlier list lacks
     /// what was bound in between.
     pub pods: Fact<Vec<Pod>>,
     /// Every budget of the namespaces that these pods are in. Where they may not be read, the server's refusals speak for them.

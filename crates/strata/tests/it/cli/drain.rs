@@ -173,7 +173,7 @@ async fn pods_that_nothing_creates_again_are_named_and_left_without_force() -> R
 }
 
 #[tokio::test]
-async fn a_missing_node_and_missing_rights_are_told_at_once() -> Result<()> {
+async fn a_missing_node_and_missing_rights_end_the_command_at_once() -> Result<()> {
     let drained = Drained::new(1).await?;
     let mut command = strata(&["drain", "not-there", "--kubeconfig"]);
     command.arg(&drained.place.kubeconfig);
