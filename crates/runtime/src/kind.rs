@@ -1,6 +1,7 @@
 //! One kind as a layer sees it: its cache, and writes whose answers enter the cache.
 
 mod follow;
+mod readiness;
 mod subresource;
 
 use std::{
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::{sync::watch as signal, time::Instant};
 
+pub(crate) use self::readiness::Cache;
 use crate::{
     cluster::{Cluster, Freshness},
     error::{Chain, Error},
@@ -453,33 +455,6 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
 
     fn at(&self, key: &Key) -> Request {
         place::<W>(&self.types, key)
-    }
-}
-
-/// What readiness asks a cache of any kind.
-pub(crate) trait Cache: Send + Sync {
-    /// Filled, or why not.
-    fn readiness(&self) -> Result<(), String>;
-    /// What is wrong with a cache that is filled.
-    fn mention(&self) -> Option<String>;
-    /// Whether it is empty because the API server does not know the kind.
-    fn is_undefined(&self) -> bool;
-}
-
-impl<W: View, T: Send + Sync + 'static> Cache for Kind<W, T> {
-    fn readiness(&self) -> Result<(), String> {
-        if self.store.is_synced() {
-            return Ok(());
-        }
-        Err(self.interruption.get().unwrap_or_else(|| "not synced yet".to_owned()))
-    }
-
-    fn mention(&self) -> Option<String> {
-        self.interruption.get().filter(|_| self.store.is_synced())
-    }
-
-    fn is_undefined(&self) -> bool {
-        !self.store.is_synced() && self.interruption.is_undefined()
     }
 }
 
