@@ -196,7 +196,7 @@ pub struct Found {
     pub generation: Option<i64>,
     /// All but status; of configs only metadata.
     pub content: Body,
-    /// Null before one was written. One that cannot be read is unknown, see [`Found::read_status`].
+    /// Null before one was written. One that cannot be read is unknown, see `read_status`.
     pub status: Value,
     /// What [`fingerprint`] gave for the server's answer to our last apply. What still differs in it will not be
     /// repaired by another: a webhook or another field manager wants it so.
