@@ -49,18 +49,20 @@ pub struct Flags {
 const EXAMPLES: &str = "\
 What happens:
   1. The node is cordoned: nothing new is scheduled there.
-  2. Its pods are evicted, each once and within its PodDisruptionBudget: ordinary pods first, then those of the class
-     system-cluster-critical, then system-node-critical. A pod that its budget blocks goes when the budget allows it.
+  2. Its pods are evicted, each once and within its PodDisruptionBudget: ordinary pods first,
+     then those of the class system-cluster-critical, then system-node-critical. A pod that
+     its budget blocks goes when the budget allows it.
   3. The command ends when the last of them is gone.
-  Pods of DaemonSets, static pods, completed pods, pods with the label cluster.x-k8s.io/drain=skip and pods that came
-  after the cordon stay, and are not waited for.
+  These stay, and are not waited for: pods of DaemonSets, static pods, completed pods, pods
+  with the label cluster.x-k8s.io/drain=skip, and pods that came after the cordon.
 
 Exit codes: 0 drained, 1 an error, 3 not drained before --timeout.
-Ctrl-C ends the command and leaves the node cordoned; run it again to go on, or `kubectl uncordon NODE` to go back.
+Ctrl-C ends the command and leaves the node cordoned: run it again to go on, or
+`kubectl uncordon NODE` to go back.
 
 Examples:
-  strata drain worker-1 --dry-run         what would become of each pod
-  strata drain worker-1 --timeout 10m     give up after ten minutes, and say which pods and budgets were in the way";
+  strata drain worker-1 --dry-run        what would become of each pod
+  strata drain worker-1 --timeout 10m    give up after ten minutes, and name what was in the way";
 
 pub async fn run(flags: Flags) -> Result<ExitCode, Failure> {
     let config = client_config(flags.kubeconfig.as_deref(), flags.context.as_deref()).await?;
