@@ -3,7 +3,6 @@
 use std::{
     panic::AssertUnwindSafe,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::Duration,
 };
 
 use futures::FutureExt;
@@ -195,15 +194,17 @@ impl Hub {
 }
 
 /// Doubts arise when an API server lags or was restored, or an object cannot be decoded. Rounds settle those about their
-/// own objects at once; what no round settles is read this soon, and when that fails after growing pauses.
-const SETTLE: Duration = Duration::from_secs(5);
-const LONGEST_SETTLE: Duration = Duration::from_mins(2);
+/// own objects at once; what no round settles is read after one or two beats of the watch's task, which wakes for them
+/// anyway, and when that fails after growing pauses, to two minutes.
+const LONGEST_SETTLE: u32 = 40;
 
 /// Settles the doubts of all who follow a watch, until dropped.
-async fn settle(followers: &Followers) {
-    let mut pause = SETTLE;
+async fn settle(followers: &Followers, pulse: &Pulse) {
+    let mut beats = 1;
     loop {
-        sleep(pause).await;
+        for _ in 0..beats {
+            pulse.tick().await;
+        }
         let mut is_settled = true;
         for member in followers.members() {
             is_settled &= AssertUnwindSafe(member.settle()).catch_unwind().await.unwrap_or_else(|panic| {
@@ -215,7 +216,7 @@ async fn settle(followers: &Followers) {
                 false
             });
         }
-        pause = if is_settled { SETTLE } else { (pause * 2).min(LONGEST_SETTLE) };
+        beats = if is_settled { 1 } else { (beats * 2).min(LONGEST_SETTLE) };
     }
 }
 
@@ -231,7 +232,7 @@ async fn run_one(task: String, cluster: Cluster, followers: Arc<Followers>, stop
             sleep(AFTER_PANIC).await;
         }
     };
-    let both = async { tokio::join!(Box::pin(watch), settle(&followers)) };
+    let both = async { tokio::join!(Box::pin(watch), settle(&followers, &passing.pulse)) };
     stop.run_until_cancelled(passing.pulse.while_waiting(both)).await;
 }
 

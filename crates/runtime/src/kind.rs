@@ -111,6 +111,8 @@ pub struct Kind<W: View, T> {
     is_closed: AtomicBool,
     /// Keys to be read before they are planned for: a write had no answer, or a list spoke against the store.
     doubtful: Mutex<HashMap<Key, u64>>,
+    /// Those that no round had settled when [`Kind::settle_all`] last looked.
+    left: Mutex<HashMap<Key, u64>>,
     /// Counts changes of what is held, and of how far it can be believed.
     news: signal::Sender<u64>,
 }
@@ -145,6 +147,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             contact: Mutex::default(),
             is_closed: AtomicBool::new(false),
             doubtful: Mutex::default(),
+            left: Mutex::default(),
             news: signal::Sender::new(0),
         })
     }
@@ -175,12 +178,16 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         Ok(())
     }
 
-    /// Settles every doubt, as the watch would: no round asked for it. What cannot be read stays doubtful; true if
-    /// nothing does.
+    /// Settles every doubt that was there the last time already, as the watch would: a round that is about to read its
+    /// own object is left to do so. What cannot be read stays doubtful; true if nothing does.
     pub(crate) async fn settle_all(&self) -> bool {
-        let keys: Vec<Key> = self.doubtful().keys().cloned().collect();
+        let doubtful = self.doubtful().clone();
+        let former = std::mem::replace(&mut *self.left.lock().unwrap_or_else(PoisonError::into_inner), doubtful);
         let mut is_settled = true;
-        for key in keys {
+        for (key, doubt) in former {
+            if self.doubtful().get(&key).copied() != Some(doubt) {
+                continue;
+            }
             if let Err(error) = self.settle_for(&key, true).await {
                 is_settled = false;
                 tracing::debug!(error = %Chain(&error), %key, resource = self.resource, "could not be read");
