@@ -107,7 +107,7 @@ fn check_document(content: &[u8], place: &str) -> Result<(), String> {
     if text.trim().is_empty() {
         return Ok(());
     }
-    let value = parse(text).map_err(|error| match error.without_snippet() {
+    let value = parse(text).map_err(|error| match cause(&error) {
         serde_saphyr::Error::Budget { .. }
         | serde_saphyr::Error::AliasReplayLimitExceeded { .. }
         | serde_saphyr::Error::AliasExpansionLimitExceeded { .. } => too_many_values(place),
@@ -117,6 +117,14 @@ fn check_document(content: &[u8], place: &str) -> Result<(), String> {
         Value::Object(_) => check_numbers(&value, place),
         Value::Null => Ok(()),
         _ => Err(format!("{place}: values must be a map of names to values")),
+    }
+}
+
+/// What went wrong, wherever in the document it was found.
+fn cause(error: &serde_saphyr::Error) -> &serde_saphyr::Error {
+    match error.without_snippet() {
+        serde_saphyr::Error::AliasError { error, .. } => cause(error),
+        error => error,
     }
 }
 
