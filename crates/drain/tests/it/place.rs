@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use testbed::{
     ControlPlane,
     audit::{Entry, Mark},
-    fault::{FaultProxy, Verb},
+    fault::{FaultProxy, Seen, Verb},
     kwok,
 };
 
@@ -182,8 +182,10 @@ impl Place {
     }
 
     /// Reads of single objects that the drain sent.
+    /// Reads of pods; a cordon that meets the node's own report reads the node.
     pub fn reads(&self) -> usize {
-        self.proxy.requests().iter().filter(|seen| seen.request.verb == Verb::Get).count()
+        let is_read = |seen: &&Seen| seen.request.verb == Verb::Get && seen.request.is_for("pods");
+        self.proxy.requests().iter().filter(is_read).count()
     }
 
     pub async fn is_there(&self, pod: &str) -> Result<bool> {
