@@ -18,13 +18,13 @@ pub struct Rights {
     pub binding: RoleBinding,
 }
 
-/// For one user, group or ServiceAccount.
-pub fn rights(subject: Subject) -> Rights {
-    let reference = |kind: &str| RoleRef {
-        api_group: "rbac.authorization.k8s.io".to_owned(),
-        kind: kind.to_owned(),
-        name: NAME.to_owned(),
-    };
+const GROUP: &str = "rbac.authorization.k8s.io";
+
+/// For one user.
+pub fn rights(user: &str) -> Rights {
+    let subject =
+        Subject { api_group: Some(GROUP.to_owned()), kind: "User".to_owned(), name: user.to_owned(), namespace: None };
+    let reference = |kind: &str| RoleRef { api_group: GROUP.to_owned(), kind: kind.to_owned(), name: NAME.to_owned() };
     let in_cluster = ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() };
     let with_leases = ObjectMeta { namespace: Some(LEASES.to_owned()), ..in_cluster.clone() };
     let nodes = [

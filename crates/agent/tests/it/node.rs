@@ -5,7 +5,6 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{Node, Pod},
-    rbac::v1::Subject,
 };
 use kube::{
     Api, Client,
@@ -25,13 +24,7 @@ const AGENT: &str = "agent-of-instances";
 async fn control_plane() -> Result<ControlPlane> {
     let workloads = Some(Workloads { nodes: 0, agent_nodes: true, ..Workloads::default() });
     let control_plane = ControlPlane::start(Options { workloads, fsync: false, ..Options::default() }).await?;
-    let subject = Subject {
-        api_group: Some("rbac.authorization.k8s.io".to_owned()),
-        kind: "User".to_owned(),
-        name: AGENT.to_owned(),
-        namespace: None,
-    };
-    let rights = agent::rights::rights(subject);
+    let rights = agent::rights::rights(AGENT);
     let kinds = ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"];
     let objects = [
         to_value(rights.cluster_role)?,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures::future::{join_all, try_join_all};
-use k8s_openapi::api::{core::v1::Node, rbac::v1::Subject};
+use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams},
@@ -254,13 +254,7 @@ impl Endpoints {
 
 /// What agents may do: Nodes and their Leases.
 fn rights() -> [kube::api::DynamicObject; 4] {
-    let subject = Subject {
-        api_group: Some("rbac.authorization.k8s.io".to_owned()),
-        kind: "User".to_owned(),
-        name: AGENT.to_owned(),
-        namespace: None,
-    };
-    let rights = agent::rights::rights(subject);
+    let rights = agent::rights::rights(AGENT);
     [dynamic(&rights.cluster_role), dynamic(&rights.cluster_binding), dynamic(&rights.role), dynamic(&rights.binding)]
 }
 

@@ -35,7 +35,7 @@ pub struct StorageFlags {
     dev: DevFlags,
 }
 
-/// Where the environment of `strata dev` is, as `strata dev` is told.
+/// Where the environment of `strata dev` is, by the variable that `strata dev` reads.
 #[cfg(feature = "dev")]
 #[derive(Debug, Args)]
 struct DevFlags {
