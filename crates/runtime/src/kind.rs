@@ -166,16 +166,8 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     }
 
     async fn settle_for(&self, key: &Key, from_watch: bool) -> Result<(), Error> {
-        let doubt = self.doubtful().get(key).copied();
-        if doubt.is_some() {
-            self.refresh_for(key, from_watch).await?;
-            // A doubt that arose during the read stays.
-            let mut doubtful = self.doubtful();
-            if doubtful.get(key).copied() == doubt {
-                doubtful.remove(key);
-            }
-        }
-        Ok(())
+        let is_doubtful = self.doubtful().contains_key(key);
+        if is_doubtful { self.refresh_for(key, from_watch).await } else { Ok(()) }
     }
 
     /// Settles every doubt that was there the last time already, as the watch would: a round that is about to read its
@@ -348,6 +340,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     }
 
     async fn refresh_for(&self, key: &Key, from_watch: bool) -> Result<(), Error> {
+        let doubt = self.doubtful().get(key).copied();
         let held = self.store.version(key);
         let found = self.read(key).await?.and_then(|object| {
             self.note_stranger(key, object.meta());
@@ -355,6 +348,11 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             (self.project)(object).map(|value| (version, value))
         });
         self.change(key, from_watch, |store| store.correct(key, held, found));
+        // A doubt that arose during the read stays.
+        let mut doubtful = self.doubtful();
+        if doubtful.get(key).copied() == doubt {
+            doubtful.remove(key);
+        }
         Ok(())
     }
 

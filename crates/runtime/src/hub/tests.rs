@@ -312,6 +312,23 @@ async fn what_a_deletion_leaves_is_not_taken_for_gone_where_the_answer_cannot_be
 }
 
 #[tokio::test(start_paused = true)]
+async fn any_read_settles_the_doubts_before_it() {
+    let script = Script::new([page(5, "", [map("a", 3)]), quiet()]);
+    let world = script.world(Some(ListMode::Paged));
+    let (maps, _) = watched(&world, Selection::default(), whole);
+    world.run();
+    moment().await;
+    let key = Key::new("n", "a");
+    maps.doubt(key.clone());
+    // As after a conflict.
+    script.then([Answer::Refusal(404, None)]);
+    maps.refresh(&key).await.unwrap();
+    let asked = script.requests().len();
+    maps.settle(&key).await.unwrap();
+    assert_eq!(script.requests().len(), asked, "it is not read twice");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_followed_for_a_while_is_watched_no_longer_than_that() {
     let script = Script::new([page(5, "", []), quiet()]);
     let world = script.world(Some(ListMode::Paged));
