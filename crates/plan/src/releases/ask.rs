@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::decide::decide;
 use super::memory::is_handled;
-use super::revisions::{hold_to_revisions, revisions_ask};
+use super::revisions::{hold_to_facts, revisions_ask};
 use super::{
     Action, Ages, Chart, Desired, Difference, Drift, Failure, Identity, Job, Known, MOST_REVISIONS, Observed, Policy,
     Replicas, Stored, StoredStatus, Surroundings, Values, last_good, reference_digest, too_many_revisions, unreadable,
@@ -207,7 +207,7 @@ pub(super) fn assess(object: &HelmRelease, observed: &Observed, inputs: &InputsO
         _ => decide(object, &surroundings, policy),
     };
     plan.wants.extend(asking.plan.wants);
-    hold_to_revisions(&mut plan, object, observed);
+    hold_to_facts(&mut plan, object, observed, &inputs.facts);
     if observed.is_changing {
         plan.look_within(CHANGING);
     }
@@ -454,6 +454,10 @@ pub(super) fn identity_ask(object: &HelmRelease) -> Ask {
 
 /// For how long a check of an account is believed.
 pub(super) const IDENTITY_AGE: Duration = Duration::from_secs(10);
+
+/// A step begins when its announcement is stored, for which a slow API server takes its time: what was young enough to
+/// plan on serves until then, unless something newer is known.
+pub(super) const UNTIL_BEGUN: Duration = Duration::from_mins(1);
 
 /// For how long a look at live objects is believed.
 pub(super) fn look_age(is_watched: bool, interval: Duration) -> Duration {

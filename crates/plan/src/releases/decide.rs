@@ -7,7 +7,7 @@ use std::time::Duration;
 use api::condition::Reason;
 use api::workspace::{DriftDetection, FINALIZER, HelmRelease, OperationKind, UpgradeRemediation};
 
-use super::ask::{IDENTITY_AGE, identity_ask, look_age};
+use super::ask::{IDENTITY_AGE, UNTIL_BEGUN, identity_ask, look_age};
 use super::{
     Action, Ask, Chart, Desired, Drift, FailureClass, Former, Identity, Job, Known, Memory, ObjectRef, Operation,
     Policy, Replicas, State, Stored, StoredStatus, Surroundings, Values, config_digest, dependency, last_good,
@@ -280,6 +280,9 @@ impl Deciding<'_> {
         }
         plan.wants.push(Want { ask: identity_ask(self.object), max_age: IDENTITY_AGE });
         if self.observed.identity == Identity::Usable {
+            for step in plan.steps.iter_mut().filter(|step| needs_identity(step)) {
+                step.rests_on.push(Want { ask: identity_ask(self.object), max_age: UNTIL_BEGUN });
+            }
             return;
         }
         // Steps that need an account come last, so that none needs one of them.
@@ -403,17 +406,16 @@ impl Deciding<'_> {
 
     /// Compares what is deployed with what is there.
     fn watch_drift(&self, desired: &Desired, newest: &Stored, plan: &mut Plan) {
-        match (desired.drift, &self.observed.drift) {
-            (DriftDetection::Disabled, _) => return,
-            (DriftDetection::Enabled, Drift::Found(found)) => {
-                let correction = Step::new(Action::CorrectDrift(found.clone()));
-                plan.push_after_all(correction.spoils([self.drift_ask(newest)]));
-                return;
-            }
-            _ => {}
+        if desired.drift == DriftDetection::Disabled {
+            return;
         }
-        let max_age = look_age(self.observed.is_watched, desired.interval);
-        plan.wants.push(Want { ask: self.drift_ask(newest), max_age });
+        let (ask, max_age) = (self.drift_ask(newest), look_age(self.observed.is_watched, desired.interval));
+        plan.wants.push(Want { ask: ask.clone(), max_age });
+        if let (DriftDetection::Enabled, Drift::Found(found)) = (desired.drift, &self.observed.drift) {
+            let correction = Step::new(Action::CorrectDrift(found.clone()));
+            plan.push_after_all(correction.rests_on(ask.clone(), max_age).spoils([ask]));
+            return;
+        }
         let pause = if self.observed.is_watched { desired.interval } else { UNWATCHED_LOOK };
         plan.look_within(pause.min(desired.interval));
     }
@@ -435,8 +437,8 @@ impl Deciding<'_> {
                 let scaled = replicas::due(desired.stopped, former, live);
                 if !scaled.is_empty() {
                     // Former replicas are stored before anything is scaled, so that they are never lost.
-                    let scale = Step::new(Action::Scale(scaled)).announced();
-                    plan.push_after_all(scale.spoils([self.replicas_ask(newest)]));
+                    let (scale, ask) = (Step::new(Action::Scale(scaled)).announced(), self.replicas_ask(newest));
+                    plan.push_after_all(scale.rests_on(ask.clone(), max_age.max(UNTIL_BEGUN)).spoils([ask]));
                 }
             }
         }

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use api::condition::Reason;
-use api::workspace::{FINALIZER, HelmRelease, HelmReleaseStatus, ReadValues, ResolvedChart, ValuesKind};
+use api::workspace::{
+    FINALIZER, HelmRelease, HelmReleaseStatus, ReadValues, ResolvedChart, StoppedWorkload, ValuesKind,
+};
 use jiff::Timestamp;
 use plan::Clocks;
-use plan::fact::{Class, Fact, Failure};
+use plan::fact::{Class, Fact, Failure, Want};
 use plan::releases::{
     Action, Answer, Ask, Difference, Identity, Job, MOST_REVISIONS, Note, Observed, Policy, Resolved, Stored,
     StoredStatus, plan, reference_digest, report,
@@ -51,7 +53,7 @@ fn planned(object: &HelmRelease, observed: &Observed, inputs: &Known) -> Plan<Ac
     plan(object, observed, inputs, &Policy::default())
 }
 
-fn asks(plan: &Plan<Action, Ask>) -> Vec<&'static str> {
+fn named(wants: &[Want<Ask>]) -> Vec<&'static str> {
     let name = |ask: &Ask| match ask {
         Ask::Revisions { .. } => "revisions",
         Ask::Source { .. } => "source",
@@ -62,7 +64,11 @@ fn asks(plan: &Plan<Action, Ask>) -> Vec<&'static str> {
         Ask::HoldsData { .. } => "data",
         Ask::NamespaceTerminating { .. } => "namespace",
     };
-    plan.wants.iter().map(|want| name(&want.ask)).collect()
+    wants.iter().map(|want| name(&want.ask)).collect()
+}
+
+fn asks(plan: &Plan<Action, Ask>) -> Vec<&'static str> {
+    named(&plan.wants)
 }
 
 /// Answers everything that is asked for, as a server in order would, until nothing is.
@@ -150,6 +156,7 @@ fn an_install_asks_for_chart_and_account_and_then_starts() {
     let start = plan.steps.last().unwrap();
     assert!(start.announced && start.is_job);
     assert_eq!(start.needs.len(), 1, "not before the finalizer is stored");
+    assert_eq!(named(&start.rests_on), ["identity", "chart"]);
 }
 
 #[test]
@@ -203,6 +210,22 @@ fn drift_is_looked_at_again_when_a_live_object_changes() {
     let plan = planned(&object, &observed, &inputs);
     let correction = &plan.steps[0];
     assert!(matches!(correction.action, Action::CorrectDrift(_)) && correction.spoils.contains(&drift));
+    assert_eq!(named(&correction.rests_on), ["drift", "identity"]);
+    assert!(asks(&plan).contains(&"drift"), "what a step rests on is wanted, or its fetch would be for nothing");
+}
+
+#[test]
+fn workloads_are_scaled_on_the_replicas_that_were_seen() {
+    let (object, observed) = settled(json!({ "stopped": true }));
+    let mut inputs = Known::default();
+    let (plan, _) = answered(&object, &observed, &mut inputs);
+    let replicas = plan.wants.iter().find(|want| matches!(want.ask, Ask::Replicas { .. })).unwrap().ask.clone();
+    let live = vec![StoppedWorkload { kind: "Deployment".into(), name: "web".into(), replicas: 2, revision: None }];
+    inputs.facts.insert(replicas, Fact::Known { value: Answer::Replicas(Ok(live)), age: Duration::ZERO });
+    let plan = planned(&object, &observed, &inputs);
+    let scale = plan.steps.last().unwrap();
+    assert!(matches!(scale.action, Action::Scale(_)), "{plan:?}");
+    assert_eq!(named(&scale.rests_on), ["replicas", "identity"]);
 }
 
 #[test]
