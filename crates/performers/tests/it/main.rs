@@ -8,6 +8,7 @@ mod clock;
 mod cluster;
 mod condition;
 mod crd;
+mod defaults;
 mod deletion;
 mod event;
 mod executor;

@@ -6,11 +6,10 @@ use anyhow::Result;
 use jiff::Timestamp;
 use performers::Config;
 use serde_json::json;
-use testbed::{ControlPlane, Options, kwok::Behaviour};
-use tokio::time::Instant;
+use testbed::kwok::Behaviour;
 
 use crate::{
-    harness::{OPERATOR_USER, Running, Space, World, alone, hasty, install, operator_user, spec, spec_with},
+    harness::{OPERATOR_USER, World, hasty, spec, spec_with},
     observe::{eventually, more_rounds},
 };
 
@@ -49,11 +48,9 @@ async fn p18_ten_resyncs_of_settled_performers_write_and_read_nothing() -> Resul
 }
 
 /// The resync of the original operator.
-const PERIOD: Duration = Duration::from_mins(2);
+pub const PERIOD: Duration = Duration::from_mins(2);
 /// What a woken round takes until it is seen from outside, on a machine with other work.
 const WAKING: Duration = Duration::from_millis(200);
-/// The same, once, and little beside minutes.
-const BUSY: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn p40_the_resync_comes_with_its_period() -> Result<()> {
@@ -79,27 +76,4 @@ async fn p40_the_resync_comes_with_its_period() -> Result<()> {
     let shortest = pauses.iter().min().copied().unwrap_or_default();
     assert!(shortest <= period * 11 / 10 + WAKING, "nor later, but for jitter: {pauses:?}");
     Ok(())
-}
-
-/// The period that nobody has configured, in its real length. A settled Performer needs no pods for it, and so no nodes.
-#[tokio::test]
-async fn p40_by_default_the_resync_comes_every_two_minutes() -> Result<()> {
-    let control_plane = ControlPlane::start(Options { fsync: false, ..Options::bare() }).await?;
-    install(&control_plane).await?;
-    let client = control_plane.client_as(&operator_user()).await?;
-    let operator = Running::start(client, alone(), Config::default()).await?;
-    let space = Space::new(&control_plane, "default").await?;
-    let created = Instant::now();
-    space.create("never.named", spec()).await?;
-    space.until_condition("never.named", "Degraded", "True", "InvalidName").await?;
-    // The rounds of its beginning, and then the first that nothing has caused.
-    let mut ended = created;
-    while ended.elapsed() < PERIOD / 2 {
-        ended = Instant::now();
-        more_rounds(&operator, &space, 1).await?;
-    }
-    // Counted from when the test saw the round before, which is a little later than it ended.
-    let off = ended.elapsed().abs_diff(PERIOD);
-    assert!(off <= PERIOD / 10 + BUSY, "it came after {:?}", ended.elapsed());
-    operator.stop().await
 }

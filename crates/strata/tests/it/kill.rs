@@ -228,7 +228,8 @@ impl Campaign {
             for &(verb, resource) in creations(flow) {
                 let owned = format!("performer-{name}");
                 let made = committed.iter().filter(|e| e.verb == verb && e.resource == resource && e.name == owned);
-                ensure!(made.count() == 1, "{verb} {resource} {owned} more or less than once");
+                let made: Vec<_> = made.collect();
+                ensure!(made.len() == 1, "{verb} {resource} {owned} not once: {made:#?}");
             }
         }
         Ok(())
