@@ -46,9 +46,13 @@ pub struct AuditLog {
     path: PathBuf,
 }
 
-/// A place in the log; entries after it are those of later requests.
+/// A moment in the log; entries after it are those of later requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mark(u64);
+pub struct Mark {
+    offset: u64,
+    /// On a loaded machine the entry of an earlier request may be written after later ones have begun.
+    at: jiff::Timestamp,
+}
 
 /// Entries are written within milliseconds of the answer; this only bounds a test that asks in vain.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -65,7 +69,8 @@ impl AuditLog {
 
     /// The present end of the log.
     pub fn mark(&self) -> io::Result<Mark> {
-        std::fs::metadata(&self.path).map(|metadata| Mark(metadata.len()))
+        let offset = std::fs::metadata(&self.path)?.len();
+        Ok(Mark { offset, at: jiff::Timestamp::now() })
     }
 
     /// Every request so far.
@@ -75,13 +80,15 @@ impl AuditLog {
 
     pub fn entries_after(&self, mark: Mark) -> io::Result<Vec<Entry>> {
         let mut file = File::open(&self.path)?;
-        file.seek(SeekFrom::Start(mark.0))?;
+        file.seek(SeekFrom::Start(mark.offset))?;
         let mut text = Vec::new();
         file.read_to_end(&mut text)?;
         // The last line may be half written; it is whole the next time.
         let complete = text.iter().rposition(|&byte| byte == b'\n').unwrap_or(0);
         let lines = text[..complete].split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
-        lines.map(|line| Ok(serde_json::from_slice::<Line>(line)?.into())).collect()
+        let entries = lines.map(|line| Ok(serde_json::from_slice::<Line>(line)?.into()));
+        let is_later = |entry: &io::Result<Entry>| entry.as_ref().map_or(true, |entry| entry.received_at >= mark.at);
+        entries.filter(is_later).collect()
     }
 
     /// The first entry after `mark` that fits; `None` when none came in ten seconds.
