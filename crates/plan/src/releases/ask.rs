@@ -391,7 +391,13 @@ impl Asking<'_> {
             Some(Fact::Unknown { why, .. }) => {
                 Chart::Failed(Failure { class: super::FailureClass::Unreachable, message: why.message.clone() })
             }
-            _ => Chart::Fetching,
+            _ => {
+                // Whether the account may act is checked meanwhile, where there is no doubt that it is to act.
+                if surroundings.newest().is_none() {
+                    self.plan.want(self.facts, identity_ask(self.object), IDENTITY_AGE);
+                }
+                Chart::Fetching
+            }
         }
     }
 

@@ -47,7 +47,7 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp, policy: &Policy) -> Report<He
     let ready = status.condition(ConditionType::Ready);
     Report {
         fallback: None,
-        is_provisional: false,
+        is_provisional: former.is_none() && inner.is_fetching() && inner.rejection().is_none(),
         done: Vec::new(),
         transitions: if assessed.is_complete { events(former, &status, &inner) } else { Vec::new() },
         discriminator: String::new(),

@@ -149,13 +149,16 @@ fn an_install_asks_for_chart_and_account_and_then_starts() {
     let object = release(json!({}));
     let observed = observed(vec![]);
     let mut inputs = Known::default();
-    assert_eq!(asks(&planned(&object, &observed, &inputs)), ["chart"]);
+    let asking = planned(&object, &observed, &inputs);
+    assert_eq!(asks(&asking), ["chart", "identity"]);
+    assert!(reported(&object, &observed, &inputs, &asking).is_provisional, "it says only that the chart is fetched");
     let (plan, fetches) = answered(&object, &observed, &mut inputs);
-    assert!(fetches < 4, "{fetches} fetches in a row would count as a defect");
+    assert_eq!(fetches, 1, "both at once");
     assert!(matches!(plan.actions().last(), Some(Action::Start(_))), "{plan:?}");
     let start = plan.steps.last().unwrap();
     assert!(start.announced && start.is_job);
     assert_eq!(start.needs.len(), 1, "not before the finalizer is stored");
+    assert!(!reported(&object, &observed, &inputs, &plan).is_provisional);
     assert_eq!(named(&start.rests_on), ["identity", "chart"]);
 }
 
