@@ -341,13 +341,13 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
 
     async fn refresh_for(&self, key: &Key, from_watch: bool) -> Result<(), Error> {
         let doubt = self.doubtful().get(key).copied();
-        let held = self.store.version(key);
+        let before = self.store.standing(key);
         let found = self.read(key).await?.and_then(|object| {
             self.note_stranger(key, object.meta());
             let version = identity(object.meta()).map_or(0, |(_, version)| version);
             (self.project)(object).map(|value| (version, value))
         });
-        self.change(key, from_watch, |store| store.correct(key, held, found));
+        self.change(key, from_watch, |store| store.correct(key, before, found));
         // A doubt that arose during the read stays.
         let mut doubtful = self.doubtful();
         if doubtful.get(key).copied() == doubt {
@@ -393,7 +393,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
     fn ingest(&self, object: W) {
         let Some((key, version)) = identity(object.meta()) else { return };
         self.note_stranger(&key, object.meta());
-        self.put(&key, version, (self.project)(object), false);
+        self.put_answer(&key, version, (self.project)(object), false);
     }
 
     /// Notes whether an object that was not selected by the server would be.
@@ -411,9 +411,20 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put(&self, key: &Key, version: u64, value: Option<T>, from_watch: bool) {
-        self.change(key, from_watch, |store| match value {
+    /// An object that the watch brought.
+    fn put(&self, key: &Key, version: u64, value: Option<T>) {
+        self.change(key, true, |store| match value {
             Some(value) => store.observe(key.clone(), version, value),
+            None => store.forget(key, version),
+        });
+    }
+
+    /// An object in the answer to a write. What the watch does not speak of it cannot have overtaken.
+    fn put_answer(&self, key: &Key, version: u64, value: Option<T>, from_watch: bool) {
+        let is_stranger = self.strangers().contains(key);
+        self.change(key, from_watch, |store| match value {
+            Some(value) if is_stranger => store.observe(key.clone(), version, value),
+            Some(value) => store.answered(key.clone(), version, value),
             None => store.forget(key, version),
         });
     }

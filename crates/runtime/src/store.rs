@@ -2,7 +2,8 @@
 //!
 //! Two rules keep a view from going backwards. A watch delivers a kind's changes in the order of their resource
 //! versions, so an event at or below the highest version delivered is a replay and is dropped. And the answer to our
-//! own write enters the store at once, so a round never plans on a view older than the last write of its key. A list
+//! own write enters the store at once, so a round never plans on a view older than the last write of its key; unless
+//! the watch was quicker, and has passed that version without leaving the object here: then it is gone again. A list
 //! may be older than both (a lagging API server) or begin anew at lower versions (a restored etcd); what speaks against
 //! the store in it is not believed but named as doubtful, and a read of that object decides.
 
@@ -92,9 +93,21 @@ impl<T> Store<T> {
         }
     }
 
-    /// Ingests one version of an object, from the watch or from the answer to a write; `None` if it was no news.
+    /// Ingests one version of an object from the watch; `None` if it was no news.
     pub fn observe(&self, key: Key, version: u64, value: T) -> Option<Changed<T>> {
         self.write().observe(key, version, value)
+    }
+
+    /// Ingests the answer to a write of an object that the watch speaks of; `None` if it was no news.
+    pub fn answered(&self, key: Key, version: u64, value: T) -> Option<Changed<T>> {
+        let mut inner = self.write();
+        if inner.has_passed(&key, version) { None } else { inner.observe(key, version, value) }
+    }
+
+    /// What is held of a key before it is read.
+    pub(crate) fn standing(&self, key: &Key) -> Standing {
+        let inner = self.read();
+        Standing { version: inner.objects.get(key).map(|known| known.version), delivered: inner.delivered }
     }
 
     /// Forgets an object that is gone since we held it at `version`, and that the watch will bring again when it has caught
@@ -107,13 +120,16 @@ impl<T> Store<T> {
         inner.remove(key)
     }
 
-    /// Ingests what a read of the server found; `before` is the version held when the read was sent. Nothing received
+    /// Ingests what a read of the server found; `before` is what was held when the read was sent. Nothing received
     /// meanwhile: the read is right, whatever the versions say. Otherwise the newer of the two is.
-    pub fn correct(&self, key: &Key, before: Option<u64>, found: Option<(u64, T)>) -> Option<Changed<T>> {
+    pub(crate) fn correct(&self, key: &Key, before: Standing, found: Option<(u64, T)>) -> Option<Changed<T>> {
         let mut inner = self.write();
-        let held = inner.objects.get(key).map(|known| known.version);
+        let (held, before_read) = (inner.objects.get(key).map(|known| known.version), before.delivered);
+        let before = before.version;
         match found {
             Some((version, _)) if held == Some(version) => None,
+            // It came and went while it was read.
+            Some((version, _)) if before_read < version && inner.has_passed(key, version) => None,
             Some((version, value)) if held == before => Some(inner.insert(key.clone(), version, value)),
             Some((version, value)) => inner.observe(key.clone(), version, value),
             None => {
@@ -228,6 +244,13 @@ impl<T> Store<T> {
     }
 }
 
+/// What a store held of a key at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Standing {
+    version: Option<u64>,
+    delivered: u64,
+}
+
 /// What a list says about one object, beside the store.
 #[derive(Debug)]
 pub(crate) enum Listed<T> {
@@ -256,6 +279,12 @@ impl<T> Inner<T> {
         if held.is_some_and(|held| held >= version) { None } else { Some(self.insert(key, version, value)) }
     }
 
+    /// Whether the watch has delivered all about a key up to this version and later ones, and it is not there. The event
+    /// of the highest version may still be on its way in.
+    fn has_passed(&self, key: &Key, version: u64) -> bool {
+        self.listing.is_none() && version < self.delivered && !self.objects.contains_key(key)
+    }
+
     fn see(&mut self, key: &Key) {
         if let Some(listing) = &mut self.listing {
             listing.seen.insert(key.clone());
@@ -281,6 +310,42 @@ mod tests {
         Key::new("ns", name)
     }
 
+    /// Held at this version while the watch said nothing.
+    fn at(version: Option<u64>) -> Standing {
+        Standing { version, delivered: 0 }
+    }
+
+    #[test]
+    fn what_came_and_went_before_the_answer_to_our_write_is_gone() {
+        let store = Store::default();
+        // Made by others, deleted by us at 6 and removed by its node at 7 and 8, before the answer to our deletion.
+        for version in [5, 6, 7] {
+            assert!(store.deliver(version));
+            store.observe(key("a"), version, "there");
+        }
+        assert!(store.deliver(8) && store.forget(&key("a"), 8).is_some());
+        assert!(store.answered(key("a"), 6, "terminating").is_none());
+        assert!(store.get(&key("a")).is_none(), "no event would ever remove it");
+        assert!(store.answered(key("b"), 8, "ours").is_some(), "its event may be on its way in");
+        assert!(store.answered(key("c"), 9, "ours").is_some(), "the watch has not come to it yet");
+        // The next list says what is there.
+        store.begin_list(false);
+        assert!(store.answered(key("d"), 3, "ours").is_some(), "it may stand further on in the list");
+    }
+
+    #[test]
+    fn what_came_and_went_while_it_was_read_is_gone() {
+        let store = Store::default();
+        assert!(store.deliver(5));
+        let before = store.standing(&key("a"));
+        assert!(store.deliver(6) && store.observe(key("a"), 6, "there").is_some());
+        assert!(store.deliver(8) && store.forget(&key("a"), 8).is_some());
+        assert!(store.correct(&key("a"), before, Some((6, "there"))).is_none());
+        // What the watch should have brought before the read began, and did not, is there all the same.
+        let before = store.standing(&key("b"));
+        assert!(store.correct(&key("b"), before, Some((4, "missed"))).is_some());
+    }
+
     /// What a list did not hold: gone and doubtful.
     fn missing<T>(store: &Store<T>, version: u64) -> (Vec<Key>, Vec<Key>) {
         let missing = store.end_list(version);
@@ -296,8 +361,8 @@ mod tests {
         };
         assert_eq!(values(store.observe(key("a"), 1, 10)), Some((None, Some(10))));
         assert_eq!(values(store.observe(key("a"), 2, 20)), Some((Some(10), Some(20))));
-        assert_eq!(values(store.correct(&key("a"), Some(2), Some((2, 20)))), None);
-        assert_eq!(values(store.correct(&key("a"), Some(2), Some((3, 30)))), Some((Some(20), Some(30))));
+        assert_eq!(values(store.correct(&key("a"), at(Some(2)), Some((2, 20)))), None);
+        assert_eq!(values(store.correct(&key("a"), at(Some(2)), Some((3, 30)))), Some((Some(20), Some(30))));
         assert_eq!(values(store.deleted(&key("a"), Some(3))), Some((Some(30), None)));
         assert_eq!(values(store.forget(&key("a"), 4)), None);
     }
@@ -379,7 +444,7 @@ mod tests {
         store.begin_list(false);
         assert!(matches!(store.list_item(key("a"), 5, Some("restored")), Listed::Doubtful));
         store.end_list(5);
-        store.correct(&key("a"), Some(100), Some((5, "restored")));
+        store.correct(&key("a"), at(Some(100)), Some((5, "restored")));
         assert_eq!(store.get(&key("a")).unwrap().value, "restored");
         assert!(store.deliver(6) && store.observe(key("a"), 6, "goes on").is_some());
     }
@@ -439,11 +504,11 @@ mod tests {
         let store = Store::default();
         store.observe(key("a"), 7, "seven");
         store.observe(key("a"), 9, "nine");
-        store.correct(&key("a"), Some(7), Some((8, "eight")));
+        store.correct(&key("a"), at(Some(7)), Some((8, "eight")));
         assert_eq!(store.version(&key("a")), Some(9));
-        store.correct(&key("a"), Some(7), None);
+        store.correct(&key("a"), at(Some(7)), None);
         assert_eq!(store.version(&key("a")), Some(9));
-        store.correct(&key("a"), Some(9), None);
+        store.correct(&key("a"), at(Some(9)), None);
         assert_eq!(store.version(&key("a")), None);
     }
 }

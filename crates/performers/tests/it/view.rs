@@ -80,6 +80,23 @@ async fn a_create_whose_answer_was_lost_is_found_out_before_it_is_tried_again() 
 }
 
 #[tokio::test]
+async fn a_pod_that_went_before_its_deletion_was_answered_is_replaced() -> Result<()> {
+    let shared = Scene::shared().await;
+    let space = shared.scene.space("late").await?;
+    let former = space.create_ready("a", spec()).await.and(space.pod("a").await)?.metadata.uid.context("a uid")?;
+    let deletion = Calls::of(Verb::Delete, "pods").in_namespace(&space.namespace).at_most(1);
+    let late = shared.scene.proxy.inject(deletion, Fault::HoldAfterCommit);
+    space.patch("a", json!({ "spec": { "image": "registry.test/performer:v2" } })).await?;
+    space.until_gone(&space.pods, "performer-a", &former).await?;
+    // Another pod's whole start comes after the end of the first in the watch: once it is seen, so was that.
+    space.create_ready("b", spec()).await?;
+    late.release();
+    space.until_settled("a").await?;
+    assert_eq!(image(&space.pod("a").await?), Some("registry.test/performer:v2"));
+    Ok(())
+}
+
+#[tokio::test]
 async fn older_events_once_more_bring_no_ghost() -> Result<()> {
     let shared = Scene::shared().await;
     let space = shared.scene.space("ghost").await?;

@@ -76,7 +76,7 @@ impl<W: View, T: Send + Sync + 'static> Subscriber for Kind<W, T> {
         }
         let value = self.project(object)?;
         self.strangers().remove(key);
-        self.put(key, version, value, true);
+        self.put(key, version, value);
         Ok(())
     }
 
@@ -98,7 +98,7 @@ impl<W: View, T: Send + Sync + 'static> Subscriber for Kind<W, T> {
         if self.store.version(key) != Some(version) {
             let value = self.project(object)?;
             self.strangers().remove(key);
-            self.put(key, version, value, true);
+            self.put_answer(key, version, value, true);
         }
         Ok(())
     }
