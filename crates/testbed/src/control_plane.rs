@@ -1,6 +1,7 @@
 //! A real control plane on loopback: etcd and kube-apiserver, and on request controller-manager, scheduler
 //! and simulated nodes, with its own certificates, RBAC on, and an audit log of every request.
 
+mod backup;
 mod launch;
 mod port;
 mod process_wide;
@@ -13,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+pub use backup::Backup;
 use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec},
     core::v1::{Namespace, ServiceAccount},

@@ -1,7 +1,6 @@
 //! Leadership: its interruptions, and the order in which it is given up.
 
 use std::{
-    path::Path,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -224,30 +223,12 @@ async fn a_stop_during_a_renewal_releases_the_lease_all_the_same() -> Result<()>
     Ok(())
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    std::fs::create_dir_all(to)?;
-    for entry in std::fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &target)?;
-        } else {
-            std::fs::copy(entry.path(), target)?;
-        }
-    }
-    Ok(())
-}
-
 #[tokio::test]
 async fn after_a_restored_etcd_a_replica_leads_again() -> Result<()> {
     let control_plane = ControlPlane::start(Options { fsync: false, ..Options::bare() }).await?;
     let (client, namespace) = (control_plane.client().await?, control_plane.namespace("restore").await?);
-    let (data, backup) = (control_plane.directory().join("etcd"), control_plane.directory().join("backup"));
     let replica = Replica::leading(client.clone(), &namespace, Clock::default()).await?;
-    control_plane.etcd().kill().await?;
-    copy(&data, &backup)?;
-    control_plane.etcd().restart().await?;
-    control_plane.ready().await?;
+    let backup = control_plane.back_up().await?;
     // After the restore versions are to be lower than any that the replica has seen.
     let maps = Api::<ConfigMap>::namespaced(client.clone(), &namespace);
     for number in 0..50 {
@@ -262,13 +243,7 @@ async fn after_a_restored_etcd_a_replica_leads_again() -> Result<()> {
     until_async("a renewal after all that", async || Ok(version().await? > before)).await?;
     let (seen, epoch) = (version().await?, replica.leadership.epoch());
 
-    control_plane.apiserver().kill().await?;
-    control_plane.etcd().kill().await?;
-    std::fs::remove_dir_all(&data)?;
-    copy(&backup, &data)?;
-    control_plane.etcd().restart().await?;
-    control_plane.apiserver().restart().await?;
-    control_plane.ready().await?;
+    control_plane.restore(&backup).await?;
     let restored = version().await?;
     assert!(restored < seen, "{restored} is lower than {seen}");
     until_async("a renewal in the restored store", async || {

@@ -4,6 +4,7 @@
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
 mod apply;
+mod broken;
 mod cluster;
 mod dynamic;
 mod lease;

@@ -2,13 +2,14 @@
 
 use std::{convert::Infallible, sync::Arc};
 
+use futures::stream;
 use http::{
     HeaderMap, HeaderValue, Request, Response, StatusCode, Version,
-    header::{ACCEPT, CONNECTION, CONTENT_TYPE, HOST, RETRY_AFTER, TRANSFER_ENCODING},
+    header::{ACCEPT, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER, TRANSFER_ENCODING},
     request,
 };
 use http_body_util::{BodyExt, Full, Limited, StreamBody, combinators::UnsyncBoxBody};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Bytes, Frame, Incoming};
 use kube::client::Body;
 
 use super::{
@@ -60,6 +61,9 @@ impl Shared {
         let answer = self.forward(parts, body).await?;
         if let Some(rule) = rule {
             after_commit(rule, request).await?;
+            if rule.fault == Fault::CutInBody {
+                return half(answer).await;
+            }
         }
         Ok(match view {
             Some(view) if answer.status().is_success() => {
@@ -104,6 +108,15 @@ async fn before_commit(rule: &Rule, request: &ApiRequest) -> Result<Option<Answe
             rule.hit(request);
             Ok(Some(refusal(code)))
         }
+        Fault::Text(code, text) => {
+            rule.hit(request);
+            let status = StatusCode::from_u16(code).expect("tests inject codes of HTTP");
+            Ok(Some(answer(status, "text/plain; charset=utf-8", text.to_owned())))
+        }
+        Fault::Endless => {
+            rule.hit(request);
+            Ok(Some(endless()))
+        }
         Fault::TooManyRequests { retry_after_seconds } => {
             rule.hit(request);
             Ok(Some(overload(retry_after_seconds)))
@@ -113,7 +126,11 @@ async fn before_commit(rule: &Rule, request: &ApiRequest) -> Result<Option<Answe
             Err(Cut)
         }
         Fault::HoldBeforeCommit => held(rule, request).await.map(|()| None),
-        Fault::CutAfterCommit | Fault::HoldAfterCommit | Fault::WatchExpired | Fault::WatchCutAfter(_) => Ok(None),
+        Fault::CutAfterCommit
+        | Fault::CutInBody
+        | Fault::HoldAfterCommit
+        | Fault::WatchExpired
+        | Fault::WatchCutAfter(_) => Ok(None),
     }
 }
 
@@ -125,7 +142,7 @@ async fn after_commit(rule: &Rule, request: &ApiRequest) -> Result<(), Cut> {
             Err(Cut)
         }
         Fault::HoldAfterCommit => held(rule, request).await,
-        Fault::WatchExpired | Fault::WatchCutAfter(_) => {
+        Fault::CutInBody | Fault::WatchExpired | Fault::WatchCutAfter(_) => {
             rule.hit(request);
             Ok(())
         }
@@ -143,6 +160,30 @@ async fn held(rule: &Rule, request: &ApiRequest) -> Result<(), Cut> {
 fn passed_on(answer: Response<Body>) -> Answer {
     let (parts, body) = answer.into_parts();
     Response::from_parts(without_hops(parts), BodyExt::boxed_unsync(body.map_err(|_| Cut)))
+}
+
+/// The first half of an answer, with the length that the whole would have had. Of a watch it is the first piece.
+async fn half(answer: Response<Body>) -> Result<Answer, Cut> {
+    let (parts, mut body) = answer.into_parts();
+    let is_whole = parts.headers.contains_key(CONTENT_LENGTH);
+    let bytes = if is_whole {
+        body.collect().await.map_err(|_| Cut)?.to_bytes()
+    } else {
+        let frame = body.frame().await.ok_or(Cut)?.map_err(|_| Cut)?;
+        frame.into_data().map_err(|_| Cut)?
+    };
+    let frames = [Ok(Frame::data(bytes.slice(..bytes.len() / 2))), Err(Cut)];
+    let body = BodyExt::boxed_unsync(StreamBody::new(stream::iter(frames)));
+    Ok(Response::from_parts(without_hops(parts), body))
+}
+
+/// Blanks, as fast as the client takes them: they may stand before any JSON.
+fn endless() -> Answer {
+    const BLANKS: &[u8] = &[b' '; 64 << 10];
+    let frames = stream::repeat_with(|| Ok(Frame::data(Bytes::from_static(BLANKS))));
+    let mut answer = Response::new(BodyExt::boxed_unsync(StreamBody::new(frames)));
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    answer
 }
 
 fn without_hops(mut parts: http::response::Parts) -> http::response::Parts {

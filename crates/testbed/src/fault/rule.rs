@@ -104,6 +104,13 @@ pub enum Fault {
     /// Answered with this code and its usual reason; the server never sees the call. 410 on a watch is a server that
     /// has compacted the history.
     Status(u16),
+    /// Answered with this code and text, which is no Status: by a server that does not serve the path (404), or by
+    /// a proxy in front of it. The server never sees the call.
+    Text(u16, &'static str),
+    /// The server carries the call out, and its answer breaks off after half of its body.
+    CutInBody,
+    /// Answered with 200 and a body that never ends; the server never sees the call.
+    Endless,
     /// 429 with `Retry-After`; the server never sees the call.
     TooManyRequests { retry_after_seconds: u32 },
     /// The connection breaks before the server sees the call.
