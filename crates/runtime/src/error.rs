@@ -9,6 +9,9 @@ use plan::{
     round::{Blocked, Progress, Refusal},
 };
 
+/// The reason of a 404 that is about one object. One for a path that is not served is plain text, without a reason.
+const NOT_FOUND: &str = "NotFound";
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The API server answered with a failure.
@@ -79,8 +82,15 @@ impl Error {
         self
     }
 
+    /// There is no such object.
     pub fn is_not_found(&self) -> bool {
-        self.status().is_some_and(|s| s.code == 404)
+        self.status().is_some_and(|status| status.code == 404 && status.reason == NOT_FOUND)
+    }
+
+    /// The server does not serve the kind, or something in front of it answered. Whether the object exists is unknown:
+    /// a definition may be replaced, or a version of it not served, while its objects stay.
+    pub fn is_not_served(&self) -> bool {
+        self.status().is_some_and(|status| status.code == 404 && status.reason != NOT_FOUND)
     }
 
     pub fn is_already_exists(&self) -> bool {
@@ -109,9 +119,11 @@ impl Error {
         }
         let Some(status) = self.status() else { return Class::Transient };
         match status.code {
-            404 | 409 => Class::Conflict,
-            403 => Class::Invalid,
-            400 | 405 | 413 | 415 | 422 => Class::Terminal,
+            404 if self.is_not_found() => Class::Conflict,
+            409 => Class::Conflict,
+            // 405: nothing can be created while the definition is being deleted. Both end with another definition.
+            403..=405 => Class::Invalid,
+            400 | 413 | 415 | 422 => Class::Terminal,
             _ => Class::Transient,
         }
     }
@@ -141,7 +153,10 @@ impl Error {
         let refused = match self {
             Self::Refused(blocked) => Some(Refusal::Because(blocked.clone())),
             _ if self.is_namespace_terminating() => Some(Refusal::NamespaceTerminating),
-            Self::Api { status, .. } if matches!(status.code, 400 | 403 | 422) => {
+            Self::Api { resource, .. } if self.is_not_served() => Some(Refusal::Rejected(format!(
+                "the API server does not serve {resource}; check that its CustomResourceDefinition is installed"
+            ))),
+            Self::Api { status, .. } if matches!(status.code, 400 | 403 | 405 | 422) => {
                 Some(Refusal::Rejected(status.message.clone()))
             }
             _ => None,
@@ -220,7 +235,20 @@ mod tests {
     }
 
     fn api(code: u16) -> Error {
-        answer(code, None, r#"{"kind":"Status","message":"no","code":0}"#)
+        let reason = if code == 404 { NOT_FOUND } else { "" };
+        answer(code, None, &format!(r#"{{"kind":"Status","message":"no","reason":"{reason}","code":0}}"#))
+    }
+
+    #[test]
+    fn a_404_is_about_an_object_only_if_the_api_server_says_so() {
+        assert!(api(404).is_not_found() && !api(404).is_not_served());
+        for body in ["404 page not found\n", "<html>Not Found</html>", "", r#"{"error":"NotFound"}"#] {
+            let error = answer(404, None, body);
+            assert!(!error.is_not_found() && error.is_not_served(), "{body}");
+            assert_eq!(error.class(), Class::Invalid, "{body}");
+            let Progress::<()>::Refused(Refusal::Rejected(message)) = error.progress() else { panic!("{body}") };
+            assert!(message.starts_with("the API server does not serve pods"), "{message}");
+        }
     }
 
     #[test]
@@ -234,12 +262,13 @@ mod tests {
 
     #[test]
     fn classes_follow_the_answer() {
-        let classes = [404, 409, 403, 400, 422, 429, 500, 503, 504].map(|code| api(code).class().label());
+        let classes = [404, 409, 403, 405, 400, 422, 429, 500, 503, 504].map(|code| api(code).class().label());
         assert_eq!(
             classes,
             [
                 "conflict",
                 "conflict",
+                "invalid",
                 "invalid",
                 "terminal",
                 "terminal",

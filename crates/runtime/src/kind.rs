@@ -461,7 +461,7 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         if matches!(error, Error::Client { .. } | Error::TimedOut { .. } | Error::Undecodable { .. }) {
             self.doubt(key.clone());
         }
-        if error.status().is_some_and(|status| matches!(status.code, 404 | 409))
+        if (error.is_not_found() || error.status().is_some_and(|status| status.code == 409))
             && let Err(read) = self.refresh(key).await
         {
             tracing::debug!(error = %Chain(&read), %key, "could not refresh after a conflict");

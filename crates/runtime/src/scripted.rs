@@ -103,7 +103,10 @@ impl Script {
         match answer {
             None => std::future::pending().await,
             Some(Answer::Refusal(code, retry_after)) => {
-                let text = json!({"kind": "Status", "status": "Failure", "message": "scripted", "code": code});
+                let reason = if code == 404 { "NotFound" } else { "" };
+                let text = json!({
+                    "kind": "Status", "status": "Failure", "message": "scripted", "reason": reason, "code": code,
+                });
                 let mut answer = Response::new(Body::from(text.to_string()));
                 *answer.status_mut() = StatusCode::from_u16(code).unwrap();
                 if let Some(seconds) = retry_after {

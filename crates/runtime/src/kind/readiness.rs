@@ -9,7 +9,7 @@ pub(crate) trait Cache: Send + Sync {
     fn readiness(&self) -> Result<(), String>;
     /// What is wrong with a cache that is filled.
     fn mention(&self) -> Option<String>;
-    /// Whether it is empty because the API server does not know the kind.
+    /// Whether the API server does not know the kind, before the first list or any more.
     fn is_undefined(&self) -> bool;
 }
 
@@ -26,6 +26,6 @@ impl<W: View, T: Send + Sync + 'static> Cache for Kind<W, T> {
     }
 
     fn is_undefined(&self) -> bool {
-        !self.store.is_synced() && self.interruption.is_undefined()
+        self.interruption.is_undefined()
     }
 }

@@ -50,7 +50,12 @@ impl Acting<'_> {
 /// Whether the server does not know the kind.
 fn is_undefined(error: &Error) -> bool {
     let is_undiscovered = |error: &kube::Error| matches!(error, kube::Error::Discovery(_));
-    error.is_not_found() || matches!(error, Error::Client { source, .. } if is_undiscovered(source))
+    is_absent(error) || matches!(error, Error::Client { source, .. } if is_undiscovered(source))
+}
+
+/// Whether the object is not there, or its kind is not served.
+fn is_absent(error: &Error) -> bool {
+    error.is_not_found() || error.is_not_served()
 }
 
 /// Whether it is about the object that was asked for, and not about the server or us.
@@ -239,7 +244,7 @@ impl Discovered {
         let api = self.api(acting, target).await?;
         let live = match acting.ask(api.get_opt(&target.key.name)).await {
             // So does a server answer that does not know the kind any more.
-            Err(error) if error.is_not_found() => None,
+            Err(error) if is_absent(&error) => None,
             found => found?,
         };
         let Some(live) = live else {
