@@ -7,7 +7,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     thread,
@@ -43,8 +43,12 @@ impl fmt::Debug for Private {
 pub struct PrivateDirectory {
     path: PathBuf,
     next: AtomicU64,
+    left: Left,
     _lock: File,
 }
+
+/// Directories of operations that have ended and whose files could not be removed.
+type Left = Arc<Mutex<Vec<PathBuf>>>;
 
 const PREFIX: &str = "runner-";
 const LOCK: &str = "lock";
@@ -68,14 +72,20 @@ impl PrivateDirectory {
         let lock = File::create(path.join(LOCK))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         sweep(parent, &path)?;
-        Ok(Self { path, next: AtomicU64::new(0), _lock: lock })
+        Ok(Self { path, next: AtomicU64::new(0), left: Left::default(), _lock: lock })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// A directory for one operation.
     pub fn operation(&self) -> io::Result<OperationDirectory> {
         let path = self.path.join(self.next.fetch_add(1, Ordering::Relaxed).to_string());
+        let left = self.left.clone();
+        lock(&left).retain(|path| fs::remove_dir_all(path).is_err());
         DirBuilder::new().mode(0o700).create(&path)?;
-        Ok(OperationDirectory { path })
+        Ok(OperationDirectory { path, left })
     }
 
     /// At the end of the runner; the next one would sweep it as well.
@@ -95,13 +105,22 @@ fn sweep(parent: &Path, own: &Path) -> io::Result<()> {
         let is_runner = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
         let Ok(lock) = File::open(path.join(LOCK)) else { continue };
         if is_runner && path != own && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            if !orphans_ended(&path, ORPHAN_PATIENCE)? {
-                tracing::warn!(path = %path.display(), "a child process of an earlier operator does not end");
-            }
-            fs::remove_dir_all(&path)?;
+            remove_left(&path)?;
         }
     }
     Ok(())
+}
+
+/// Removes the directory of a runner that is gone. Another that starts at the same time may have done so: its lock was
+/// free again then, on a file that is no more.
+fn remove_left(path: &Path) -> io::Result<()> {
+    let removed = orphans_ended(path, ORPHAN_PATIENCE).and_then(|has_ended| {
+        if !has_ended {
+            tracing::warn!(path = %path.display(), "a child process of an earlier operator does not end");
+        }
+        fs::remove_dir_all(path)
+    });
+    removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
 /// Waits for the children at work in an operation's directory: it is locked for as long.
@@ -125,10 +144,15 @@ fn orphans_ended(runner: &Path, patience: Duration) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Removed when dropped.
+fn lock(left: &Left) -> MutexGuard<'_, Vec<PathBuf>> {
+    left.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removed when dropped; what cannot be removed then, before the next operation.
 #[derive(Debug)]
 pub struct OperationDirectory {
     path: PathBuf,
+    left: Left,
 }
 
 impl OperationDirectory {
@@ -145,7 +169,11 @@ impl OperationDirectory {
 impl Drop for OperationDirectory {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.path) {
-            tracing::error!(path = %self.path.display(), %error, "cannot remove the files of a child process");
+            tracing::error!(
+                path = %self.path.display(), %error,
+                "cannot remove the files of a child process; trying again before the next one"
+            );
+            lock(&self.left).push(std::mem::take(&mut self.path));
         }
     }
 }
@@ -197,6 +225,15 @@ mod tests {
         assert!(alive.path.exists());
         second.remove();
         assert!(!second.path.exists());
+    }
+
+    #[test]
+    fn what_another_runner_swept_meanwhile_is_swept() {
+        let parent = tempfile::tempdir().unwrap();
+        remove_left(&parent.path().join("runner-1-0")).unwrap();
+        let file = parent.path().join("runner-2-0");
+        fs::write(&file, "").unwrap();
+        remove_left(&file).unwrap_err();
     }
 
     #[test]
