@@ -58,8 +58,14 @@ impl<R: Clone + Eq + Hash> Index<R> {
 
     /// The objects that speak of `thing`.
     pub fn keys(&self, thing: &R) -> Vec<Key> {
+        self.keys_up_to(thing, usize::MAX, |_| true)
+    }
+
+    /// The first of those that speak of `thing` and are chosen, where any number may.
+    pub fn keys_up_to(&self, thing: &R, most: usize, is_chosen: impl Fn(&Key) -> bool) -> Vec<Key> {
         let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.keys.get(thing).into_iter().flatten().cloned().collect()
+        let all = inner.keys.get(thing).into_iter().flatten();
+        all.filter(|key| is_chosen(key)).take(most).cloned().collect()
     }
 }
 
@@ -73,6 +79,8 @@ mod tests {
         index.set(&a, ["x", "y", "x"]);
         index.set(&b, ["y"]);
         assert_eq!(index.keys(&"y"), [a.clone(), b.clone()]);
+        assert_eq!(index.keys_up_to(&"y", 1, |_| true), [a.clone()]);
+        assert_eq!(index.keys_up_to(&"y", 1, |key| *key == b), [b.clone()]);
         index.set(&a, ["z"]);
         assert_eq!((index.keys(&"x"), index.keys(&"y"), index.keys(&"z")), (vec![], vec![b.clone()], vec![a.clone()]));
         index.set(&a, []);

@@ -19,6 +19,11 @@ use serde_json::{Value, json};
 
 use super::{projection::Owned, secret};
 
+/// Of one kind, for one round. Anyone who may write objects in a namespace may call them owned by a Workspace there, and
+/// a round holds all that it looks at; a Workspace derives some hundred of a kind. Of more, the first are removed, and
+/// the next round sees others.
+const MOST_OWNED: usize = 2000;
+
 /// One kind of derived objects.
 pub struct DerivedKind {
     kind: Arc<dyn AnyKind>,
@@ -97,14 +102,12 @@ impl DerivedKinds {
         Self { kinds: kinds.into_iter().collect(), writer }
     }
 
-    /// What an owner owns.
+    /// What an owner owns, up to [`MOST_OWNED`] of a kind.
     pub async fn owned(&self, namespace: &Arc<str>, uid: &str) -> Result<Objects, Error> {
         let mut objects = Objects::new();
         for (kind, of_kind) in &self.kinds {
-            for key in of_kind.owned.keys(&uid.into()) {
-                if key.namespace == *namespace {
-                    self.add(&mut objects, ObjectId::new(*kind, &*key.name), &key).await?;
-                }
+            for key in owned_by(&of_kind.owned, namespace, uid) {
+                self.add(&mut objects, ObjectId::new(*kind, &*key.name), &key).await?;
             }
         }
         Ok(objects)
@@ -213,6 +216,11 @@ impl DerivedKinds {
     }
 }
 
+/// What an owner owns in its namespace. What is left out is surplus, or is looked up by its name.
+fn owned_by(owned: &Index<Box<str>>, namespace: &str, uid: &str) -> Vec<Key> {
+    owned.keys_up_to(&uid.into(), MOST_OWNED, |key| *key.namespace == *namespace)
+}
+
 /// What the server made of earlier applies.
 pub fn accept(objects: &mut Objects, accepted: &Accepted) {
     for (id, fingerprint) in accepted {
@@ -230,5 +238,21 @@ fn without_words(id: &ObjectId, error: Error) -> Error {
     match status.code {
         400 | 403 | 422 => Error::Refused(Blocked { reason: Reason::ObjectRejected, message }),
         _ => error.with_message(message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_looks_at_a_bounded_part_of_what_claims_to_be_owned() {
+        let owned = Index::default();
+        owned.set(&Key::new("another", "a"), [Box::from("uid")]);
+        for number in 0..=MOST_OWNED {
+            owned.set(&Key::new("team", format!("a-{number}")), [Box::from("uid")]);
+        }
+        let keys = owned_by(&owned, "team", "uid");
+        assert!(keys.len() == MOST_OWNED && keys.iter().all(|key| *key.namespace == *"team"));
     }
 }
