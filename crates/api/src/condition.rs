@@ -6,6 +6,8 @@ use jiff::Timestamp;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::decode::readable;
+
 /// The type of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ConditionType {
@@ -264,7 +266,7 @@ pub struct Condition {
 /// Reads a condition list, passing over entries that are not ours: anyone may write any condition
 /// type there, and an object that the API server stored must always decode.
 pub fn known_conditions<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Condition>, D::Error> {
-    let all = Option::<Vec<serde_json::Value>>::deserialize(d)?.unwrap_or_default();
+    let all: Vec<serde_json::Value> = readable(d)?;
     Ok(all.into_iter().filter_map(|c| serde_json::from_value(c).ok()).collect())
 }
 

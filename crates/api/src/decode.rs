@@ -3,8 +3,9 @@
 use std::fmt;
 
 use jiff::Timestamp;
-use serde::de::{Error, Visitor};
+use serde::de::{DeserializeOwned, Error, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 /// Absent and `null` both mean the default.
 pub(crate) fn or_default<'de, D, T>(d: D) -> Result<T, D::Error>
@@ -21,9 +22,18 @@ pub(crate) fn saturating<'de, D: Deserializer<'de>>(d: D) -> Result<Option<i32>,
     Ok(Option::<Saturated>::deserialize(d)?.map(|s| s.0))
 }
 
+/// A field, or its default if it is written in a way we cannot read: that must not cost the fields beside it.
+pub(crate) fn readable<'de, D, T>(d: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: DeserializeOwned + Default,
+{
+    Ok(serde_json::from_value(Value::deserialize(d)?).unwrap_or_default())
+}
+
 /// A time, or nothing if it is written in a way we cannot read.
 pub(crate) fn readable_time<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Timestamp>, D::Error> {
-    let text = Option::<String>::deserialize(d)?;
+    let text: Option<String> = readable(d)?;
     Ok(text.and_then(|t| t.parse().ok()))
 }
 

@@ -66,21 +66,22 @@ pub struct HelmReleaseStatus {
     /// Secrets and ConfigMaps of spec.valuesFrom as they were last read.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub values_from: Vec<ReadValues>,
-    /// The value of the reconcile annotation that was last acted on.
+    /// The value of the reconcile annotation that was last acted on. A long one stands as `digest:` and its digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_handled_reconcile: Option<String>,
-    /// The value of the force annotation that was last acted on.
+    /// The value of the force annotation that was last acted on. A long one stands as `digest:` and its digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_handled_force: Option<String>,
-    /// The value of the rollback annotation that was last acted on.
+    /// The value of the rollback annotation that was last acted on. A long one stands as `digest:` and its digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_handled_rollback: Option<String>,
     /// Workloads that are scaled to zero, with their former replicas.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub stopped: Vec<StoppedWorkload>,
     /// Whether what is stored cannot be decoded: nothing of it is known then, which is another thing than nothing.
-    /// Never stored itself.
-    #[serde(skip)]
+    /// Never stored in the cluster, whose schema does not have it; a file that a round was written to does.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(skip)]
     pub is_unreadable: bool,
 }
 

@@ -134,8 +134,9 @@ pub struct UserStatus {
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub inventory: Vec<InventoryEntry>,
     /// Whether what is stored cannot be decoded: nothing of it is known then, which is another thing than nothing.
-    /// Never stored itself.
-    #[serde(skip)]
+    /// Never stored in the cluster, whose schema does not have it; a file that a round was written to does.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(skip)]
     pub is_unreadable: bool,
 }
 

@@ -339,6 +339,8 @@ fn a_release_whose_status_cannot_be_read_is_left_as_it_is() {
     for is_deleting in [false, true] {
         object.metadata.deletion_timestamp =
             is_deleting.then(|| k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
+        // Also if it was written to a file and read back.
+        let object: HelmRelease = serde_json::from_str(&serde_json::to_string(&object).unwrap()).unwrap();
         let plan = planned(&object, &there, &Known::default());
         assert_eq!((plan.steps.len(), plan.wants.len()), (0, 0), "{plan:?}");
         assert_eq!(plan.blocked[0].reason, Reason::StateUnknown);
