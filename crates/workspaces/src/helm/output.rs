@@ -128,7 +128,7 @@ const OF_A_PULL: [(&str, Class); 17] = [
 ];
 /// helm's words when it works on a release. A wait in vain quotes what its objects say, which may be of any kind, so
 /// that stands before what else could be read out of it.
-const OF_A_RELEASE: [(&str, Class); 10] = [
+const OF_A_RELEASE: [(&str, Class); 12] = [
     // An install, where another process has made the release meanwhile: what is there is to be looked at again.
     ("cannot reuse a name that is still in use", Class::Locked),
     ("another operation (install/upgrade/rollback) is in progress", Class::Locked),
@@ -138,6 +138,9 @@ const OF_A_RELEASE: [(&str, Class); 10] = [
     ("timed out waiting", Class::Timeout),
     // Not a quota, which is also "forbidden".
     ("is forbidden: User", Class::Forbidden),
+    // The operator's own disk or limits, which say nothing about the release.
+    (": no space left on device", Class::Killed),
+    (": too many open files", Class::Killed),
     ("the server has asked for the client to provide credentials", Class::Forbidden),
     ("connection refused", Class::Unreachable),
     ("no such host", Class::Unreachable),
@@ -265,6 +268,15 @@ mod tests {
     fn check(operation: OperationKind, said: &str, class: Class) {
         let failure = judged(operation, &format!("level=WARN msg=\"404 Not Found\"\nError: {said}\n"));
         assert_eq!((failure.class, failure.message.as_str()), (class, said));
+    }
+
+    /// In the words that Go has for them.
+    #[test]
+    fn what_the_operators_machine_lacks_is_not_the_releases_failure() {
+        for said in ["write /tmp/x: no space left on device", "fork/exec /bin/plugin: too many open files"] {
+            check(OperationKind::Upgrade, said, Class::Killed);
+        }
+        check(OperationKind::Upgrade, "timed out waiting: no space left on device", Class::Timeout);
     }
 
     /// All of them were said by helm 4.3.1.

@@ -333,8 +333,14 @@ impl Helm {
     /// One helm process.
     async fn run(&self, prepared: &Prepared, operation: &Operation, stops: Stops) -> Output {
         let ran = match self.files(&prepared.contents) {
-            Ok(directory) => child::run(self.child(prepared, operation, &directory), stops).await,
-            Err(error) => Err(error),
+            Ok(directory) => {
+                let ran = child::run(self.child(prepared, operation, &directory), stops).await;
+                ran.map_err(|error| error.to_string())
+            }
+            Err(error) => {
+                let place = self.private.path().display();
+                Err(format!("its values and credentials cannot be written to {place}: {error}"))
+            }
         };
         let (report, stopped) = match ran {
             Ok(ran) => ran,

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "all of this is tests; clippy takes only the marked functions for such")]
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
+mod exhaustion;
 mod fake;
 mod harness;
 mod lifetime;
