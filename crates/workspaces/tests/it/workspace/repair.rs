@@ -2,12 +2,16 @@
 
 use anyhow::Result;
 use api::workspace::{HelmRelease, User, Workspace, WorkspacePhase};
-use k8s_openapi::api::{
-    apps::v1::StatefulSet,
-    core::v1::{ConfigMap, Secret, Service, ServiceAccount},
-    networking::v1::{Ingress, NetworkPolicy},
-    rbac::v1::{Role, RoleBinding},
+use k8s_openapi::{
+    api::{
+        apps::v1::StatefulSet,
+        core::v1::{ConfigMap, Secret, Service, ServiceAccount},
+        networking::v1::{Ingress, NetworkPolicy},
+        rbac::v1::{Role, RoleBinding},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
+use kube::{Api, api::DeleteParams};
 use serde_json::{Value, json};
 use testbed::fault::{Calls, Fault, Injected, Verb};
 use workspaces::workspace;
@@ -129,10 +133,12 @@ async fn what_is_not_known_of_the_team_costs_nobody_their_volume() -> Result<()>
     space.ready_workspace("team", json!({ "users": [ana] })).await?;
     let (set, claim) = (space.set("ana").await?, space.claim("ana").await?);
     // She leaves the team, which the operator sees, and comes back, which it does not: its last write to the Workspace
-    // had no answer, and neither events nor reads tell it more.
+    // had no answer, and neither events nor reads tell it more. A server that does not serve Workspaces at the moment
+    // does not say that there are none.
     let inject = |calls: Calls, fault| world.proxy.inject(calls.in_namespace(&space.namespace), fault);
     let faults = [
-        inject(Calls::of(Verb::Get, "workspaces"), Fault::Status(500)),
+        inject(Calls::of(Verb::Get, "workspaces").at_most(1), Fault::Status(500)),
+        inject(Calls::of(Verb::Get, "workspaces"), Fault::Text(404, "404 page not found\n")),
         inject(Calls::writes("workspaces/status"), Fault::CutBeforeCommit),
         inject(Calls::of(Verb::Delete, "users"), Fault::Status(403)),
     ];
@@ -154,6 +160,32 @@ async fn what_is_not_known_of_the_team_costs_nobody_their_volume() -> Result<()>
     space.until_user("ana", "Succeeded").await?;
     let now = space.claim("ana").await?;
     assert_eq!((uid(&now), now.metadata.deletion_timestamp), (uid(&claim), None), "the same volume");
+    outlives_the_definition(&world).await
+}
+
+/// With the definition of Users all of them go, and come back when it is installed again: to the volumes that they had.
+async fn outlives_the_definition(world: &World) -> Result<()> {
+    let space = world.space("definition").await?;
+    let mut ana = user("ana");
+    ana["codeServer"] = json!({ "storage": { "retention": "delete" } });
+    space.ready_workspace("team", json!({ "users": [ana] })).await?;
+    let (before, claim): (User, _) = (space.get("ana").await?, space.claim("ana").await?);
+    let definitions: Api<CustomResourceDefinition> = Api::all(space.client.clone());
+    let name = format!("users.{}", api::workspace::GROUP);
+    definitions.delete(&name, &DeleteParams::default()).await?;
+    eventually("it is gone", async || Ok(definitions.get_opt(&name).await?.is_none())).await?;
+    space
+        .until("team", "told what is missing", |workspace: &Workspace| {
+            condition(workspace, "Ready").contains("does not serve users")
+        })
+        .await?;
+    let crd = api::workspace::crds().into_iter().find(|crd| crd.metadata.name.as_ref() == Some(&name));
+    world.control_plane.install(&[json!(crd)]).await?;
+    space.until("ana", "another User", |user: &User| uid(user) != uid(&before)).await?;
+    space.until_user("ana", "Succeeded").await?;
+    let now = space.claim("ana").await?;
+    assert_eq!((uid(&now), now.metadata.deletion_timestamp), (uid(&claim), None), "the same volume");
+    space.until_phase("team", WorkspacePhase::Ready).await?;
     Ok(())
 }
 
