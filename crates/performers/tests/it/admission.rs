@@ -25,8 +25,7 @@ fn containers(pod: &Pod) -> Vec<&str> {
 }
 
 /// Writes the status of a pod as its kubelet would: containers sorted by name.
-async fn report(space: &Space, performer: Value) -> Result<()> {
-    let running = json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } });
+async fn report(space: &Space, agent: Value, performer: Value) -> Result<()> {
     let status = |name: &str, state: &Value| {
         let is_running = state.get("running").is_some();
         json!({
@@ -34,7 +33,7 @@ async fn report(space: &Space, performer: Value) -> Result<()> {
             "image": "", "imageID": "",
         })
     };
-    let statuses = [status("agent", &running), status("performer", &performer)];
+    let statuses = [status("agent", &agent), status("performer", &performer)];
     let patch = json!({ "status": { "phase": "Running", "containerStatuses": statuses } });
     space.pods.patch_status("performer-a", &PatchParams::default(), &Patch::Merge(patch)).await?;
     Ok(())
@@ -49,8 +48,16 @@ async fn a_crash_loop_behind_a_sidecar_is_told() -> Result<()> {
     space.create("a", spec_with(json!({ "scheduling": { "nodeSelector": { "no": "node" } } }))).await?;
     space.until_condition("a", "Degraded", "True", "SchedulingFailed").await?;
     assert_eq!(containers(&space.pod("a").await?), ["agent", "performer"]);
-    report(&space, json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off" } })).await?;
+    let waiting = |reason: &str| json!({ "waiting": { "reason": reason, "message": "back-off" } });
+    let running = json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } });
+    report(&space, running.clone(), waiting("CrashLoopBackOff")).await?;
     space.until_condition("a", "Degraded", "True", "CrashLoop").await?;
+
+    // A sidecar that never starts: the Performer's own container is well, and its pod is not ready.
+    report(&space, waiting("ErrImagePull"), running).await?;
+    let told = space.until_condition("a", "Degraded", "True", "ImagePullFailed").await?;
+    let message = condition(&told, "Degraded")["message"].to_string();
+    assert!(message.contains("the container agent, which admission added"), "{message}");
     Ok(())
 }
 

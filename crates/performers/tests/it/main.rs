@@ -16,6 +16,7 @@ mod failure;
 mod fairness;
 mod fault;
 mod foreign;
+mod garbage;
 mod harness;
 mod lifecycle;
 mod log;
