@@ -93,11 +93,11 @@ pub fn install(operator: &mut Operator, mut config: Config) -> io::Result<()> {
 
     let settings = workspace::Config { concurrency: config.concurrency, resync: config.resync };
     let notify = workspace::install(operator, &shared, &settings);
-    let (at, target, teams, results) = (indexes.clone(), queue.clone(), notify.release, runner.clone());
+    let (at, target, notify_workspaces, results) = (indexes.clone(), queue.clone(), notify.release, runner.clone());
     let policy = config.policy.clone();
     operator.watch(&shared.releases, move |change| {
         release_changed(&at, &target, &policy, change);
-        teams(change);
+        notify_workspaces(change);
         // What waits for it is not to begin any more, and no round will ask how its last operation ended.
         if let Some(former) = change.before.filter(|_| change.after.is_none()).and_then(|o| claimed(o, &policy))
             && at.releases.keys(&former).is_empty()
@@ -105,15 +105,15 @@ pub fn install(operator: &mut Operator, mut config: Config) -> io::Result<()> {
             results.forget(&former);
         }
     });
-    let (at, target, teams) = (indexes.clone(), queue.clone(), notify.secret);
+    let (at, target, notify_workspaces) = (indexes.clone(), queue.clone(), notify.secret);
     operator.watch(&shared.secrets, move |change| {
         secret_changed(&at, &target, change);
-        teams(change);
+        notify_workspaces(change);
     });
-    let (at, target, teams) = (indexes.clone(), queue.clone(), notify.config_map);
+    let (at, target, notify_workspaces) = (indexes.clone(), queue.clone(), notify.config_map);
     operator.watch(&shared.config_maps, move |change| {
         look(&target, at.config_maps.keys(change.key));
-        teams(change);
+        notify_workspaces(change);
     });
     let (at, target, counted) = (indexes.clone(), queue.clone(), changes.clone());
     let watches = operator.dynamic_watches(move |kind, change| {
