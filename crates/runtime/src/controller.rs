@@ -305,7 +305,8 @@ impl<C: Controller> Shared<C> {
             let (own, all) = (shared.slots(&peer, Some(namespace)), shared.slots(&peer, None));
             let _slots = (own.acquire().await, all.acquire().await);
             let fence = Fence::new(shared.leadership.clone(), shared.clock.clone(), 0, limit, || true);
-            let fetch = std::panic::AssertUnwindSafe(shared.controller.fetch(&ask, &fence));
+            // In a box, so that one that waits for its turn takes no room for what it will do.
+            let fetch = std::panic::AssertUnwindSafe(Box::pin(shared.controller.fetch(&ask, &fence)));
             let fetch = futures::FutureExt::catch_unwind(fetch);
             // What the answer says was so at some moment since.
             let asked_at = shared.clock.instant();
