@@ -36,6 +36,8 @@ use crate::{
 /// Who follows a watch: a projection of its objects with its own store. Calls for one subscriber come one after the
 /// other. A panic in one costs this subscriber its place until it is filled anew, and no other anything.
 pub(crate) trait Subscriber: Send + Sync {
+    /// The server's versions went back: etcd was restored from a backup.
+    fn restored(&self);
     /// A list begins. With `is_repeated`, the subscriber may have missed changes, and is notified of everything again.
     fn begin_list(&self, is_repeated: bool);
     fn listed(&self, object: &Raw<'_>) -> Result<(), Unreadable>;
@@ -341,6 +343,10 @@ impl Followers {
             member.subscriber.deleted_by_another(key, version);
             Ok(())
         });
+    }
+
+    pub(crate) fn restored(&self) {
+        self.members().iter().for_each(|member| member.subscriber.restored());
     }
 
     pub(crate) fn begin_list(&self) {

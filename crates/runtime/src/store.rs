@@ -39,6 +39,9 @@ struct Inner<T> {
     /// Last versions of objects that we deleted ourselves, until the watch brings something newer: what it still
     /// has to report about them is the past.
     deleted: HashMap<Key, u64>,
+    /// Objects whose versions are of before etcd was restored: the server counts from a lower one again, so they say
+    /// nothing about what comes.
+    former: HashSet<Key>,
     /// Highest version the present watch delivered.
     delivered: u64,
     /// The list that is being read; `None` between lists.
@@ -63,7 +66,7 @@ impl<T> Default for Store<T> {
 impl<T> Default for Inner<T> {
     fn default() -> Self {
         let (objects, deleted) = (HashMap::new(), HashMap::new());
-        Self { objects, deleted, delivered: 0, listing: None, is_synced: false }
+        Self { objects, deleted, former: HashSet::new(), delivered: 0, listing: None, is_synced: false }
     }
 }
 
@@ -116,7 +119,10 @@ impl<T> Store<T> {
         let mut inner = self.write();
         let held = inner.objects.get(key).map(|known| known.version);
         let (Some(version), true) = (version, held == version) else { return None };
-        inner.deleted.insert(key.clone(), version);
+        // The watch of a restored server has nothing to report about it, and a namesake has a lower version.
+        if !inner.former.contains(key) {
+            inner.deleted.insert(key.clone(), version);
+        }
         inner.remove(key)
     }
 
@@ -160,6 +166,13 @@ impl<T> Store<T> {
         is_news
     }
 
+    /// The server's versions went back: etcd was restored from a backup.
+    pub(crate) fn restored(&self) {
+        let mut inner = self.write();
+        inner.deleted.clear();
+        inner.former = inner.objects.keys().cloned().collect();
+    }
+
     /// With `is_repeated`, every object of the list is news: a listener that was notified of changes may have lost
     /// some.
     pub(crate) fn begin_list(&self, is_repeated: bool) {
@@ -174,6 +187,9 @@ impl<T> Store<T> {
         let mut inner = self.write();
         inner.delivered = inner.delivered.max(version);
         let is_held = inner.objects.get(key).is_some_and(|known| known.version == version);
+        if is_held {
+            inner.former.remove(key);
+        }
         match &mut inner.listing {
             Some(listing) if is_held => {
                 listing.seen.insert(key.clone());
@@ -221,7 +237,7 @@ impl<T> Store<T> {
             }
         }
         for (key, _) in &missing.gone {
-            inner.objects.remove(key);
+            inner.remove(key);
         }
         // The first list sizes the table for its peak; most of that is never needed again.
         inner.objects.shrink_to_fit();
@@ -293,11 +309,13 @@ impl<T> Inner<T> {
 
     fn insert(&mut self, key: Key, version: u64, value: T) -> Changed<T> {
         self.deleted.remove(&key);
+        self.former.remove(&key);
         let after = Arc::new(Versioned { version, value });
         Changed { before: self.objects.insert(key, after.clone()), after: Some(after) }
     }
 
     fn remove(&mut self, key: &Key) -> Option<Changed<T>> {
+        self.former.remove(key);
         self.objects.remove(key).map(|before| Changed { before: Some(before), after: None })
     }
 }
@@ -435,6 +453,27 @@ mod tests {
         assert_eq!(missing(&store, 9), (vec![], vec![key("new")]));
         assert_eq!(store.version(&key("changed")), Some(11));
         assert_eq!(store.version(&key("removed")), None);
+    }
+
+    #[test]
+    fn a_namesake_of_what_a_restored_etcd_lacks_is_seen() {
+        let store = Store::default();
+        store.observe(key("late"), 100, "before");
+        store.observe(key("gone"), 101, "before");
+        store.observe(key("stays"), 9, "before");
+        store.deleted(&key("gone"), Some(101));
+        store.restored();
+        store.begin_list(false);
+        assert!(store.is_listed_as_known(&key("stays"), 9));
+        assert_eq!(missing(&store, 50), (vec![], vec![key("late")]));
+        assert!(store.correct(&key("late"), Some(100), None).is_some());
+        for name in ["late", "gone"] {
+            assert!(store.deliver(if name == "late" { 51 } else { 52 }));
+            assert!(store.observe(key(name), 52, "again").is_some(), "{name}");
+        }
+        assert!(store.read().former.is_empty());
+        store.deleted(&key("late"), Some(52));
+        assert!(store.observe(key("late"), 52, "the past").is_none());
     }
 
     #[test]

@@ -225,6 +225,7 @@ impl Watcher {
                     wanted,
                     "the server's resource versions went back; listing again"
                 );
+                self.followers.restored();
                 self.position = None;
             }
         }

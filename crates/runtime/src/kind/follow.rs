@@ -34,6 +34,10 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
 }
 
 impl<W: View, T: Send + Sync + 'static> Subscriber for Kind<W, T> {
+    fn restored(&self) {
+        self.store.restored();
+    }
+
     fn begin_list(&self, is_repeated: bool) {
         self.store.begin_list(is_repeated);
     }
