@@ -66,13 +66,13 @@ pub struct HelmReleaseStatus {
     /// Secrets and ConfigMaps of spec.valuesFrom as they were last read.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub values_from: Vec<ReadValues>,
-    /// The value of the reconcile annotation that was last acted on. A long one stands as `digest:` and its digest.
+    /// The value of the reconcile annotation that was last acted on; of a long one, its digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_handled_reconcile: Option<String>,
-    /// The value of the force annotation that was last acted on. A long one stands as `digest:` and its digest.
+    /// The value of the force annotation that was last acted on; of a long one, its digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_handled_force: Option<String>,
-    /// The value of the rollback annotation that was last acted on. A long one stands as `digest:` and its digest.
+    /// The value of the rollback annotation that was last acted on; of a long one, its digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_handled_rollback: Option<String>,
     /// Workloads that are scaled to zero, with their former replicas.
