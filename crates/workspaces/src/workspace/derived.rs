@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 
 use super::{projection::Owned, secret};
 
-/// Of one kind, for one round. Anyone who may write objects in a namespace may call them owned by a Workspace there, and
-/// a round holds all that it looks at; a Workspace derives some hundred of a kind. Of more, the first are removed, and
-/// the next round sees others.
+/// Of one kind, for one round. Anyone who may write objects in a namespace may call them owned by a Workspace there,
+/// and a round holds all that it looks at; a Workspace derives some hundred of a kind. Of more, the first are removed,
+/// and the next round sees others.
 const MOST_OWNED: usize = 2000;
 
 /// One kind of derived objects.

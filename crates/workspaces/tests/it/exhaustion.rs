@@ -1,4 +1,5 @@
-//! The machine runs out of something: helm is not started, that is reported, and the next one is when there is enough again.
+//! The machine runs out of something: helm is not started, that is reported, and the next one is started when there is
+//! enough again.
 
 use std::{
     fs::{self, File},
