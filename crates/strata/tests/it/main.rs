@@ -7,6 +7,7 @@ mod campaign;
 mod chart_args;
 mod chart_rights;
 mod cli;
+mod descriptors;
 #[cfg(feature = "dev")]
 mod dev;
 mod handover;
@@ -15,6 +16,7 @@ mod kill;
 mod missing_definition;
 mod process;
 mod releases;
+mod restore;
 mod shard;
 mod shard_kill;
 mod workspace_kill;
