@@ -3,6 +3,7 @@
 
 pub mod admin;
 mod clock;
+mod explain;
 mod health;
 mod log_writer;
 mod metrics;
@@ -12,6 +13,7 @@ mod task;
 mod telemetry;
 
 pub use clock::{Clock, jittered};
+pub use explain::explained;
 pub use health::{Health, PassingPulse, Pulse, spawn_watchdog};
 pub use metrics::Registry;
 pub use part::{Part, Parts};

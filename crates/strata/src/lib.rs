@@ -20,9 +20,10 @@ mod verb;
 mod wait;
 mod workspace;
 
-use std::{error::Error, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use process::explained;
 
 /// Keeps a Kubernetes platform in its declared state.
 ///
@@ -145,19 +146,4 @@ impl From<kube::Error> for Failure {
     fn from(error: kube::Error) -> Self {
         Self::new(format!("the API server: {}", explained(&error)))
     }
-}
-
-/// The error with its causes, as one text.
-fn explained(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        // Transparent wrappers repeat their source.
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
 }

@@ -139,12 +139,19 @@ fn swap(
     }
     // Under the key's lock the name is free; what a crash leaves there is overwritten by the next writer.
     let beside = folder.join(format!(".{}.new", path.file_name().unwrap_or_default().to_string_lossy()));
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(FILE_MODE).open(&beside)?;
-    file.write_all(body)?;
-    file.sync_all()?;
-    fs::rename(&beside, &path)?;
+    if let Err(error) = write(&beside, body).and_then(|()| fs::rename(&beside, &path)) {
+        // On a full disk half an object takes room that others need, and its name may never be written again.
+        let _ = fs::remove_file(&beside);
+        return Err(error);
+    }
     sync_folders(root, folder, durable)?;
     Ok(Some(content_etag(body)))
+}
+
+fn write(path: &Path, body: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(FILE_MODE).open(path)?;
+    file.write_all(body)?;
+    file.sync_all()
 }
 
 /// A rename is durable once its folder is, and a new folder once its parent is.
@@ -213,6 +220,18 @@ mod tests {
         store.put("a/b", b"two".to_vec(), Expect::Content(etag)).await.unwrap();
         assert_eq!(store.get("a/b").await.unwrap().unwrap().body, b"two");
         assert!(!folder.path().join("a/.b.new").exists());
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_is_named_and_left_without_half_an_object() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::open(folder.path()).unwrap();
+        fs::create_dir(folder.path().join("a")).unwrap();
+        std::os::unix::fs::symlink("/dev/full", folder.path().join("a/.b.new")).unwrap();
+        let error = store.put("a/b", b"one".to_vec(), Expect::Absent).await.unwrap_err();
+        assert!(process::explained(&error).contains("No space left on device"), "{}", process::explained(&error));
+        assert_eq!(fs::read_dir(folder.path().join("a")).unwrap().count(), 0);
+        store.put("a/b", b"one".to_vec(), Expect::Absent).await.expect("there is room again");
     }
 
     #[tokio::test]
