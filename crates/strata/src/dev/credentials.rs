@@ -1,6 +1,6 @@
 //! The operator's identity: a short-lived token of its own ServiceAccount, renewed in a file.
 
-use std::{path::PathBuf, time::Duration};
+use std::{io::Write, path::PathBuf, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::{
@@ -51,7 +51,10 @@ impl Credentials {
                 }
                 match renew(&cluster, &place).await {
                     Ok(next) => renew_at = next,
-                    Err(error) => anstream::eprintln!("the operator's token is not renewed yet: {error}"),
+                    Err(error) => {
+                        // A line that cannot be written, because the disk is full, must not end the renewal.
+                        let _ = writeln!(std::io::stderr(), "the operator's token is not renewed yet: {error}");
+                    }
                 }
             }
         }

@@ -94,7 +94,7 @@ pub async fn supervise(place: &Place, flags: UpFlags) -> Result<(), Failure> {
     let _ = rustix::process::setsid();
     let report = Report::new(|event| {
         if let Event::Note(text) = &event {
-            anstream::eprintln!("{text}");
+            log(text);
         }
         let line = serde_json::to_string(&event).expect("events have a JSON form");
         // The pipe has no reader any more once the command that started us has returned.
@@ -106,19 +106,27 @@ pub async fn supervise(place: &Place, flags: UpFlags) -> Result<(), Failure> {
     };
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone()));
-    tokio::spawn(stop_when_abandoned(stop.clone()));
+    stop_when_abandoned(stop.clone());
     let served = serve(place, &flags, &report, &stop).await;
     if let Err(failure) = served {
-        anstream::eprintln!("{failure}");
+        log(&failure);
         report.send(failure.into());
     }
     Ok(())
 }
 
-async fn stop_when_abandoned(stop: CancellationToken) {
-    let mut line = String::new();
-    let read = BufReader::new(tokio::io::stdin()).read_line(&mut line).await;
-    if !matches!(read, Ok(1..)) {
-        stop.cancel();
-    }
+/// A line of the log, which is standard error. One that cannot be written, because the disk is full, is lost: the macro
+/// would panic, and the command that waits for the pipe would never learn why.
+fn log(text: &impl std::fmt::Display) {
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{text}\n").as_bytes());
+}
+
+/// On a thread that no one waits for: a panic elsewhere must end this process, and with it the pipe, although the
+/// command at its other end says nothing before it has read an outcome.
+fn stop_when_abandoned(stop: CancellationToken) {
+    std::thread::spawn(move || {
+        if !matches!(std::io::stdin().read_line(&mut String::new()), Ok(1..)) {
+            stop.cancel();
+        }
+    });
 }

@@ -311,3 +311,27 @@ where
     let list = api.list(&ListParams::default()).await?;
     Ok(list.iter().map(|object| format!("{} {}", <K as k8s_openapi::Resource>::KIND, object.name_any())).collect())
 }
+
+/// What is left to write to is full; the command that waits for the background process learns why all the same.
+#[tokio::test]
+async fn a_background_process_on_a_full_disk_says_why_it_ends() -> Result<()> {
+    let dev = Environment::new()?;
+    let mut command = dev.command(&["supervise", "--kubeconfig", "/nonexistent"]);
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full")?;
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(full).kill_on_drop(true).spawn()?;
+    // Held open, as the command that started it does until it has read an outcome.
+    let _stdin = child.stdin.take();
+    let mut lines = BufReader::new(child.stdout.take().context("stdout is piped")?).lines();
+    let failed = async {
+        while let Some(line) = lines.next_line().await? {
+            if let Some(failed) = serde_json::from_str::<Value>(&line)?.get("Failed") {
+                return anyhow::Ok(failed["message"].to_string());
+            }
+        }
+        anyhow::bail!("it ended without a message")
+    };
+    let message = tokio::time::timeout(Duration::from_mins(1), failed).await.context("it hangs")??;
+    ensure!(message.contains("/nonexistent"), "{message}");
+    tokio::time::timeout(Duration::from_mins(1), child.wait()).await.context("it does not end")??;
+    Ok(())
+}
