@@ -24,6 +24,10 @@ const LARGEST: i32 = 100_000;
 const MOST_VARS: usize = 128;
 const LONGEST_VAR: usize = 4096;
 
+/// What one tenant's groups may take of the object that holds those of all tenants, which has 8 MiB at most: thousands
+/// of groups, or some hundred with many vars.
+const SHARE: usize = 1024 * 1024;
+
 /// One request names at most so many instances to remove first.
 const MOST_MARKS: usize = 1000;
 
@@ -197,6 +201,17 @@ fn blueprint(
     }
 }
 
+/// The blueprint of a group's instance that is made from another template: what the group says under what it has.
+pub fn of_template(config: &Config, group: &Group, name: &str) -> Option<Blueprint> {
+    if name == group.template {
+        return Some(group.blueprint.clone());
+    }
+    let (template, none) = (config.templates.get(name)?, StaticGroup::default());
+    let fixed = config.static_group(&group.tenant, &group.key).unwrap_or(&none);
+    // The group's own instance type was chosen for the group's own template.
+    Some(blueprint(config, template, fixed, ("", &group.subnet_pool), &group.vars))
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |text, byte| text + &format!("{byte:02x}"))
 }
@@ -224,6 +239,10 @@ pub fn upsert(
     let mut entry = dynamic.get(tenant, key).cloned().unwrap_or_default();
     override_text(&mut entry.instance_type, &request.instance_type);
     entry.vars.extend(request.vars.clone());
+    if entry.vars.len() > MOST_VARS {
+        let text = format!("config.vars: at most {MOST_VARS}, with those of earlier requests");
+        return Err(Refusal::invalid(text));
+    }
     if fixed.is_none() {
         override_text(&mut entry.template, &request.template);
         override_text(&mut entry.subnet_pool, &request.subnet_pool);
@@ -239,6 +258,16 @@ pub fn upsert(
     mark(&mut entry, request, before.map(|group| group.size), living)?;
     entry.size = request.size;
     Ok(entry)
+}
+
+/// Refuses groups of a tenant that together take more than its share of storage.
+pub fn check_share(dynamic: &Dynamic, tenant: &str) -> Result<(), Refusal> {
+    let bytes = dynamic.0.get(tenant).map_or(0, |groups| json!(groups).to_string().len());
+    if bytes <= SHARE {
+        return Ok(());
+    }
+    let text = format!("config: the groups of tenant {tenant:?} together exceed {SHARE} bytes; remove groups or vars");
+    Err(Refusal::new(Code::ResourceExhausted, text))
 }
 
 /// What the configuration says today is kept beside the override: the group may be gone from a configuration that no

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::{
     config::Config,
-    group::{Dynamic, check_vars, effective},
+    group::{Dynamic, check_vars, effective, of_template},
     id::{self, InstanceId},
     instance::Record,
     refusal::{Code, Refusal},
@@ -46,7 +46,7 @@ pub fn record(
         return Err(Refusal::new(Code::NotFound, format!("config.template: {name:?} is not a template of this shard")));
     };
     config.check_instance_type(template, &request.instance_type)?;
-    let mut blueprint = group.blueprint;
+    let mut blueprint = of_template(config, &group, name).unwrap_or_default();
     if !request.instance_type.is_empty() {
         blueprint.instance_type.clone_from(&request.instance_type);
     }
@@ -101,6 +101,7 @@ mod tests {
             },
             "templates": {
                 "web": {"kind": "web", "arch": "amd64", "subnet_pool": "one", "instance_types": ["a", "b"]},
+                "big": {"kind": "big", "arch": "arm64", "instance_type": "c", "userdata": "x", "vars": {"v": "0", "x": "0"}},
             },
             "groups": {"default": {"web": {"template": "web", "size": 1, "vars": {"v": "1", "w": "1"}}}},
         });
@@ -144,6 +145,24 @@ mod tests {
         assert_eq!(record.vars, BTreeMap::from([("v".into(), "1".into()), ("w".into(), "2".into())]));
         let chosen = InstanceId::new("web", 8);
         assert_eq!(ask(&request(|request| request.instance_id = chosen.to_string())).unwrap().id, chosen);
+    }
+
+    #[test]
+    fn a_template_of_its_own_says_what_the_instance_is_made_with() {
+        let record = ask(&request(|request| request.template = "big".to_owned())).unwrap();
+        assert_eq!((record.id.kind(), &*record.template, &*record.instance_type), ("big", "big", "c"));
+        let pair = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        assert_eq!(
+            record.vars,
+            [("v", "1"), ("w", "1"), ("x", "0")].map(pair).into(),
+            "the group's over the template's"
+        );
+        let group = effective(&config(), &Dynamic::default(), "default", "web").unwrap();
+        let blueprint = of_template(&config(), &group, "big").unwrap();
+        assert_eq!((&*blueprint.userdata, &*blueprint.arch, &blueprint.hash), ("x", "arm64", &record.hash));
+        assert_eq!(blueprint.subnets, group.blueprint.subnets, "where the group is");
+        assert_eq!(of_template(&config(), &group, "web"), Some(group.blueprint.clone()));
+        assert_eq!(of_template(&config(), &group, "none"), None);
     }
 
     #[test]

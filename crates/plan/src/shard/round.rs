@@ -20,6 +20,10 @@ use super::{
     instance::{Health, Leaving, Machine, MachineRef, Member, Reason, Record, Replaces, Settings},
 };
 
+/// A drain that a notice shortens by less goes on as it is: each change is stored and sent, and an agent may name
+/// another deadline in every report.
+const SHORTER: Duration = Duration::from_secs(5);
+
 /// A step of a plan. Each is safe to repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -147,10 +151,14 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// What was never made and would be made in an outdated way is given up.
+    /// What was never made and would be made in an outdated way is given up; so is what was asked for beside a group that
+    /// is no more, which says nothing of how to make it.
     fn settle_unmade(&mut self, member: &'a Member) {
-        let current = self.observed.group.is_none_or(|group| group.blueprint.hash == member.record.hash);
-        if member.machine == Machine::Absent && !member.record.on_demand && !current {
+        let is_outdated = match self.observed.group {
+            Some(group) => !member.record.on_demand && group.blueprint.hash != member.record.hash,
+            None => member.record.on_demand,
+        };
+        if member.machine == Machine::Absent && is_outdated {
             return self.delete(member, Reason::ConfigDrift);
         }
         self.unmade.push(member);
@@ -211,7 +219,8 @@ impl<'a> Planner<'a> {
     /// An instance that leaves goes when it is drained, when its time is over, or when its machine is gone.
     fn leave(&mut self, member: &'a Member, leaving: &Leaving, health: Health) {
         self.leaving.insert(member.record.id.clone());
-        let notice = member.agent.notice.flatten().filter(|deadline| *deadline < leaving.delete_at);
+        let earliest = leaving.delete_at.saturating_sub(SHORTER).unwrap_or(Timestamp::MIN);
+        let notice = member.agent.notice.flatten().filter(|deadline| *deadline <= earliest);
         let delete_at = notice.unwrap_or(leaving.delete_at);
         let due = member.acknowledged || self.now >= delete_at || health == Health::Gone;
         if !due {

@@ -226,3 +226,29 @@ fn only_what_needs_another_machine_changes_the_hash() {
         same
     );
 }
+
+#[test]
+fn a86_requests_one_after_the_other_take_no_more_than_the_tenants_share() {
+    let (config, mut dynamic) = (config(), Dynamic::default());
+    let with_vars = |from: usize, length: usize| {
+        let vars = (from..from + 100).map(|number| (format!("v{number}"), "x".repeat(length))).collect();
+        request(|request| request.vars = vars)
+    };
+    let set = |dynamic: &Dynamic, key: &str, request: &Upsert| {
+        upsert(&config, dynamic, ("default", key), request, &BTreeSet::new())
+    };
+    let first = set(&dynamic, "web", &with_vars(0, 1)).unwrap();
+    dynamic.set("default", "web", Some(first));
+    assert!(set(&dynamic, "web", &with_vars(0, 2)).is_ok(), "the same vars again");
+    let refusal = set(&dynamic, "web", &with_vars(100, 1)).unwrap_err();
+    assert!(refusal.code == Code::InvalidArgument && refusal.message.starts_with("config.vars"), "{refusal}");
+    for key in ["a", "b"] {
+        assert!(check_share(&dynamic, "default").is_ok());
+        let entry = set(&dynamic, key, &with_vars(0, 4000)).unwrap();
+        dynamic.set("default", key, Some(entry));
+    }
+    let entry = set(&dynamic, "c", &with_vars(0, 4000)).unwrap();
+    dynamic.set("default", "c", Some(entry));
+    assert_eq!(check_share(&dynamic, "default").unwrap_err().code, Code::ResourceExhausted);
+    assert!(check_share(&dynamic, "acme").is_ok(), "another tenant has its own");
+}

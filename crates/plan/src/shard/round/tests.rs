@@ -408,6 +408,11 @@ fn a76_a_spot_notice_drains_no_longer_than_the_machine_lives() {
     });
     let world = check(Some(group(0)), vec![shortened], &["drain 1 scale-down"]);
     assert_eq!(end(&world), now() + MINUTE);
+    let hardly = with(1, |member| {
+        draining(member);
+        member.agent.notice = Some(Some(now() + 4 * MINUTE - SHORTER + Duration::from_nanos(1)));
+    });
+    check(Some(group(0)), vec![hardly], &[]);
     let taken = with(1, |member| {
         member.agent.notice = Some(None);
         down(member);
@@ -481,6 +486,13 @@ fn a78_what_a_crash_left_is_linked_launched_or_given_up() {
         member.record.created_at = ago(301);
     });
     check(Some(group(1)), vec![over], &["delete 1 unhealthy", "create"]);
+    let on_demand = with(1, |member| {
+        pending(member);
+        member.record.on_demand = true;
+        member.record.hash = "other".to_owned();
+    });
+    check(Some(group(0)), vec![on_demand.clone()], &["launch 1"]);
+    check(None, vec![on_demand], &["delete 1 config-drift"]);
     let unregistered = with(1, |member| member.agent.registered = false);
     check(Some(group(1)), vec![unregistered], &["delete 1 unhealthy", "create"]);
 }
