@@ -7,6 +7,7 @@ mod nonce;
 mod peer;
 mod registration;
 mod secret;
+mod spent;
 mod tls;
 
 pub use authority::{Authority, AuthorityError, ServerIdentity, key_pair};
@@ -15,6 +16,7 @@ pub use nonce::{Claims, Kind, NonceError, Nonces};
 pub use peer::{Peer, PeerError, Role};
 pub use registration::{Issued, Lifetimes, LogEntry, Registrar};
 pub use secret::{SealError, SealingKey};
+pub(crate) use spent::expires_at as nonce_end;
 pub use tls::{ServerTls, TlsError, client_tls, web_client_tls};
 
 #[cfg(test)]

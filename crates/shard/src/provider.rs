@@ -85,8 +85,11 @@ pub struct MachineInfo {
     /// The label it was made with.
     pub instance_id: String,
     pub provider_id: String,
+    /// `Unknown` if the provider has a machine of that name and cannot say how it is, or whose: nothing is decided on it.
     pub status: MachineStatus,
     pub created_at: Timestamp,
+    /// The provider has said that it takes the machine away.
+    pub noticed: bool,
 }
 
 /// The provider did not do it. Whether it had an effect is unknown: the next list says.

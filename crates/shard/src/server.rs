@@ -3,7 +3,6 @@
 //! A [`term::Term`] is one lead: it holds what storage and provider say in memory, answers requests and carries rounds
 //! out. It ends with its lead; the next one begins with what is stored.
 
-mod certificate_log;
 mod election_port;
 mod follow_up;
 mod groups;
@@ -11,9 +10,12 @@ mod limits;
 mod listener;
 mod listing;
 mod memory;
+mod pending;
+mod purge;
 mod request;
 mod round;
 mod run;
+mod schedule;
 mod service;
 mod standby;
 mod standing;

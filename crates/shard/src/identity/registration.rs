@@ -4,10 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use plan::shard::config::{Certificates, Lifetime};
+use process::explained;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-use super::{Authority, AuthorityError, Claims, Kind, NonceError, Nonces, Peer, Role, nonce::digest};
+use super::{Authority, AuthorityError, Claims, Kind, NonceError, Nonces, Peer, Role, nonce::digest, spent};
 use crate::store::{
     Expect, Store, StoreError,
     layout::{ShardLayout, operator_nonce},
@@ -57,6 +58,12 @@ pub struct Issued {
     pub claims: Option<Claims>,
 }
 
+/// The object that says that a nonce was used.
+struct Used {
+    name: String,
+    body: Vec<u8>,
+}
+
 /// An entry of the certificate log.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LogEntry {
@@ -73,15 +80,18 @@ impl Registrar {
     pub async fn register(&self, kind: Kind, token: &str, key: &[u8], now: Timestamp) -> Result<Issued, Status> {
         let claims = self.nonces.verify(token, kind, &self.cluster, now).map_err(refused)?;
         let (role, used) = match kind {
-            Kind::Operator => (Role::Operator, operator_nonce(&digest(token))),
+            Kind::Operator => {
+                let ends = Timestamp::from_second(claims.exp).unwrap_or(Timestamp::MAX);
+                (Role::Operator, Used { name: operator_nonce(&digest(token)), body: spent::object(key, ends) })
+            }
             Kind::Agent if claims.shard != self.shard => {
                 return Err(Status::invalid_argument("registration_nonce_jwt: shard is another shard's"));
             }
-            Kind::Agent => (Role::Agent, self.layout.agent_key(&claims.sub)),
+            Kind::Agent => (Role::Agent, Used { name: self.layout.agent_key(&claims.sub), body: key.to_vec() }),
         };
         // Before the nonce is spent: a bad key must not use it up.
         let issued = self.issue((&claims.sub, &claims.tenant, role), key, now)?;
-        self.spend(&used, key).await?;
+        self.spend(used).await?;
         self.log((&claims.sub, &claims.tenant, role), now, issued.expires_at).await?;
         Ok(Issued { claims: Some(claims), ..issued })
     }
@@ -110,14 +120,15 @@ impl Registrar {
         Ok(Issued { certificate_pem: pem.into_bytes(), expires_at, claims: None })
     }
 
-    async fn spend(&self, used: &str, key: &[u8]) -> Result<(), Status> {
-        match self.store.put(used, key.to_vec(), Expect::Absent).await {
+    async fn spend(&self, used: Used) -> Result<(), Status> {
+        let key = spent::key(&used.body).to_vec();
+        match self.store.put(&used.name, used.body, Expect::Absent).await {
             Ok(_) => return Ok(()),
             Err(error) if error.is_conflict() => {}
             Err(error) => return Err(unavailable(&error)),
         }
-        let first = self.store.get(used).await.map_err(|error| unavailable(&error))?;
-        if first.is_some_and(|object| object.body == key) {
+        let first = self.store.get(&used.name).await.map_err(|error| unavailable(&error))?;
+        if first.is_some_and(|object| spent::key(&object.body) == key) {
             return Ok(());
         }
         Err(Status::unauthenticated("registration_nonce_jwt: used with another key; issue a new nonce"))
@@ -150,11 +161,11 @@ fn refused(error: NonceError) -> Status {
 }
 
 fn internal(error: &AuthorityError) -> Status {
-    tracing::error!(%error, "no certificate was issued");
+    tracing::error!(error = %explained(error), "no certificate was issued");
     Status::internal("the certificate could not be issued; the server's log says why")
 }
 
 fn unavailable(error: &StoreError) -> Status {
-    tracing::warn!(%error, "registration: storage");
+    tracing::warn!(error = %explained(error), "registration: storage");
     Status::unavailable("storage is unavailable; try again")
 }

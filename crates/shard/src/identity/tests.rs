@@ -10,7 +10,10 @@ use tonic::Code;
 use super::*;
 use crate::{
     clock::Clock,
-    store::{Fault, Faults, FaultyStore, MemoryStore, Store, layout::ShardLayout},
+    store::{
+        Expect, Fault, Faults, FaultyStore, MemoryStore, Store,
+        layout::{ShardLayout, operator_nonce},
+    },
 };
 
 const DAY: Duration = Duration::from_hours(24);
@@ -124,8 +127,8 @@ fn registrar(world: &World, store: Arc<dyn Store>) -> Registrar {
 
 #[tokio::test]
 async fn a_nonce_registers_one_key_as_often_as_it_takes() {
-    let world = world();
-    let registrar = registrar(&world, Arc::new(MemoryStore::default()));
+    let (world, store) = (world(), MemoryStore::default());
+    let registrar = registrar(&world, Arc::new(store.clone()));
     let now = world.clock.now();
     let token = registrar.nonces.issue(&Claims::operator("dev", "acme", now, DAY)).unwrap();
     let (key, other) = (key_pair(), key_pair());
@@ -138,7 +141,15 @@ async fn a_nonce_registers_one_key_as_often_as_it_takes() {
     let pem = String::from_utf8(first.certificate_pem).unwrap();
     let peer = world.peer(&(pem, key.serialize_pem())).await.unwrap();
     assert_eq!(peer, Peer { id: "dev".into(), tenant: "acme".into(), role: Role::Operator });
+    let used = operator_nonce(&nonce::digest(&token));
+    let object = store.get(&used).await.unwrap().unwrap();
+    let end = nonce_end(&object.body).map(Timestamp::as_second);
+    assert_eq!(end, Some((now + DAY).as_second()), "what is stored goes some time after it");
     register(&key, now + SignedDuration::from_secs(1)).await.expect("a retry with the same key");
+    assert_eq!(register(&other, now).await.unwrap_err().code(), Code::Unauthenticated);
+    // What a server before this one stored has no such line.
+    store.put(&used, key.public_key_pem().into_bytes(), Expect::Content(object.etag)).await.unwrap();
+    register(&key, now).await.expect("a retry with the same key");
     assert_eq!(register(&other, now).await.unwrap_err().code(), Code::Unauthenticated);
     assert_eq!(register(&key, now + SignedDuration::from_hours(24)).await.unwrap_err().code(), Code::Unauthenticated);
     let renewed = registrar.renew(&peer, other.public_key_pem().as_bytes(), now).await.unwrap();

@@ -61,6 +61,13 @@ impl InProcess {
         }
     }
 
+    /// Announces that a machine is taken away, as a cloud does to the machine itself.
+    pub fn give_notice(&self, instance_id: &str) {
+        if let Some((machine, _)) = self.table().machines.get_mut(instance_id) {
+            machine.noticed = true;
+        }
+    }
+
     /// Limits a subnet to that many machines.
     pub fn set_room(&self, subnet: &str, most: u32) {
         self.table().room.insert(subnet.to_owned(), most);
@@ -93,6 +100,7 @@ impl Provider for InProcess {
             provider_id: format!("local-{}", table.made),
             status: MachineStatus::Running,
             created_at: now,
+            noticed: false,
         };
         table.machines.insert(order.instance_id.clone(), (machine.clone(), order.clone()));
         Ok(machine)

@@ -10,6 +10,7 @@
 //! | `alive` | empty and locked by the process for as long as it lives: its standard input |
 //! | `pid` | written by the process itself before it runs the userdata |
 //! | `log` | both its output streams |
+//! | `termination-notice` | put there when the machine is about to be taken away; its agent passes it on |
 //!
 //! So no crash of a server leaves a process that its successor does not know, and no number that the kernel gave to
 //! another process meanwhile is taken for ours.
@@ -133,9 +134,11 @@ impl Process {
         let fail = |error: io::Error| failed("cannot list the machines of", &self.directory, &error);
         let mut all = Vec::new();
         for folder in folder::all(&self.directory).map_err(fail)? {
-            let labels = folder.labels().map_err(fail)?;
-            if labels.is_some_and(|labels| labels.cluster == cluster && labels.shard == shard) {
-                all.extend(folder.machine().map_err(fail)?);
+            let is_other =
+                |labels: Option<Labels>| labels.is_none_or(|labels| labels.cluster != cluster || labels.shard != shard);
+            // One whose labels cannot be read may be ours.
+            if !folder.labels().is_ok_and(is_other) {
+                all.extend(folder.look(self.clock.now()));
             }
         }
         Ok(all)
@@ -207,10 +210,7 @@ impl Provider for Process {
 
     async fn status(&self, instance_id: &str) -> Result<Option<MachineInfo>, ProviderError> {
         let folder = self.folder(instance_id)?;
-        self.apart(move |_| {
-            folder.machine().map_err(|error| failed("cannot look at the machine of", folder.path(), &error))
-        })
-        .await
+        self.apart(move |own| Ok(folder.look(own.clock.now()))).await
     }
 
     async fn list(&self, cluster: &str, shard: &str) -> Result<Vec<MachineInfo>, ProviderError> {

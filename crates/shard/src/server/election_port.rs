@@ -18,7 +18,10 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use super::standing::Standing;
+use super::{
+    pending::{Begun, Pending},
+    standing::Standing,
+};
 use crate::client::LeaderPorts;
 
 /// A standby asks for this and gets an answer that ends with the lead.
@@ -30,8 +33,11 @@ pub(crate) const PORTS: &str = "/leader/ports";
 /// For TLS, and for the head of a request: a client that is slower holds nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A few standbys, and probes of load balancers. A standby that finds no place looks at the lock at intervals.
-const CONNECTIONS: usize = 64;
+/// Probes of load balancers and standbys that have not asked yet; each is done in milliseconds.
+const ASKING: usize = 64;
+
+/// A few standbys. One that finds no place looks at the lock at intervals.
+const STANDBYS: usize = 16;
 
 /// Enough for a request of a probe.
 const HEAD: usize = 16 * 1024;
@@ -57,8 +63,9 @@ impl ElectionPort {
         let listener = TcpListener::bind(address).await?;
         let port =
             Self { address: listener.local_addr()?, ended: watch::Sender::new(0), closed: CancellationToken::new() };
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
-        let (closed, ended) = (port.closed.clone(), port.ended.subscribe());
+        let (asking, standbys) = (Pending::new(ASKING), Arc::new(Semaphore::new(STANDBYS)));
+        let closed = port.closed.clone();
+        let answers = Answers { standing, ended: port.ended.subscribe(), standbys };
         let tls = TlsAcceptor::from(tls);
         tokio::spawn(async move {
             while let Some(accepted) = closed.run_until_cancelled(listener.accept()).await {
@@ -67,11 +74,10 @@ impl ElectionPort {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 };
-                let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-                let (closed, tls, standing, ended) = (closed.clone(), tls.clone(), standing.clone(), ended.clone());
+                let (closed, tls, answers, begun) = (closed.clone(), tls.clone(), answers.clone(), asking.begin());
                 tokio::spawn(async move {
-                    closed.run_until_cancelled(serve(tls, stream, standing, ended)).await;
-                    drop(place);
+                    let begun = Arc::new(begun);
+                    closed.run_until_cancelled(begun.run(serve(tls, stream, answers, Arc::clone(&begun)))).await;
                 });
             }
         });
@@ -84,14 +90,24 @@ impl ElectionPort {
     }
 }
 
-async fn serve(tls: TlsAcceptor, stream: TcpStream, standing: Standing, ended: watch::Receiver<u64>) {
+/// What answers are made of.
+#[derive(Clone)]
+struct Answers {
+    standing: Standing,
+    ended: watch::Receiver<u64>,
+    standbys: Arc<Semaphore>,
+}
+
+async fn serve(tls: TlsAcceptor, stream: TcpStream, answers: Answers, begun: Arc<Begun>) {
     let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE, tls.accept(stream)).await else { return };
     let answer = service_fn(move |request| {
-        let answer = answer(&request, &standing, ended.clone());
+        let answer = answer(&request, &answers, &begun);
         async move { Ok::<_, Infallible>(answer) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
+        // A probe that comes again connects again: what is open asks for something.
+        .keep_alive(false)
         .header_read_timeout(PATIENCE)
         .max_buf_size(HEAD)
         .serve_connection(TokioIo::new(stream), answer);
@@ -100,7 +116,8 @@ async fn serve(tls: TlsAcceptor, stream: TcpStream, standing: Standing, ended: w
     }
 }
 
-fn answer(request: &Request<Incoming>, standing: &Standing, mut ended: watch::Receiver<u64>) -> Answer {
+fn answer(request: &Request<Incoming>, answers: &Answers, begun: &Begun) -> Answer {
+    let (standing, mut ended) = (&answers.standing, answers.ended.clone());
     // Before the lead is looked at: one that ends in between is noticed.
     ended.mark_unchanged();
     if request.method() != Method::GET {
@@ -120,8 +137,13 @@ fn answer(request: &Request<Incoming>, standing: &Standing, mut ended: watch::Re
     if request.uri().path() != HELD {
         return text(StatusCode::OK, "ok");
     }
+    let Ok(place) = Arc::clone(&answers.standbys).try_acquire_owned() else {
+        return text(StatusCode::TOO_MANY_REQUESTS, "too many standbys\n");
+    };
+    begun.done();
     let held = futures::stream::once(async move {
         let _ = ended.changed().await;
+        drop(place);
         Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"ended\n")))
     });
     Response::new(StreamBody::new(held).boxed())

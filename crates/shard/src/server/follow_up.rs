@@ -6,11 +6,7 @@ use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use plan::shard::{id::InstanceId, instance::Machine, pace};
 
-use super::{
-    memory::FollowUp,
-    round::{seed, there},
-    term::Term,
-};
+use super::{memory::FollowUp, round::seed, term::Term};
 use crate::provider::ProviderError;
 
 /// For one look: the provider is asked about many machines if a network broke.
@@ -28,7 +24,7 @@ pub struct HealthStream<'a> {
 impl Drop for HealthStream<'_> {
     fn drop(&mut self) {
         let Some(id) = &self.id else { return };
-        let now = self.term.context.clock.now();
+        let now = self.term.now();
         {
             let mut memory = self.term.memory();
             let Some(entry) = memory.entries.get_mut(id) else { return };
@@ -58,7 +54,7 @@ impl Term {
 
     /// Looks at the machines that are due for it. Returns when the next one is.
     pub async fn follow_up(&self) -> Option<Timestamp> {
-        let now = self.context.clock.now();
+        let now = self.now();
         let due: Vec<InstanceId> = {
             let memory = self.memory();
             let is_due = |at: Option<FollowUp>| at.is_some_and(|follow_up| follow_up.at <= now);
@@ -72,7 +68,7 @@ impl Term {
         let Some(calls) = self.memory().entries.get(id).map(|entry| entry.calls) else { return };
         let late = |_| Err(ProviderError::new("no answer from the provider in time"));
         let look = tokio::time::timeout(LOOK, self.context.provider.status(id.as_str())).await.unwrap_or_else(late);
-        let now = self.context.clock.now();
+        let now = self.now();
         let (record, down) = {
             let mut memory = self.memory();
             let Some(entry) = memory.entries.get_mut(id) else { return };
@@ -80,7 +76,7 @@ impl Term {
             let Some(follow_up) = entry.follow_up.filter(|_| entry.record.deleted_at.is_none()) else { return };
             // A call meanwhile knows better.
             if let (Ok(found), true) = (&look, entry.calls == calls) {
-                entry.machine = found.as_ref().map_or(Machine::Absent, there);
+                entry.observe(found.as_ref());
             }
             let down = match &entry.machine {
                 Machine::Absent => true,

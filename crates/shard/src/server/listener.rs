@@ -11,6 +11,7 @@ use std::{
 
 use hyper::{body::Incoming, rt::Executor, server::conn::http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::process::{Resource, getrlimit};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
@@ -21,6 +22,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     limits::{Clients, Limits},
+    pending::Pending,
     service::GrpcService,
 };
 use crate::identity::Peer;
@@ -30,6 +32,13 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// Connections of one port; a zone's agents hold one or two each.
 const CONNECTIONS: usize = 30_000;
+
+/// Of the files that the process may have open, one in so many is a connection of this port: there are three such ports,
+/// and the server must read and write its storage whatever clients do.
+const FILES: u64 = 4;
+
+/// Handshakes at once. One takes milliseconds; all agents of a large zone come back within seconds.
+const HANDSHAKES: usize = 1024;
 
 /// Metadata of a call.
 const HEADERS: u32 = 16 * 1024;
@@ -52,6 +61,7 @@ struct Port {
     service: GrpcService,
     limits: Limits,
     connections: Arc<Semaphore>,
+    handshakes: Arc<Pending>,
     clients: Arc<Clients>,
     cancel: CancellationToken,
     tasks: TaskTracker,
@@ -77,7 +87,8 @@ impl Listener {
             tls: TlsAcceptor::from(tls),
             service,
             limits,
-            connections: Arc::new(Semaphore::new(CONNECTIONS)),
+            connections: Arc::new(Semaphore::new(places())),
+            handshakes: Pending::new(HANDSHAKES),
             clients: Arc::new(Clients::new(limits)),
             cancel: cancel.clone(),
             tasks: TaskTracker::new(),
@@ -98,6 +109,12 @@ impl Listener {
     }
 }
 
+/// How many connections the port takes.
+fn places() -> usize {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(files / FILES).unwrap_or(usize::MAX).min(CONNECTIONS)
+}
+
 async fn cancel_or<T>(cancel: &CancellationToken, work: impl Future<Output = T>) -> Option<T> {
     cancel.run_until_cancelled(work).await
 }
@@ -113,7 +130,10 @@ fn accept(port: &Arc<Port>, stream: TcpStream, from: SocketAddr) {
 }
 
 async fn serve(port: &Port, stream: TcpStream, from: SocketAddr, _permit: OwnedSemaphorePermit) {
-    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, handshake(port, stream)).await else { return };
+    let begun = port.handshakes.begin();
+    let shaken = begun.run(tokio::time::timeout(HANDSHAKE, handshake(port, stream))).await;
+    let Some(Ok(Ok(stream))) = shaken else { return };
+    drop(begun);
     let certificate = certificate(&stream.inner);
     let Some(place) = port.clients.admit(client(certificate.as_ref(), from)) else { return };
     let certificate = ClientCertificate(certificate);

@@ -50,6 +50,7 @@ impl Term {
                 provider_id: entry.record.provider_id().to_owned(),
                 status: status(entry),
                 created_at: entry.record.created_at,
+                noticed: entry.agent.notice.is_some(),
             };
             wire::group_status::Instance {
                 node_provider_id: self.context.provider.node_provider_id(&self.context.shard, &machine),

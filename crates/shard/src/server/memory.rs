@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use plan::shard::{
     fence::{self, Age},
     id::InstanceId,
-    instance::{Agent, Machine, Member, Record},
+    instance::{Agent, Machine, MachineStatus, Member, Record},
     pace,
     refusal::Refusal,
 };
+use tokio::time::Instant;
 
 use super::{groups::Groups, listing::Listed};
-use crate::store::Etag;
+use crate::{clock::Clock, provider::MachineInfo, store::Etag};
 
 /// Answers that are repeated to a known request id: enough for every retry of a busy operator, and small.
 const ANSWERS: usize = 4096;
@@ -20,6 +21,9 @@ const ANSWERS: usize = 4096;
 /// The answer about a group names its instances: large ones are remembered for fewer requests, so that a shard of ten
 /// thousand instances stays within its memory.
 const ANSWER_BYTES: usize = 4 * 1024 * 1024;
+
+/// A clock that is corrected little by little differs by milliseconds between two looks; one that differs by more was set.
+const SET: SignedDuration = SignedDuration::from_secs(2);
 
 /// Everything behind the term's lock.
 pub struct Memory {
@@ -37,6 +41,8 @@ pub struct Memory {
     pub listed: Listed,
     /// The newest epoch of each tenant's operator.
     pub epochs: HashMap<String, u64>,
+    /// Both clocks as they were last seen: a difference that grew is a wall clock that was set.
+    pub time: (Timestamp, Instant),
 }
 
 /// One instance.
@@ -54,6 +60,8 @@ pub struct Entry {
     pub streams: u32,
     /// Its agent hung up; the machine is looked at until it is back.
     pub follow_up: Option<FollowUp>,
+    /// By how much the wall clock was set since its creation or launch was stored, and since its leaving was.
+    set_since: (SignedDuration, SignedDuration),
 }
 
 /// The next look at a machine whose agent hung up.
@@ -70,6 +78,10 @@ pub struct Failing {
     pub retry_at: Timestamp,
 }
 
+fn shifted(time: Timestamp, by: SignedDuration) -> Timestamp {
+    time.saturating_add(by).unwrap_or(if by.is_negative() { Timestamp::MIN } else { Timestamp::MAX })
+}
+
 impl Entry {
     pub fn new(record: Record, etag: Option<Etag>, now: Timestamp) -> Self {
         let agent = Agent { registered: false, last_seen: now, reported: false, notice: None };
@@ -83,12 +95,63 @@ impl Entry {
             calls: 0,
             streams: 0,
             follow_up: None,
+            set_since: (SignedDuration::ZERO, SignedDuration::ZERO),
         }
+    }
+
+    /// What storage holds.
+    pub fn replace(&mut self, record: Record, etag: Etag) {
+        if record.machine != self.record.machine {
+            self.set_since.0 = SignedDuration::ZERO;
+        }
+        if record.leaving != self.record.leaving {
+            self.set_since.1 = SignedDuration::ZERO;
+        }
+        (self.record, self.etag) = (record, Some(etag));
+    }
+
+    /// What the provider said; `None` if it has no machine of this instance.
+    pub fn observe(&mut self, found: Option<&MachineInfo>) {
+        self.machine = found.map_or(Machine::Absent, |machine| match machine.status {
+            MachineStatus::Unknown => Machine::Unknown,
+            status => Machine::There { provider_id: machine.provider_id.clone(), status },
+        });
+        // A notice whose leader died before it stored anything is known to the provider still.
+        if found.is_some_and(|machine| machine.noticed) {
+            self.agent.notice.get_or_insert(None);
+        }
+    }
+
+    /// Moves what is measured with a clock that was set by so much.
+    fn shift(&mut self, by: SignedDuration) {
+        self.agent.last_seen = shifted(self.agent.last_seen, by);
+        self.set_since = (self.set_since.0.saturating_add(by), self.set_since.1.saturating_add(by));
+        if let Some(failing) = &mut self.failing {
+            failing.retry_at = shifted(failing.retry_at, by);
+        }
+        if let Some(follow_up) = &mut self.follow_up {
+            follow_up.at = shifted(follow_up.at, by);
+        }
+    }
+
+    /// The record with its times by the clock as it is set now.
+    fn timed_record(&self) -> Record {
+        let mut record = self.record.clone();
+        match &mut record.machine {
+            Some(machine) => machine.launched_at = shifted(machine.launched_at, self.set_since.0),
+            // As long as it is tried, its creation is what is measured.
+            None => record.created_at = shifted(record.created_at, self.set_since.0),
+        }
+        // Only later: the operator was promised the time that is stored.
+        if let Some(leaving) = &mut record.leaving {
+            leaving.delete_at = leaving.delete_at.max(shifted(leaving.delete_at, self.set_since.1));
+        }
+        record
     }
 
     pub fn member(&self) -> Member {
         Member {
-            record: self.record.clone(),
+            record: self.timed_record(),
             machine: self.machine.clone(),
             agent: self.agent.clone(),
             acknowledged: self.acknowledged,
@@ -188,6 +251,22 @@ impl Memory {
     pub fn living(&self, tenant: &str, group: &str) -> BTreeSet<InstanceId> {
         let living = self.entries.of_group(tenant, group).filter(|entry| entry.record.deleted_at.is_none());
         living.map(|entry| entry.record.id.clone()).collect()
+    }
+
+    /// Wall time. A clock that was set since the last look moves what is measured in memory with it, so that no agent is
+    /// late and no retry far away because of it.
+    pub fn follow(&mut self, clock: &Clock) -> Timestamp {
+        let (wall, instant) = (clock.now(), clock.instant());
+        let expected = self.time.0.saturating_add(instant.duration_since(self.time.1)).unwrap_or(Timestamp::MAX);
+        let by = wall.duration_since(expected);
+        self.time = (wall, instant);
+        if by.abs() >= SET {
+            tracing::warn!(?by, "the clock was set");
+            self.entries.iter_mut().for_each(|entry| entry.shift(by));
+            self.failing.values_mut().for_each(|failing| failing.retry_at = shifted(failing.retry_at, by));
+            self.made.iter_mut().for_each(|at| *at = shifted(*at, by));
+        }
+        wall
     }
 
     /// Notes that a machine was asked for, and forgets what is too old to count.

@@ -23,7 +23,7 @@ use super::{
     watch::Watched,
 };
 use crate::{
-    store::Expect,
+    store::{Expect, OBJECT_LIMIT},
     wire::{self, Fence, group_event::Type},
 };
 
@@ -80,6 +80,7 @@ impl Term {
             entry.age = age.or(entry.age);
             let mut after = memory.groups.dynamic().clone();
             after.set(tenant, &key, Some(entry));
+            group::check_share(&after, tenant)?;
             after
         };
         self.store_groups(after).await?;
@@ -164,12 +165,13 @@ impl Term {
             return Err(Refusal::new(Code::InvalidArgument, "config: must be set").into());
         };
         let wire::InstanceConfig { group, template, instance_type, subnet_pool, vars } = config;
+        id::check("config.group", &group)?;
         let instance_id = request.instance_id;
         let request = on_demand::Request { instance_id, group, template, instance_type, subnet_pool, vars };
         let gate = self.gate(tenant, &request.group);
         let _one = gate.lock().await;
         let room = self.room().await;
-        let now = self.context.clock.now();
+        let now = self.now();
         let (record, group) = {
             let mut memory = self.memory();
             memory.check_epoch(tenant, fence.epoch)?;
@@ -222,7 +224,7 @@ impl Term {
         if record.deleted_at.is_some() {
             return Ok("deleted");
         }
-        let now = self.context.clock.now();
+        let now = self.now();
         let due = record.leaving.as_ref().is_some_and(|leaving| leaving.delete_at <= now);
         if !due {
             let reason = record.leaving.as_ref().map_or(Reason::Request, |leaving| leaving.reason);
@@ -273,7 +275,7 @@ impl Term {
     pub fn report_health(&self, tenant: &str, id: &str, notice: Option<Option<Timestamp>>) -> Result<(), TermError> {
         let id = InstanceId::parse(id)?;
         let Some(group) = self.owned(tenant, &id)? else { return Err(unknown(&id).into()) };
-        let now = self.context.clock.now();
+        let now = self.now();
         let news = {
             let mut memory = self.memory();
             let Some(entry) = memory.entries.get_mut(&id) else { return Err(unknown(&id).into()) };
@@ -282,10 +284,14 @@ impl Term {
             entry.agent.reported = true;
             entry.agent.last_seen = now;
             entry.follow_up = None;
-            // A repeated notice is no news, and none takes an earlier one back.
-            let noticed = notice.is_some() && entry.agent.notice != notice;
-            entry.agent.notice = notice.or(entry.agent.notice);
-            first || noticed
+            // A repeated notice is no news, and none takes an earlier one back: the earliest end counts.
+            let before = entry.agent.notice;
+            entry.agent.notice = match (before, notice) {
+                (Some(Some(before)), Some(Some(now))) => Some(Some(before.min(now))),
+                (Some(Some(_)), _) | (_, None) => before,
+                (_, Some(_)) => notice,
+            };
+            first || entry.agent.notice != before
         };
         if news {
             self.enqueue(tenant, &group);
@@ -325,6 +331,11 @@ impl Term {
             memory.dynamic_etag.clone()
         };
         let body = serde_json::to_vec_pretty(&after).expect("groups are plain data");
+        if body.len() > OBJECT_LIMIT {
+            let text =
+                "config: the groups of all tenants together are longer than storage takes; remove groups or vars";
+            return Err(Refusal::new(Code::ResourceExhausted, text).into());
+        }
         let expect = etag.map_or(Expect::Absent, Expect::Content);
         let etag = bounded(&key, self.context.store.put(&key, body, expect)).await?;
         let mut memory = self.memory();

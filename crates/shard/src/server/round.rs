@@ -1,12 +1,11 @@
 //! Carries rounds out: one step after the other, each safe to repeat.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use futures::{FutureExt, StreamExt, TryStreamExt, future::BoxFuture, stream};
 use jiff::Timestamp;
 use plan::shard::{
     event,
-    group::Group,
+    group::{self, Group},
     id::InstanceId,
     instance::{Leaving, Machine, MachineRef, Record, Settings},
     pace,
@@ -14,19 +13,16 @@ use plan::shard::{
 };
 
 use super::{
-    memory::Failing,
+    memory::{Entry, Failing},
     term::{Term, TermError, bounded, bounded_provider},
 };
 use crate::{
-    provider::{MachineInfo, Order, ProviderError},
+    provider::{Order, ProviderError},
     wire,
 };
 
 /// Rounds of one group in a row; what is left then waits for its next turn.
 const ROUNDS: usize = 16;
-
-/// Groups at once: one whose provider hangs must not hold up the others, and a provider has its own limits.
-const ROUNDS_AT_ONCE: usize = 16;
 
 impl Term {
     /// Carries rounds of one group out until nothing is due now. Returns when to look again.
@@ -39,31 +35,12 @@ impl Term {
                 return Ok(next_look);
             }
         }
-        Ok(Some(self.context.clock.now()))
-    }
-
-    /// Takes the groups that are due and settles them. Returns when to look again at the earliest.
-    pub async fn settle_due(&self) -> Result<Option<Timestamp>, TermError> {
-        let mut earliest: Option<Timestamp> = None;
-        loop {
-            let due = std::mem::take(&mut *self.due.lock().unwrap_or_else(PoisonError::into_inner));
-            if due.is_empty() {
-                return Ok(earliest);
-            }
-            // Dropped at an error: what a round left half done is read again by the next one.
-            // Boxed: the compiler cannot see through the borrow that these futures are `Send`.
-            let rounds: Vec<BoxFuture<'_, _>> =
-                due.iter().map(|(tenant, key)| self.settle(tenant, key).boxed()).collect();
-            let mut rounds = stream::iter(rounds).buffer_unordered(ROUNDS_AT_ONCE);
-            while let Some(next) = rounds.try_next().await? {
-                earliest = earliest.into_iter().chain(next).min();
-            }
-        }
+        Ok(Some(self.now()))
     }
 
     async fn round(&self, tenant: &str, key: &str) -> Result<(bool, Option<Timestamp>), TermError> {
         self.resync(tenant, key).await?;
-        let now = self.context.clock.now();
+        let now = self.now();
         let (current, members, settings, budget, create_after) = {
             let memory = self.memory();
             let budget = pace::create_budget(memory.groups.config().shard.create_rate_limit, &memory.made, now);
@@ -121,7 +98,8 @@ impl Term {
     /// The intent first, then the machine.
     pub(super) async fn create(&self, group: Option<&Group>, record: Record) -> Result<bool, TermError> {
         let name = (record.tenant.clone(), record.group.clone());
-        if self.memory().failing.get(&name).is_some_and(|failing| failing.retry_at > self.context.clock.now()) {
+        let now = self.now();
+        if self.memory().failing.get(&name).is_some_and(|failing| failing.retry_at > now) {
             // An earlier creation of this round failed.
             return Ok(false);
         }
@@ -135,13 +113,13 @@ impl Term {
         let Some(record) = self.record(id) else { return Ok(false) };
         self.lead.verify().await?;
         let order = self.order(group, &record);
-        let now = self.context.clock.now();
-        self.touch(id, Machine::Unknown);
+        let now = self.now();
+        self.touch(id, |entry| entry.machine = Machine::Unknown);
         let made = bounded_provider(self.context.provider.create(&order)).await;
         self.memory().count_made(now);
         match made {
             Ok(machine) => {
-                self.touch(id, there(&machine));
+                self.touch(id, |entry| entry.observe(Some(&machine)));
                 self.succeeded(id);
                 self.link(id, MachineRef { provider_id: machine.provider_id, launched_at: now }).await?;
                 Ok(true)
@@ -175,7 +153,7 @@ impl Term {
             self.write(record.clone()).await?;
         }
         self.lead.verify().await?;
-        self.touch(id, Machine::Unknown);
+        self.touch(id, |entry| entry.machine = Machine::Unknown);
         if let Err(error) = bounded_provider(self.context.provider.delete(id.as_str())).await {
             let drained = record.leaving.as_ref().is_some_and(Leaving::drains);
             let what = if drained { "Failed to delete drained instance" } else { "Failed to delete instance" };
@@ -183,8 +161,8 @@ impl Term {
             self.look(id).await;
             return Ok(false);
         }
-        self.touch(id, Machine::Absent);
-        record.deleted_at = Some(self.context.clock.now());
+        self.touch(id, |entry| entry.machine = Machine::Absent);
+        record.deleted_at = Some(self.now());
         self.write(record).await?;
         self.notify(id);
         Ok(true)
@@ -208,8 +186,9 @@ impl Term {
     }
 
     fn order(&self, group: Option<&Group>, record: &Record) -> Order {
-        let blueprint = group.map(|group| group.blueprint.clone()).unwrap_or_default();
         let config = Arc::clone(self.memory().groups.config());
+        let blueprint = group.and_then(|group| group::of_template(&config, group, &record.template));
+        let blueprint = blueprint.unwrap_or_default();
         Order {
             instance_id: record.id.to_string(),
             cluster: self.context.cluster.clone(),
@@ -230,17 +209,17 @@ impl Term {
     }
 
     /// Notes a call to the provider, and what is known after it.
-    fn touch(&self, id: &InstanceId, machine: Machine) {
+    fn touch(&self, id: &InstanceId, after: impl FnOnce(&mut Entry)) {
         if let Some(entry) = self.memory().entries.get_mut(id) {
             entry.calls += 1;
-            entry.machine = machine;
+            after(entry);
         }
     }
 
     /// Asks what a failed call left.
     async fn look(&self, id: &InstanceId) {
         if let Ok(found) = bounded_provider(self.context.provider.status(id.as_str())).await {
-            self.touch(id, found.as_ref().map_or(Machine::Absent, there));
+            self.touch(id, |entry| entry.observe(found.as_ref()));
         }
     }
 
@@ -253,7 +232,7 @@ impl Term {
     }
 
     fn failed(&self, id: &InstanceId, text: &str) {
-        let now = self.context.clock.now();
+        let now = self.now();
         let Some(record) = self.record(id) else { return };
         if let Some(entry) = self.memory().entries.get_mut(id) {
             let count = entry.failing.map_or(0, |failing| failing.count) + 1;
@@ -265,7 +244,7 @@ impl Term {
 
     /// Creations of the group wait. Says why, once per failure.
     fn creation_failed(&self, tenant: &str, key: &str, why: &str) {
-        let now = self.context.clock.now();
+        let now = self.now();
         let name = (tenant.to_owned(), key.to_owned());
         {
             let mut memory = self.memory();
@@ -275,6 +254,9 @@ impl Term {
             }
             let count = before.map_or(0, |failing| failing.count) + 1;
             let retry_at = pace::retry_at(count, seed(key, count), now);
+            // A group that is gone is not tried again.
+            let known = memory.group_names();
+            memory.failing.retain(|name, _| known.contains(name));
             memory.failing.insert(name, Failing { count, retry_at });
         }
         if !why.is_empty() {
@@ -288,7 +270,7 @@ impl Term {
             group: group.to_owned(),
             instance_id: instance_id.to_owned(),
             error: error.to_owned(),
-            timestamp: Some(wire::timestamp(self.context.clock.now())),
+            timestamp: Some(wire::timestamp(self.now())),
         };
         self.error_events.send(tenant, event);
     }
@@ -300,10 +282,6 @@ impl Term {
             self.instance_events.send(&record.tenant, wire::instance_event(&record, &event));
         }
     }
-}
-
-pub(super) fn there(machine: &MachineInfo) -> Machine {
-    Machine::There { provider_id: machine.provider_id.clone(), status: machine.status }
 }
 
 impl From<ProviderError> for tonic::Status {

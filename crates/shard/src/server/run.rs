@@ -7,6 +7,7 @@ use std::{
 };
 
 use plan::shard::election::Timing;
+use process::explained;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -14,6 +15,7 @@ use super::{
     election_port::ElectionPort,
     limits::{Limits, Unary},
     listener::Listener,
+    schedule::rounds,
     service::{ClusterLead, Parts, agent_service, operator_service, registration_service},
     standby::Standby,
     standing::Standing,
@@ -50,6 +52,9 @@ const OPERATORS: Limits = Limits {
         streams: "Watch",
     }),
 };
+
+/// So long a clock that was set may refuse new connections.
+const CERTIFICATE_CHECK: Duration = Duration::from_secs(30);
 
 /// Entries of the certificate log live for days to a year: a day more costs nothing, and reading all of them does.
 const PURGE: Duration = Duration::from_hours(24);
@@ -128,7 +133,7 @@ pub async fn run(
     };
     // Released first, then the connections of standbys end with the port: they look, and find the lock free.
     if let Err(error) = election.release().await {
-        tracing::warn!(%error, "the lock was not released; it lapses");
+        tracing::warn!(error = %explained(&error), "the lock was not released; it lapses");
     }
     drop(port);
     Ok(stood?)
@@ -142,7 +147,7 @@ async fn prepare(options: &Options) -> Result<(), Unfit> {
         match prove(&*context.store, &unique).await {
             Ok(()) => break,
             Err(Unfit::Failed { what, source }) => {
-                tracing::warn!(error = %source, "storage is not proven yet: it failed {what}");
+                tracing::warn!(error = %explained(&source), "storage is not proven yet: it failed {what}");
             }
             Err(unfit) => return Err(unfit),
         }
@@ -150,7 +155,7 @@ async fn prepare(options: &Options) -> Result<(), Unfit> {
     }
     let mut said = String::new();
     while let Err(error) = load_config(context).await {
-        let text = error.to_string();
+        let text = explained(&error);
         if text != said {
             tracing::error!(error = text, "no configuration yet; it is read again until it is good");
             said = text;
@@ -194,7 +199,7 @@ impl Server<'_> {
                     self.options.standing.set_bound(None);
                     self.bound.send_replace(None);
                     if let Err(error) = led {
-                        tracing::error!(%error, "the lead ended");
+                        tracing::error!(error = %explained(&error), "the lead ended");
                     }
                     if !self.stop.is_cancelled() {
                         self.port.hang_up();
@@ -205,7 +210,7 @@ impl Server<'_> {
                     self.stop.run_until_cancelled(standby.wait(leader.as_deref(), look_in)).await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "election");
+                    tracing::warn!(error = %explained(&error), "election");
                     self.stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
                 }
             }
@@ -237,14 +242,14 @@ impl Server<'_> {
         let led = tokio::select! {
             () = ended => Ok(()),
             error = rounds(&term) => Err(error),
-            error = collect(&term) => Err(error),
+            error = collect(&term, &parts.cluster_lead) => Err(error),
             error = follow(&term) => Err(error),
             error = self.lead_cluster(&mut cluster, &parts.cluster_lead) => Err(error),
         };
         drop(ports);
         self.set_cluster(&parts.cluster_lead, None);
         if let Err(error) = cluster.release().await {
-            tracing::warn!(%error, "the cluster's lock was not released; it lapses");
+            tracing::warn!(error = %explained(&error), "the cluster's lock was not released; it lapses");
         }
         led
     }
@@ -256,17 +261,18 @@ impl Server<'_> {
             Err(error) => return error,
         };
         loop {
+            let began = Instant::now();
             match election.look().await {
                 Ok(Role::Leader(lead)) => {
                     self.set_cluster(current, Some(lead));
-                    tokio::time::sleep(self.options.timing.renew).await;
+                    tokio::time::sleep_until(began + self.options.timing.renew).await;
                 }
                 Ok(Role::Standby { leader, look_in }) => {
                     self.set_cluster(current, None);
                     standby.wait(leader.as_deref(), look_in.max(Duration::from_millis(10))).await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "election of the cluster's leader");
+                    tracing::warn!(error = %explained(&error), "election of the cluster's leader");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -304,11 +310,17 @@ fn server_tls(options: &Options) -> Result<ServerTls, TermError> {
     ServerTls::new(authority.certificate_pem(), &identity, Arc::new(clock.clone())).map_err(setup)
 }
 
-/// New connections get a new certificate after half the life of the old one.
+/// New connections get a new certificate after half the life of the old one. By wall time, as clients judge it: a clock
+/// that was set, or a machine that slept, must not leave the server with one that is over.
 async fn exchange(options: &Options, tls: &ServerTls) -> TermError {
+    let mut issued_at = options.context.clock.now();
     loop {
-        tokio::time::sleep(CERTIFICATE / 2).await;
+        tokio::time::sleep(CERTIFICATE_CHECK).await;
         let now = options.context.clock.now();
+        if (issued_at..issued_at + CERTIFICATE / 2).contains(&now) {
+            continue;
+        }
+        issued_at = now;
         let issued = options.identity.authority.issue_server(&options.hosts, now, CERTIFICATE);
         let replaced = issued.map_err(setup).and_then(|identity| tls.replace(&identity).map_err(setup));
         if let Err(error) = replaced {
@@ -344,47 +356,30 @@ async fn open_ports(
 }
 
 async fn renew_shard(election: &mut Election, timing: Timing, lead: &Lead) {
+    let mut next = Instant::now() + timing.renew;
     loop {
-        tokio::time::sleep(timing.renew).await;
+        tokio::time::sleep_until(next).await;
+        // From its beginning, as the lead is measured: slow storage must not make renewals rare as well.
+        next = Instant::now() + timing.renew;
         match election.look().await {
             Ok(Role::Leader(current)) if current.epoch() == lead.epoch() => {}
             Ok(_) => return,
             // The lead lasts as long as it lasts; the next renewal may succeed.
-            Err(error) => tracing::warn!(%error, "the lock was not renewed"),
+            Err(error) => tracing::warn!(error = %explained(&error), "the lock was not renewed"),
         }
     }
 }
 
-/// Carries rounds out when something changed, and when time is due.
-async fn rounds(term: &Term) -> TermError {
-    loop {
-        let next = match term.settle_due().await {
-            Ok(next) => next,
-            Err(TermError::Lost(error)) => return error.into(),
-            Err(error) => {
-                tracing::warn!(%error, "a round was not finished");
-                term.enqueue_all();
-                tokio::time::sleep(PAUSE).await;
-                continue;
-            }
-        };
-        let wait = term.until(next);
-        tokio::select! {
-            () = term.wake.notified() => {}
-            () = tokio::time::sleep(wait) => term.enqueue_all(),
-        }
-    }
-}
-
-/// Looks at all machines at intervals, and removes those that no record owns. Less often the certificate log is read.
-async fn collect(term: &Term) -> TermError {
+/// Looks at all machines at intervals, and removes those that no record owns. Less often the certificate log and the
+/// nonces are read.
+async fn collect(term: &Term, cluster: &ClusterLead) -> TermError {
     let mut purge_at = Instant::now();
     loop {
         tokio::time::sleep(term.collection_interval()).await;
         match term.sweep().await {
             Ok(_) => {}
             Err(TermError::Lost(error)) => return error.into(),
-            Err(error) => tracing::warn!(%error, "the machines were not looked at"),
+            Err(error) => tracing::warn!(error = %explained(&error), "the machines were not looked at"),
         }
         if Instant::now() < purge_at {
             continue;
@@ -392,7 +387,13 @@ async fn collect(term: &Term) -> TermError {
         match term.purge_certificate_log().await {
             Ok(_) => purge_at = Instant::now() + PURGE,
             Err(TermError::Lost(error)) => return error.into(),
-            Err(error) => tracing::warn!(%error, "the certificate log was not purged"),
+            Err(error) => tracing::warn!(error = %explained(&error), "the certificate log was not purged"),
+        }
+        // Whoever leads the cluster then; a lead that ends meanwhile is not this shard's.
+        if let Some(lead) = cluster.load_full().filter(|lead| lead.is_valid())
+            && let Err(error) = term.purge_operator_nonces(&lead).await
+        {
+            tracing::warn!(error = %explained(&error), "the nonces of operators were not purged");
         }
     }
 }

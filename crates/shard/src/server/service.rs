@@ -7,6 +7,7 @@ mod registration;
 use std::{convert::Infallible, pin::Pin, sync::Arc};
 
 use plan::shard::refusal::Code;
+use process::explained;
 use tonic::{Request, Status, body::Body, service::interceptor::InterceptedService};
 use tower::util::{BoxCloneSyncService, MapResponse};
 
@@ -92,7 +93,7 @@ impl From<TermError> for Status {
             TermError::Lost(_) => Self::unavailable("this server does not lead any more; try again"),
             TermError::Store(StoreError::Conflict { .. }) => Self::aborted("another change was first; try again"),
             TermError::Store(error) => {
-                tracing::warn!(%error, "storage");
+                tracing::warn!(error = %explained(&error), "storage");
                 Self::unavailable("storage is unavailable; try again")
             }
             TermError::Provider(error) => error.into(),

@@ -12,7 +12,7 @@ use plan::shard::{
     config::{Certificates, Config, Problem},
     group::{Dynamic, DynamicGroup},
     id::InstanceId,
-    instance::{Machine, Record},
+    instance::Record,
     refusal::Refusal,
 };
 
@@ -40,6 +40,9 @@ const CHUNKS_AT_ONCE: usize = 4;
 /// Events that wait for a watcher. One of a group has all its instances and is a hundred times as large as the others.
 const GROUPS_BEHIND: usize = 256;
 const EVENTS_BEHIND: usize = 4096;
+
+/// Gates of groups that are not in use: names come from requests, also those of groups that never were.
+const IDLE_GATES: usize = 4096;
 
 /// For one call to storage: a leader that waits longer would lose its lead meanwhile.
 const STORAGE_DEADLINE: Duration = Duration::from_secs(10);
@@ -91,7 +94,7 @@ pub struct Term {
     /// Changes of the groups file and of the configuration, one after the other.
     pub(super) groups_gate: tokio::sync::Mutex<()>,
     /// Rounds and requests about the instances of one group, one after the other.
-    gates: Mutex<HashMap<(String, String), Gate>>,
+    pub(super) gates: Mutex<HashMap<(String, String), Gate>>,
     pub group_events: Hub<wire::GroupEvent>,
     pub instance_events: Hub<wire::InstanceEvent>,
     pub error_events: Hub<wire::ErrorEvent>,
@@ -121,6 +124,7 @@ impl Term {
             answers: Answers::default(),
             listed: Listed::default(),
             epochs: HashMap::new(),
+            time: (now, context.clock.instant()),
         };
         memory.epochs = epochs(memory.groups.dynamic());
         let registered = load_registered(&context).await?;
@@ -137,9 +141,9 @@ impl Term {
             memory: Mutex::new(memory),
             groups_gate: tokio::sync::Mutex::default(),
             gates: Mutex::default(),
-            group_events: Hub::new(GROUPS_BEHIND),
-            instance_events: Hub::new(EVENTS_BEHIND),
-            error_events: Hub::new(EVENTS_BEHIND),
+            group_events: Hub::new(GROUPS_BEHIND, prost::Message::encoded_len),
+            instance_events: Hub::new(EVENTS_BEHIND, prost::Message::encoded_len),
+            error_events: Hub::new(EVENTS_BEHIND, prost::Message::encoded_len),
             due: Mutex::new(due),
             wake: tokio::sync::Notify::new(),
             hung_up: tokio::sync::Notify::new(),
@@ -156,6 +160,9 @@ impl Term {
 
     pub(super) fn gate(&self, tenant: &str, group: &str) -> Gate {
         let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        if gates.len() >= IDLE_GATES {
+            gates.retain(|_, gate| Arc::strong_count(gate) > 1);
+        }
         Arc::clone(gates.entry((tenant.to_owned(), group.to_owned())).or_default())
     }
 
@@ -173,10 +180,15 @@ impl Term {
         self.wake.notify_one();
     }
 
+    /// Wall time. What is measured in memory moves with a clock that was set meanwhile.
+    pub(super) fn now(&self) -> Timestamp {
+        self.memory().follow(&self.context.clock)
+    }
+
     /// How long to wait for that time; at most as long as a health check may be late.
     pub(super) fn until(&self, next: Option<Timestamp>) -> Duration {
         let longest = self.memory().groups.config().shard.health_check_interval.get();
-        let wait = next.map(|at| at.duration_since(self.context.clock.now()));
+        let wait = next.map(|at| at.duration_since(self.now()));
         let wait = wait.map_or(longest, |wait| wait.try_into().unwrap_or(Duration::ZERO));
         // Not at once: a time that does not come nearer must not spin.
         wait.clamp(Duration::from_millis(10), longest)
@@ -206,8 +218,7 @@ impl Term {
         };
         let etag = bounded(&key, self.context.store.put(&key, body, expect)).await?;
         if let Some(entry) = self.memory().entries.get_mut(&id) {
-            entry.record = record;
-            entry.etag = Some(etag);
+            entry.replace(record, etag);
         }
         Ok(())
     }
@@ -228,8 +239,7 @@ impl Term {
                 None => memory.entries.remove(&id),
                 Some((record, etag)) => {
                     if let Some(entry) = memory.entries.get_mut(&id) {
-                        entry.record = record;
-                        entry.etag = Some(etag);
+                        entry.replace(record, etag);
                     }
                 }
             }
@@ -292,10 +302,7 @@ fn epochs(dynamic: &Dynamic) -> HashMap<String, u64> {
 fn observe(memory: &mut Memory, machines: &[MachineInfo], is_untouched: impl Fn(&Entry) -> bool) {
     let found: HashMap<&str, &MachineInfo> = machines.iter().map(|machine| (&*machine.instance_id, machine)).collect();
     for entry in memory.entries.iter_mut().filter(|entry| is_untouched(entry)) {
-        entry.machine = found.get(entry.record.id.as_str()).map_or(Machine::Absent, |machine| Machine::There {
-            provider_id: machine.provider_id.clone(),
-            status: machine.status,
-        });
+        entry.observe(found.get(entry.record.id.as_str()).copied());
     }
 }
 

@@ -5,4 +5,5 @@ mod end;
 mod life;
 mod refusal;
 mod request;
+mod schedule;
 mod world;

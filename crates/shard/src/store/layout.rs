@@ -12,9 +12,12 @@ pub const NONCE_KEY: &str = "cluster/secret/registration-nonce.key";
 /// The lock of the cluster's leader.
 pub const CLUSTER_LOCK: &str = "cluster/leader.json";
 
-/// Holds the public key that used an operator's nonce.
+/// The folder of operators' nonces that were used.
+pub const OPERATOR_NONCES: &str = "cluster/operator-nonce/";
+
+/// Holds the public key that used an operator's nonce, and when that nonce ends.
 pub fn operator_nonce(digest: &str) -> String {
-    format!("cluster/operator-nonce/{digest}.pem")
+    format!("{OPERATOR_NONCES}{digest}.pem")
 }
 
 /// The folder of one shard.

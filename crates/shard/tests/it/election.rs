@@ -6,14 +6,14 @@ use plan::shard::election::Timing;
 use shard::{
     identity::{Role, web_client_tls},
     server::RunError,
-    store::Careless,
+    store::{Careless, Fault, Faults, FaultyStore},
     wire::Fence,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::zone::{Zone, any, eventually, upsert};
 
@@ -25,8 +25,8 @@ const AT_ONCE: Duration = Duration::from_secs(30);
 
 const OPERATOR: (&str, &str, Role) = ("dev", "default", Role::Operator);
 
-/// The status of one page.
-async fn page(zone: &Zone, address: SocketAddr, path: &str) -> u16 {
+/// A request that is not read the answer of.
+async fn ask(zone: &Zone, address: SocketAddr, path: &str) -> TlsStream<TcpStream> {
     let tls = web_client_tls(zone.authority.certificate_pem(), Arc::new(zone.clock.clone())).expect("the CA is one");
     let name = rustls::pki_types::ServerName::try_from("127.0.0.1").expect("an address");
     let tcp = TcpStream::connect(address).await.expect("it listens");
@@ -34,7 +34,12 @@ async fn page(zone: &Zone, address: SocketAddr, path: &str) -> u16 {
         TlsConnector::from(tls).connect(name, tcp).await.expect("the server shows a certificate of the CA");
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("the server reads");
-    let mut answer = String::new();
+    stream
+}
+
+/// The status of one page.
+async fn page(zone: &Zone, address: SocketAddr, path: &str) -> u16 {
+    let (mut stream, mut answer) = (ask(zone, address, path).await, String::new());
     stream.read_to_string(&mut answer).await.expect("the server answers");
     answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("an HTTP answer")
 }
@@ -63,6 +68,31 @@ async fn a84_the_election_port_follows_leadership() {
 }
 
 #[tokio::test]
+async fn a84_clients_that_hold_the_election_port_for_nothing_keep_no_probe_out() {
+    let zone = Zone::new().await;
+    let mut leader = zone.start("s1");
+    leader.leads().await;
+    let address = leader.election().await;
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    let mut watchers = Vec::new();
+    for _ in 0..16 {
+        let mut watcher = ask(&zone, address, "/leader/watch").await;
+        let mut head = [0; 12];
+        watcher.read_exact(&mut head).await.unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200");
+        watchers.push(watcher);
+    }
+    assert_eq!(page(&zone, address, "/leader/watch").await, 429);
+    assert_eq!(page(&zone, address, "/leader/health").await, 200);
+    assert_eq!(silent[0].read(&mut [0]).await.unwrap_or(0), 0, "the oldest was closed for others");
+    drop(watchers);
+    leader.stop().await;
+}
+
+#[tokio::test]
 async fn a80_a_standby_takes_over_at_once_and_serves_when_it_knows_everything() {
     let zone = Zone::new().await;
     let mut first = zone.start_with("s1", any(), PATIENT);
@@ -86,6 +116,43 @@ async fn a80_a_standby_takes_over_at_once_and_serves_when_it_knows_everything() 
     let after = groups.into_iter().find(|group| group.key == "web").unwrap();
     assert_eq!(after.provider_ids, before.provider_ids, "the first answer has every instance");
     second.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn storage_that_takes_seconds_costs_no_lead() {
+    let (zone, faults) = (Zone::new().await, Faults::default());
+    let store = FaultyStore::new(Arc::new(zone.store.clone()), faults.clone());
+    let mut server = zone.start_on(Arc::new(store), "s1", any(), Timing::default());
+    server.leads().await;
+    faults.set(Fault::Slow(Duration::from_secs(4)));
+    let lost = server.bound.wait_for(Option::is_none);
+    let lost = tokio::time::timeout(Duration::from_mins(2), lost).await;
+    assert!(lost.is_err(), "it led for two minutes");
+    faults.set(Fault::None);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_leaves_the_server_a_certificate_that_is_valid() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let address = server.leads().await.operator.to_string();
+    for hours in [25, -24] {
+        zone.clock.step(jiff::SignedDuration::from_hours(hours));
+        tokio::time::pause();
+        for _ in 0..31 {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            // Renewals go on meanwhile.
+            for _ in 0..8 {
+                tokio::task::yield_now().await;
+            }
+        }
+        tokio::time::resume();
+        let client = zone.client(&address, OPERATOR);
+        let listed = eventually("an answer", || async { client.list_groups().await.ok() }).await;
+        assert_eq!(listed.len(), 1, "{hours}");
+    }
+    server.stop().await;
 }
 
 #[tokio::test]

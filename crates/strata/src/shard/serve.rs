@@ -6,7 +6,9 @@ use clap::Args;
 use futures::FutureExt;
 use plan::shard::config::Config;
 use process::{Health, Part, Parts, Pulse, Registry, Tasks, admin, spawn_watchdog};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use shard::{
+    client::Addresses,
     clock::{Clock, uuid},
     identity::Lifetimes,
     provider::{self, Endpoints, Opening},
@@ -62,6 +64,12 @@ pub struct Flags {
     /// [default: the machine's name, localhost, 127.0.0.1, ::1]
     #[arg(long, env = "STRATA_SHARD_ADVERTISE_HOST", value_delimiter = ',', value_name = "HOSTS")]
     advertise_host: Vec<String>,
+    /// Where agents register and report, `HOST:PORT,HOST:PORT` of every server of the shard: new machines get these lists,
+    /// and find the next leader by them [default: this server alone]
+    #[arg(long, env = "STRATA_SHARD_ADVERTISE_REGISTRATION", value_name = "ADDRESSES", requires = "advertise_agent")]
+    advertise_registration: Option<Addresses>,
+    #[arg(long, env = "STRATA_SHARD_ADVERTISE_AGENT", value_name = "ADDRESSES", requires = "advertise_registration")]
+    advertise_agent: Option<Addresses>,
     /// Form of the log [default: json, on a terminal pretty]
     #[arg(long, env = "STRATA_LOG_FORMAT", value_enum)]
     log_format: Option<LogFormat>,
@@ -77,12 +85,23 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 
 pub fn run(flags: Flags, storage: &StorageFlags) -> Result<(), Failure> {
     start_logs_as(flags.log_format, &flags.log_level)?;
+    raise_files();
     // Several threads: TLS of many agents must not delay the renewal of the lead.
     let runtime = tokio::runtime::Runtime::new().map_err(|error| Failure::new(format!("cannot start: {error}")))?;
     let result = runtime.block_on(serve(flags, storage));
     // Nothing that is still in flight may hold up the exit.
     runtime.shutdown_background();
     result
+}
+
+/// As many open files as the administrator allows: each agent is a connection, and the usual limit of 1024 is meant for
+/// programs that use `select`.
+fn raise_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
 }
 
 async fn serve(flags: Flags, storage: &StorageFlags) -> Result<(), Failure> {
@@ -226,11 +245,17 @@ impl Server {
             operator: self.flags.operator_bind_address,
             agent: self.flags.agent_bind_address,
         };
+        let (registration, agent) = (self.flags.advertise_registration.clone(), self.flags.advertise_agent.clone());
         // Machines are made while the server leads, and then it listens: any free port has a number.
         let endpoints = move || {
             let bound = bounds.borrow().unwrap_or(configured);
             let at = |address: SocketAddr| format!("{host}:{}", address.port());
-            Endpoints { registration: at(bound.registration), agent: at(bound.agent), operator: at(bound.operator) }
+            let listed = |list: &Option<Addresses>, own| list.as_ref().map_or_else(|| at(own), ToString::to_string);
+            Endpoints {
+                registration: listed(&registration, bound.registration),
+                agent: listed(&agent, bound.agent),
+                operator: at(bound.operator),
+            }
         };
         let program = std::env::current_exe();
         Ok(Opening {

@@ -74,11 +74,16 @@ impl Zone {
 
     /// The server with any free ports.
     fn start(&self) -> Result<Server> {
+        self.start_with(&[])
+    }
+
+    fn start_with(&self, args: &[&str]) -> Result<Server> {
         let any = |name: &str| format!("--{name}-bind-address=127.0.0.1:0");
         let ports = ["health", "metrics", "election", "registration", "operator", "agent"].map(any);
         let program = Program::new("strata shard", env!("CARGO_BIN_EXE_strata"), self.file("server.log"))
             .args(["shard", "run", "a", "--advertise-host=127.0.0.1", "--log-format=json"])
             .args(ports)
+            .args(args.iter().copied())
             .env("STRATA_SHARD_STORAGE", self.file("storage"));
         Ok(Server { child: Child::start(program)? })
     }
@@ -364,4 +369,31 @@ async fn a_server_without_the_clusters_keys_says_what_to_do_and_ends_with_1() ->
     let told = server.child.log_tail();
     ensure!(code == 1 && told.contains("cluster/ca.crt is missing; `strata shard init` makes"), "{code}: {told}");
     Ok(())
+}
+
+#[tokio::test]
+async fn new_machines_get_the_addresses_of_every_server_of_the_shard() -> Result<()> {
+    let (zone, mut config) = (Zone::new()?, config());
+    let machines = zone.file("machines");
+    // It ends with this test.
+    let wait = format!("while kill -0 {} 2>/dev/null; do sleep 1; done", std::process::id());
+    config["shard"]["provider"] = json!({ "kind": "process", "directory": machines });
+    config["templates"]["web"]["userdata"] = json!(format!(
+        "echo {{{{ .Server.RegistrationAddr }}}} {{{{ .Server.AgentAddr }}}} >new\nmv new addresses\n{wait}\n"
+    ));
+    config["shard"]["default_drain_timeout"] = json!("0");
+    config["groups"] = json!({ "default": { "web": { "template": "web", "size": 1 } } });
+    zone.init_with(&config).await?.data()?;
+    let (registration, agent) = ("10.0.0.1:8992,10.0.0.2:8992", "10.0.0.1:8994,10.0.0.2:8994");
+    let server = zone.start_with(&["--advertise-registration", registration, "--advertise-agent", agent])?;
+    let seen = eventually("a machine", async || {
+        let folders = std::fs::read_dir(&machines).ok()?;
+        folders.filter_map(|folder| std::fs::read_to_string(folder.ok()?.path().join("addresses")).ok()).next()
+    })
+    .await
+    .with_context(|| server.child.log_tail())?;
+    ensure!(seen.trim() == format!("{registration} {agent}"), "{seen}");
+    zone.shard(&["scale", "a", "web", "0"]).await?.data()?;
+    let ended = async || (std::fs::read_dir(&machines).ok()?.count() == 0).then_some(());
+    eventually("the machine's end", ended).await
 }

@@ -24,6 +24,7 @@ pub const USERDATA: &str = "userdata";
 pub const ALIVE: &str = "alive";
 pub const PID: &str = "pid";
 pub const LOG: &str = "log";
+pub const NOTICE: &str = "termination-notice";
 
 /// What a machine has to leave its work in order: an agent takes its Node out of the cluster by one request. Twice this
 /// fits the server's deadline for a call.
@@ -48,6 +49,18 @@ impl Labels {
         self.with(MachineStatus::Running)
     }
 
+    /// Of a machine that is not known to be anyone's.
+    fn unknown(instance_id: &str, now: Timestamp) -> MachineInfo {
+        MachineInfo {
+            instance_id: instance_id.to_owned(),
+            provider_id: instance_id.to_owned(),
+            status: MachineStatus::Unknown,
+            // Never old enough to be swept: it may be another shard's.
+            created_at: now,
+            noticed: false,
+        }
+    }
+
     fn with(&self, status: MachineStatus) -> MachineInfo {
         MachineInfo {
             instance_id: self.instance_id.clone(),
@@ -55,6 +68,7 @@ impl Labels {
             provider_id: self.instance_id.clone(),
             status,
             created_at: self.created_at,
+            noticed: false,
         }
     }
 }
@@ -131,11 +145,22 @@ impl Folder {
     /// The machine. One whose process never began is none: to make it again begins it.
     pub fn machine(&self) -> io::Result<Option<MachineInfo>> {
         let Some(labels) = self.labels()? else { return Ok(None) };
+        let noticed = self.path.join(NOTICE).try_exists()?;
         if self.is_alive()? {
-            return Ok(Some(labels.running()));
+            return Ok(Some(MachineInfo { noticed, ..labels.running() }));
         }
         // It may have begun and ended between the two looks: its number stays.
-        Ok(self.pid()?.map(|_| labels.with(MachineStatus::Stopped)))
+        Ok(self.pid()?.map(|_| MachineInfo { noticed, ..labels.with(MachineStatus::Stopped) }))
+    }
+
+    /// The machine, or that there is one of which nothing is known: a folder that cannot be read hides no other, and is
+    /// not an absent machine.
+    pub fn look(&self, now: Timestamp) -> Option<MachineInfo> {
+        self.machine().unwrap_or_else(|error| {
+            let path = self.path.display();
+            tracing::warn!(%path, %error, "a machine's folder cannot be read; restore it, or end its process and remove it");
+            Some(Labels::unknown(&self.path.file_name().unwrap_or_default().to_string_lossy(), now))
+        })
     }
 
     /// Whether the process holds its lock.

@@ -87,6 +87,45 @@ async fn a74_a_machine_whose_process_was_killed_is_stopped_and_is_not_made_again
     assert_eq!(next.list("dev", "dev-1").await.unwrap(), []);
 }
 
+#[tokio::test]
+async fn a_folder_that_cannot_be_read_is_a_machine_of_which_nothing_is_known_and_hides_no_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let provider = open(directory.path());
+    for id in ["web01", "web02"] {
+        provider.create(&Order { instance_id: id.to_owned(), ..order(SLEEP) }).await.unwrap();
+    }
+    fs::write(directory.path().join("web01/machine.json"), "{").unwrap();
+    fs::write(directory.path().join("notes"), "no folder").unwrap();
+    let mut all = provider.list("dev", "dev-1").await.unwrap();
+    all.sort_by(|a, b| a.instance_id.cmp(&b.instance_id));
+    let seen: Vec<_> = all.iter().map(|machine| (&*machine.instance_id, machine.status)).collect();
+    let (unknown, running) = (MachineStatus::Unknown, MachineStatus::Running);
+    assert_eq!(seen, [("notes", unknown), ("web01", unknown), ("web02", running)]);
+    assert!(all[1].created_at >= all[2].created_at, "it is no orphan by its age");
+    assert_eq!(provider.status("web01").await.unwrap().unwrap().status, unknown);
+    let pid = eventually("its pid", || provider.pid("web01")).await;
+    for id in ["web01", "web02"] {
+        provider.delete(id).await.unwrap();
+    }
+    assert!(test_kill_process(raw(pid)).is_err() || is_zombie(pid), "it is ended all the same");
+}
+
+#[tokio::test]
+async fn a76_a_notice_is_known_after_the_machine_ended() {
+    let directory = tempfile::tempdir().unwrap();
+    let provider = open(directory.path());
+    assert!(!provider.create(&order(SLEEP)).await.unwrap().noticed);
+    let pid = eventually("its pid", || provider.pid("web01")).await;
+    fs::write(directory.path().join("web01").join(folder::NOTICE), "").unwrap();
+    assert!(provider.status("web01").await.unwrap().unwrap().noticed);
+    kill_process(raw(pid), Signal::KILL).unwrap();
+    let stopped = eventually("its end", || {
+        provider.all("dev", "dev-1").unwrap().pop().filter(|machine| machine.status == MachineStatus::Stopped)
+    });
+    assert!(stopped.await.noticed);
+    provider.delete("web01").await.unwrap();
+}
+
 /// One step of a creation.
 type Left = fn(&Held<'_>, &Labels) -> io::Result<()>;
 

@@ -63,10 +63,7 @@ impl Step {
         let fence = Fence::default();
         match self {
             Self::Scale(size) => {
-                let config = wire::GroupConfig { template: "web".to_owned(), size, ..wire::GroupConfig::default() };
-                let request =
-                    wire::UpsertGroupRequest { key: "web".to_owned(), config: Some(config), remove_first: vec![] };
-                server.term.upsert_group("default", request, &fence).await?;
+                server.term.upsert_group("default", scaled(size), &fence).await?;
             }
             Self::Drain => drain(world, server),
             Self::Replace => replace(world, server, fate).await?,
@@ -99,6 +96,11 @@ impl Step {
         }
         server.settle(world).await
     }
+}
+
+fn scaled(size: i32) -> wire::UpsertGroupRequest {
+    let config = wire::GroupConfig { template: "web".to_owned(), size, ..wire::GroupConfig::default() };
+    wire::UpsertGroupRequest { key: "web".to_owned(), config: Some(config), remove_first: vec![] }
 }
 
 fn web(world: &World) -> Vec<String> {
@@ -313,10 +315,52 @@ async fn clock_steps_of_an_hour_replace_nothing_that_reports() {
     let before = world.cloud.machines();
     for hours in [1, -2, 1] {
         world.clock.step(jiff::SignedDuration::from_hours(hours));
-        server.report(&world, &BTreeSet::new());
+        // Before any agent has reported by the new time.
         server.settle(&world).await.unwrap();
         server.pass(&world, Duration::from_secs(30), &BTreeSet::new()).await.unwrap();
         server.settle(&world).await.unwrap();
     }
     assert_eq!(world.cloud.machines(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn clock_steps_of_an_hour_neither_cut_short_what_begins_or_drains_nor_hold_up_a_retry() {
+    let world = World::new().await;
+    let mut server = world.start().await;
+    let second = Duration::from_secs(1);
+    for hours in [1, -1] {
+        // One drains, one has not registered yet, and one could not be made.
+        Step::Scale(2).run(&world, &mut server).await.unwrap();
+        Step::Drain.run(&world, &mut server).await.unwrap();
+        server.term.upsert_group("default", scaled(1), &Fence::default()).await.unwrap();
+        server.term.settle_due().await.unwrap();
+        let drains = |world: &World| {
+            let drains =
+                |record: &&plan::shard::instance::Record| record.leaving.is_some() && record.deleted_at.is_none();
+            world.records().values().filter(drains).map(|record| record.id.to_string()).collect::<Vec<_>>()
+        };
+        let before = drains(&world);
+        assert_eq!(before.len(), 1);
+        server.term.upsert_group("default", scaled(2), &Fence::default()).await.unwrap();
+        server.term.settle_due().await.unwrap();
+        let (made, refused) = (world.cloud.made(), "quota exceeded");
+        world.cloud.refuse(Some(refused));
+        server.term.upsert_group("default", scaled(3), &Fence::default()).await.unwrap();
+        server.term.settle_due().await.unwrap();
+        world.clock.step(jiff::SignedDuration::from_hours(hours));
+        server
+            .pass(&world, second, &world.cloud.machines().into_iter().map(|one| one.instance_id).collect())
+            .await
+            .unwrap();
+        server.term.observe().await.unwrap();
+        server.term.settle_due().await.unwrap();
+        assert_eq!(drains(&world), before, "{hours}: it still drains");
+        assert_eq!(world.cloud.made(), made, "{hours}: nothing was given up and made again");
+        world.cloud.refuse(None);
+        server.pass(&world, 10 * second, &BTreeSet::new()).await.unwrap();
+        server.settle(&world).await.unwrap();
+        assert_eq!(world.cloud.made(), made + 1, "{hours}: the retry was due");
+        Step::Drain.run(&world, &mut server).await.unwrap();
+        world.consistent();
+    }
 }

@@ -90,6 +90,7 @@ impl End {
             }
             Self::Preempted => {
                 if !world.cloud.machines().iter().any(|machine| machine.status == MachineStatus::Stopped) {
+                    world.cloud.give_notice(id);
                     let _ = server.term.report_health("default", id, Some(None));
                 }
                 world.cloud.set_status(id, Some(MachineStatus::Stopped));
@@ -173,12 +174,10 @@ async fn dies(end: End, after: usize, side: Side) -> bool {
     }
     drop(dying);
     let stored = world.records()[&id].leaving.as_ref().map(|leaving| leaving.reason);
-    // A notice that no leader acted upon is lost with the machine that gave it.
-    let unheard = if end == End::Preempted { Reason::Unhealthy } else { end.reason() };
     let mut next = world.start().await;
     let mut events = next.term.watch_instances("default");
     whole(end, &world, &mut next, &id).await.unwrap();
-    let expected = stored.unwrap_or(unheard).as_str().to_owned();
+    let expected = end.reason().as_str().to_owned();
     assert!(stored.is_none_or(|reason| reason == end.reason()), "{end:?} {after} {side:?}: {stored:?}");
     assert_eq!(deletions(&mut events, &id), [expected], "{end:?}, death {side:?} effect {after}");
     world.consistent();

@@ -1,6 +1,6 @@
 //! Requests that are refused, and requests that are repeated: what is stored, made and sent stays as it was.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures::{FutureExt, StreamExt};
 use plan::shard::id::InstanceId;
@@ -267,4 +267,35 @@ async fn the_certificate_log_forgets_what_ended_long_ago() {
     assert!(matches!(server.term.purge_certificate_log().await, Ok(0) | Err(TermError::Lost(_))));
     world.clock.step(jiff::SignedDuration::from_hours(24 * 400));
     assert!(server.term.purge_certificate_log().await.is_err(), "a stale leader removes nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nonces_of_operators_are_forgotten_long_after_their_end_by_the_clusters_leader() {
+    use crate::store::{
+        Election, Expect, Role, Store,
+        layout::{CLUSTER_LOCK, OPERATOR_NONCES, operator_nonce},
+    };
+    let world = World::new().await;
+    let server = world.start().await;
+    let mut election = Election::new(
+        Arc::new(world.store.clone()),
+        CLUSTER_LOCK,
+        "s0",
+        "127.0.0.1:1",
+        plan::shard::election::Timing::default(),
+    );
+    let Role::Leader(lead) = election.look().await.unwrap() else { panic!("it leads the cluster") };
+    for (name, text) in [
+        ("old", "expires: 2025-12-24T23:00:00Z\nkey"),
+        ("young", "expires: 2025-12-26T00:00:00Z\nkey"),
+        ("silent", "key"),
+    ] {
+        world.store.put(&operator_nonce(name), text.into(), Expect::Absent).await.unwrap();
+    }
+    assert_eq!(server.term.purge_operator_nonces(&lead).await.unwrap(), 1);
+    let left = world.store.list(OPERATOR_NONCES).await.unwrap();
+    assert_eq!(left, ["silent", "young"].map(operator_nonce));
+    world.clock.step(jiff::SignedDuration::from_hours(24 * 400));
+    election.release().await.unwrap();
+    assert!(server.term.purge_operator_nonces(&lead).await.is_err(), "who does not lead the cluster removes nothing");
 }

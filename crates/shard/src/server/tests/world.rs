@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -157,6 +157,21 @@ pub async fn alive<T>(faults: &Faults, work: impl Future<Output = T>) -> Option<
     }
 }
 
+impl Term {
+    /// Settles the groups that are due, one after the other, as often as one is.
+    pub async fn settle_due(&self) -> Result<(), TermError> {
+        loop {
+            let due = std::mem::take(&mut *self.due.lock().unwrap_or_else(PoisonError::into_inner));
+            if due.is_empty() {
+                return Ok(());
+            }
+            for (tenant, key) in &due {
+                self.settle(tenant, key).await?;
+            }
+        }
+    }
+}
+
 impl Server {
     /// Time passes; the leader renews, the agents of running machines report unless they are silent.
     pub async fn pass(&mut self, world: &World, time: Duration, silent: &BTreeSet<String>) -> Result<(), TermError> {
@@ -171,7 +186,7 @@ impl Server {
         Ok(())
     }
 
-    async fn renew(&mut self) -> Result<(), TermError> {
+    pub async fn renew(&mut self) -> Result<(), TermError> {
         if let Ok(Role::Leader(lead)) = self.election.look().await
             && lead.epoch() != self.term.lead().epoch()
         {

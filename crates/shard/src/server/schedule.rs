@@ -1,0 +1,81 @@
+//! When the rounds of which group run: as soon as it is due, whatever the rounds of others take or fail with.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::PoisonError,
+    time::Duration,
+};
+
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use jiff::Timestamp;
+use process::explained;
+use tokio::time::Instant;
+
+use super::term::{Term, TermError};
+
+/// Tenant and key of a group.
+type Name = (String, String);
+
+/// Groups at once: one whose provider hangs must not hold up the others, and a provider has its own limits.
+const ROUNDS_AT_ONCE: usize = 16;
+
+/// After a round that was not finished: storage that is away, a damaged object that is repaired.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Carries rounds out when something changed, and when time is due, until the lead is lost.
+pub async fn rounds(term: &Term) -> TermError {
+    let mut running: FuturesUnordered<BoxFuture<'_, (Name, Result<Option<Timestamp>, TermError>)>> =
+        FuturesUnordered::new();
+    let mut busy = BTreeSet::new();
+    let mut looks: BTreeMap<Name, Timestamp> = BTreeMap::new();
+    let mut all_at = Instant::now() + term.until(None);
+    loop {
+        for name in term.take_due(&busy, ROUNDS_AT_ONCE - running.len()) {
+            busy.insert(name.clone());
+            looks.remove(&name);
+            let round = async move {
+                let done = term.settle(&name.0, &name.1).await;
+                (name, done)
+            };
+            running.push(round.boxed());
+        }
+        let until = all_at.min(Instant::now() + term.until(looks.values().min().copied()));
+        tokio::select! {
+            Some((name, done)) = running.next() => {
+                busy.remove(&name);
+                let next = match done {
+                    Ok(next) => next,
+                    Err(TermError::Lost(error)) => return error.into(),
+                    Err(error) => {
+                        tracing::warn!(tenant = name.0, group = name.1, error = %explained(&error), "a round was not finished");
+                        Some(term.now() + PAUSE)
+                    }
+                };
+                looks.extend(next.map(|next| (name, next)));
+            }
+            () = term.wake.notified() => {}
+            () = tokio::time::sleep_until(until) => {
+                if Instant::now() >= all_at {
+                    all_at = Instant::now() + term.until(None);
+                    term.enqueue_all();
+                }
+                let now = term.now();
+                for (tenant, key) in looks.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name) {
+                    term.enqueue(tenant, key);
+                }
+            }
+        }
+    }
+}
+
+impl Term {
+    /// Takes groups that are due, but for those whose rounds run: they stay due.
+    fn take_due(&self, busy: &BTreeSet<Name>, most: usize) -> Vec<Name> {
+        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken: Vec<Name> = due.iter().filter(|name| !busy.contains(*name)).take(most).cloned().collect();
+        for name in &taken {
+            due.remove(name);
+        }
+        taken
+    }
+}

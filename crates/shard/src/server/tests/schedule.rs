@@ -1,0 +1,120 @@
+//! Rounds of many groups at once, and names that come from requests.
+
+use std::{sync::Arc, time::Duration};
+
+use plan::shard::refusal::Code;
+
+use super::world::{CONFIG, Server, World};
+use crate::{
+    server::{TermError, schedule::rounds},
+    store::{Expect, Store, layout::ShardLayout},
+    wire::{self, Fence},
+};
+
+fn upsert(key: &str, size: i32) -> wire::UpsertGroupRequest {
+    let config = wire::GroupConfig { template: "web".to_owned(), size, ..wire::GroupConfig::default() };
+    wire::UpsertGroupRequest { key: key.to_owned(), config: Some(config), remove_first: vec![] }
+}
+
+/// Lets the rounds of a leader run beside that.
+async fn beside<T>(server: &mut Server, work: impl Future<Output = T>) -> T {
+    let term = Arc::clone(&server.term);
+    let renewals = async {
+        loop {
+            server.renew().await.unwrap();
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+    };
+    tokio::select! {
+        error = rounds(&term) => panic!("{error}"),
+        never = renewals => never,
+        done = work => done,
+    }
+}
+
+/// Lets rounds run until it is so, for a minute at most.
+async fn until(server: &mut Server, what: &str, is_so: impl Fn() -> bool) {
+    let seen = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let done = beside(server, tokio::time::timeout(Duration::from_mins(1), seen)).await;
+    done.unwrap_or_else(|_| panic!("{what} did not happen"));
+}
+
+fn machines(world: &World, group: &str) -> usize {
+    let orders = world.cloud.machines().into_iter().filter_map(|machine| world.cloud.order(&machine.instance_id));
+    orders.filter(|order| order.group == group).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_whose_record_is_damaged_holds_up_no_other() {
+    let world = World::new().await;
+    let mut server = world.start().await;
+    server.settle(&world).await.unwrap();
+    // Another hand breaks a record; the group's next write is refused, and what it reads then is no record.
+    let id = world.records().into_keys().next().unwrap();
+    let folder = ShardLayout::new("a").instances();
+    let key = world.store.list(&folder).await.unwrap().remove(0);
+    let object = world.store.get(&key).await.unwrap().unwrap();
+    world.store.put(&key, b"{".to_vec(), Expect::Content(object.etag.clone())).await.unwrap();
+    let fence = Fence::default();
+    assert!(server.term.delete_instance("default", &id, &fence).await.is_err());
+    server.term.upsert_group("default", upsert("web", 3), &fence).await.unwrap();
+    server.term.upsert_group("default", upsert("zoo", 3), &fence).await.unwrap();
+    until(&mut server, "the groups beside it", || machines(&world, "web") + machines(&world, "zoo") == 6).await;
+    let damaged = world.store.get(&key).await.unwrap().unwrap();
+    world.store.put(&key, object.body, Expect::Content(damaged.etag)).await.unwrap();
+    server.term.delete_instance("default", &id, &fence).await.expect("it is repaired");
+    until(&mut server, "the deletion", || world.cloud.order(&id).is_none()).await;
+    until(&mut server, "its replacement", || machines(&world, "fixed") == 1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_that_is_due_is_not_forgotten_when_another_group_is_asked_for() {
+    let config = CONFIG.replace("\"size\": 1", "\"size\": 1, \"drain_timeout\": \"20s\"");
+    let config = config.replace("\"subnet_pools\"", "\"health_check_interval\": \"10m\", \"subnet_pools\"");
+    let world = World::with_config(&config).await;
+    let mut server = world.start().await;
+    server.settle(&world).await.unwrap();
+    let id = world.records().into_keys().next().unwrap();
+    let mut smaller = upsert("fixed", 0);
+    smaller.config.as_mut().unwrap().template.clear();
+    server.term.upsert_group("default", smaller, &Fence::default()).await.unwrap();
+    let (since, term) = (tokio::time::Instant::now(), Arc::clone(&server.term));
+    let other = async {
+        // It drains; a round of another group comes between, whose next look is far.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(world.records()[&id].leaving.is_some());
+        term.enqueue("default", "none");
+        while world.records()[&id].deleted_at.is_none() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    beside(&mut server, other).await;
+    assert!(since.elapsed() < Duration::from_secs(25), "{:?}", since.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_of_groups_that_never_were_cost_no_memory() {
+    let world = World::new().await;
+    let server = world.start().await;
+    let ask = |group: String| {
+        let config = wire::InstanceConfig { group, ..wire::InstanceConfig::default() };
+        let request = wire::CreateInstanceRequest { instance_id: String::new(), config: Some(config) };
+        let term = &server.term;
+        async move {
+            match term.create_instance("default", request, &Fence::default()).await {
+                Err(TermError::Refused(refusal)) => refusal.code,
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    assert_eq!(ask("x".repeat(1 << 20)).await, Code::InvalidArgument);
+    for number in 0..5000 {
+        assert_eq!(ask(format!("g{number}")).await, Code::NotFound);
+    }
+    let kept = server.term.gates.lock().unwrap().len();
+    assert!(kept <= 4096, "{kept} names are kept");
+}
