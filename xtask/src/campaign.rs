@@ -28,6 +28,9 @@ pub enum Campaign {
         /// Repeats the choices of a former run, which printed it [default: a new one each time]
         #[arg(long, value_name = "S")]
         seed: Option<u64>,
+        /// How long each half may take, however many points are left; how many were reached is printed
+        #[arg(long, default_value_t = 30, value_name = "M")]
+        minutes: u32,
     },
 }
 
@@ -35,16 +38,24 @@ pub enum Campaign {
 const POINTS_PER_KILL: u32 = 25;
 
 pub fn run(campaign: &Campaign) -> Result<()> {
-    let (test, points, seed) = match campaign {
-        Campaign::Releases { points, seed } => ("w27_whoever_is_killed", points, seed),
+    // The packages of the tests alone: the features of their dependencies are those of the whole workspace.
+    let (packages, test, points, seed, minutes) = match campaign {
+        Campaign::Releases { points, seed } => (&["strata"][..], "w27_whoever_is_killed", points, seed, None),
         // Two tests: one with servers on the stepped clock, one with processes.
-        Campaign::Shard { points, seed } => ("a78_servers_", points, seed),
+        Campaign::Shard { points, seed, minutes } => {
+            (&["shard", "strata"][..], "a78_servers_", points, seed, Some(*minutes))
+        }
     };
     let kills = points.div_ceil(POINTS_PER_KILL);
     let new = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     let seed = seed.unwrap_or_else(new);
     eprintln!("campaign: {points} points, --seed {seed}");
-    let mut cargo = workspace::cargo(["test", "--workspace", "--", test, "--nocapture"]);
+    let mut cargo = workspace::cargo(["test", "--lib", "--test", "it"]);
+    cargo.args(packages.iter().flat_map(|package| ["--package", package]));
+    cargo.args(["--", test, "--nocapture"]);
+    if let Some(minutes) = minutes {
+        cargo.env("STRATA_CAMPAIGN_MINUTES", minutes.to_string());
+    }
     cargo.env("STRATA_CAMPAIGN_POINTS", points.to_string()).env("STRATA_CAMPAIGN_SEED", seed.to_string());
     cargo.env("STRATA_CAMPAIGN_KILLS", kills.to_string());
     workspace::run(&mut cargo)

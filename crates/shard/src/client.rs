@@ -57,7 +57,7 @@ struct Link {
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// No peer answered in time. The call may or may not have taken effect.
-    #[error("shard unreachable: {0}")]
+    #[error("shard unreachable ({:?}): {}", .0.code(), .0.message())]
     Unreachable(Status),
     /// The server refused the call, and the same call will be refused again.
     #[error("shard refused the call ({:?}): {}", .0.code(), .0.message())]

@@ -14,6 +14,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
+use process::explained;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::transport::Uri;
@@ -64,7 +65,7 @@ impl Connector {
                     self.position.store(start + offset, Ordering::Relaxed);
                     return Ok(TokioIo::new(stream));
                 }
-                Err(error) => failures.push(format!("{address}: {error}")),
+                Err(error) => failures.push(format!("{address}: {}", explained(&error))),
             }
         }
         Err(io::Error::other(failures.join("; ")))

@@ -48,8 +48,11 @@ async fn ask(election: &Address, tls: Arc<rustls::ClientConfig>) -> io::Result<L
         let body = Limited::new(answer.into_body(), LONGEST).collect().await.map_err(io::Error::other)?;
         serde_json::from_slice(&body.to_bytes()).map_err(io::Error::other)
     };
+    let mut answer = std::pin::pin!(answer);
     tokio::select! {
-        answer = answer => answer,
-        ended = connection => Err(ended.err().map_or_else(|| io::ErrorKind::UnexpectedEof.into(), io::Error::other)),
+        answer = &mut answer => return answer,
+        ended = connection => ended.map_err(io::Error::other)?,
     }
+    // The server hung up after its answer, which may be here already.
+    answer.await
 }

@@ -132,8 +132,9 @@ pub async fn shards(store: &dyn Store) -> Result<Vec<String>, Failure> {
 pub async fn findings(store: &dyn Store, shard: &str) -> Result<(Option<Config>, Findings), Failure> {
     plan::shard::id::check("shard", shard).map_err(|refusal| Failure::new(refusal.message))?;
     let object = store.get(&ShardLayout::new(shard).config()).await?.ok_or_else(|| {
-        Failure::new(format!("the storage has no shard {shard:?}"))
-            .hint(format!("`strata shard init {shard}` makes one, `strata shard status` lists those there are"))
+        Failure::new(format!("the storage has no shard {shard:?}")).hint(format!(
+            "`strata shard init {shard} --cluster ID` makes one, `strata shard status` lists those there are"
+        ))
     })?;
     let text = String::from_utf8(object.body)
         .map_err(|_| Failure::new(format!("the configuration of shard {shard:?} is not text")))?;

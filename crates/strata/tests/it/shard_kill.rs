@@ -27,6 +27,7 @@ use shard::{
 };
 use tempfile::TempDir;
 use testbed::process::{Child, Program};
+use tokio::time::Instant;
 
 use crate::zone::{eventually, free, upsert};
 
@@ -220,8 +221,14 @@ async fn a78_servers_are_killed_as_processes_at_seeded_moments() -> Result<()> {
     let mut chance = Chance(seed);
     let mut zone = Zone::new().await?;
     let mut victims: BTreeMap<Victim, u64> = BTreeMap::new();
-    let mut size = 0;
+    let (mut size, mut killed) = (0, 0);
+    let minutes = setting("STRATA_CAMPAIGN_MINUTES");
+    let end = minutes.map(|minutes| Instant::now() + Duration::from_secs(60 * minutes));
     for kill in 1..=kills {
+        if end.is_some_and(|end| Instant::now() >= end) {
+            break;
+        }
+        killed = kill;
         size = i32::try_from(chance.below(LARGEST + 1))?;
         // Those who lead are hit most often.
         let victim = [Victim::Leader, Victim::Leader, Victim::Leader, Victim::Standby, Victim::Both];
@@ -248,6 +255,6 @@ async fn a78_servers_are_killed_as_processes_at_seeded_moments() -> Result<()> {
     zone.check(usize::try_from(size)?).await?;
     zone.scale(0).await;
     zone.check(0).await?;
-    println!("{kills} kills of seed {seed}: {victims:?}, and {} at rest", kills / LOOK_EVERY);
+    println!("{killed} kills of seed {seed}: {victims:?}, and {} at rest", killed / LOOK_EVERY);
     Ok(())
 }

@@ -98,11 +98,11 @@ pub fn open(directory: &Path) -> io::Result<PathBuf> {
     Ok(directory)
 }
 
-/// The folders of all machines.
+/// The folders of all machines. A plain file is none.
 pub fn all(directory: &Path) -> io::Result<Vec<Folder>> {
-    let names = fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name()));
-    let names: Vec<_> = names.collect::<io::Result<_>>()?;
-    Ok(names.iter().filter_map(|name| Folder::of(directory, name.to_str()?)).collect())
+    let entries: Vec<_> = fs::read_dir(directory)?.collect::<io::Result<_>>()?;
+    let folders = entries.iter().filter(|entry| !entry.file_type().is_ok_and(|kind| kind.is_file()));
+    Ok(folders.filter_map(|entry| Folder::of(directory, entry.file_name().to_str()?)).collect())
 }
 
 impl Folder {

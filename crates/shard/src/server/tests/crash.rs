@@ -6,6 +6,7 @@ use plan::shard::{id::InstanceId, instance::MachineStatus};
 
 use super::world::{Server, World, alive};
 use crate::{
+    clock::Clock,
     server::TermError,
     store::{Fault, Faults, Side},
     wire::{self, Fence},
@@ -252,7 +253,9 @@ async fn a78_servers_die_at_seeded_points() {
     let made = first.cloud.made();
     let effects = u64::try_from(effects).unwrap();
     let mut died = 0;
-    while died < points {
+    let (clock, minutes) = (Clock::default(), setting("STRATA_CAMPAIGN_MINUTES"));
+    let end = minutes.map(|minutes| clock.now() + Duration::from_secs(60 * minutes));
+    while died < points && end.is_none_or(|end| clock.now() < end) {
         let deaths: Vec<_> = (0..=random(4))
             .map(|number| {
                 // Those after the first have less left to do.

@@ -214,3 +214,24 @@ async fn a74_a_machine_that_stopped_is_noticed_when_its_agent_hangs_up() {
     drop(term.health_stream("default", "web01"));
     assert_eq!(term.follow_up().await, None, "a stream of no instance is no one's");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_of_which_the_provider_knows_nothing_is_neither_replaced_nor_swept() {
+    let (world, mut server, mut events) = begin(CONFIG).await;
+    let id = only(&world);
+    world.registers.store(true, Ordering::Relaxed);
+    server.report(&world, &none());
+    world.cloud.set_status(&id, Some(MachineStatus::Unknown));
+    for _ in 0..2 {
+        server.pass(&world, Duration::from_mins(10), &BTreeSet::from([id.clone()])).await.unwrap();
+        assert_eq!(server.term.sweep().await.unwrap(), 0);
+        server.term.settle_due().await.unwrap();
+        assert_eq!((only(&world), sent(&mut events)), (id.clone(), vec![]));
+        assert_eq!(server.term.instance_status("default", &id).unwrap().status, "unknown");
+        // The next leader begins all the same.
+        server = world.start().await;
+        events = server.term.watch_instances("default");
+    }
+    world.cloud.set_status(&id, Some(MachineStatus::Stopped));
+    ends(&world, &server, &mut events, &id, "unhealthy", false).await;
+}
