@@ -262,9 +262,15 @@ impl Memory {
         self.time = (wall, instant);
         if by.abs() >= SET {
             tracing::warn!(?by, "the clock was set");
-            self.entries.iter_mut().for_each(|entry| entry.shift(by));
-            self.failing.values_mut().for_each(|failing| failing.retry_at = shifted(failing.retry_at, by));
-            self.made.iter_mut().for_each(|at| *at = shifted(*at, by));
+            for entry in self.entries.iter_mut() {
+                entry.shift(by);
+            }
+            for failing in self.failing.values_mut() {
+                failing.retry_at = shifted(failing.retry_at, by);
+            }
+            for at in &mut self.made {
+                *at = shifted(*at, by);
+            }
         }
         wall
     }

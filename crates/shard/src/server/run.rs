@@ -24,7 +24,7 @@ use super::{
 use crate::{
     identity::{Authority, Lifetimes, Nonces, Registrar, ServerTls, web_client_tls},
     store::{
-        Election, Lead, Role,
+        Election, Lead, Lost, Role,
         conformance::{Unfit, prove},
         layout,
     },
@@ -364,8 +364,12 @@ async fn renew_shard(election: &mut Election, timing: Timing, lead: &Lead) {
         match election.look().await {
             Ok(Role::Leader(current)) if current.epoch() == lead.epoch() => {}
             Ok(_) => return,
-            // The lead lasts as long as it lasts; the next renewal may succeed.
-            Err(error) => tracing::warn!(error = %explained(&error), "the lock was not renewed"),
+            // The lead lasts as long as it lasts; the next renewal may succeed, and comes sooner: after a whole interval
+            // it would come when the lead is over.
+            Err(error) => {
+                tracing::warn!(error = %explained(&error), "the lock was not renewed");
+                next = Instant::now() + PAUSE.min(timing.renew);
+            }
         }
     }
 }
@@ -378,7 +382,7 @@ async fn collect(term: &Term, cluster: &ClusterLead) -> TermError {
         tokio::time::sleep(term.collection_interval()).await;
         match term.sweep().await {
             Ok(_) => {}
-            Err(TermError::Lost(error)) => return error.into(),
+            Err(TermError::Lost(error @ Lost::Ended)) => return error.into(),
             Err(error) => tracing::warn!(error = %explained(&error), "the machines were not looked at"),
         }
         if Instant::now() < purge_at {
@@ -386,7 +390,7 @@ async fn collect(term: &Term, cluster: &ClusterLead) -> TermError {
         }
         match term.purge_certificate_log().await {
             Ok(_) => purge_at = Instant::now() + PURGE,
-            Err(TermError::Lost(error)) => return error.into(),
+            Err(TermError::Lost(error @ Lost::Ended)) => return error.into(),
             Err(error) => tracing::warn!(error = %explained(&error), "the certificate log was not purged"),
         }
         // Whoever leads the cluster then; a lead that ends meanwhile is not this shard's.

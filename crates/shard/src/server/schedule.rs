@@ -12,9 +12,13 @@ use process::explained;
 use tokio::time::Instant;
 
 use super::term::{Term, TermError};
+use crate::store::Lost;
 
 /// Tenant and key of a group.
 type Name = (String, String);
+
+/// The rounds of one group, and when to look again.
+type Rounds<'a> = BoxFuture<'a, (Name, Result<Option<Timestamp>, TermError>)>;
 
 /// Groups at once: one whose provider hangs must not hold up the others, and a provider has its own limits.
 const ROUNDS_AT_ONCE: usize = 16;
@@ -24,8 +28,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Carries rounds out when something changed, and when time is due, until the lead is lost.
 pub async fn rounds(term: &Term) -> TermError {
-    let mut running: FuturesUnordered<BoxFuture<'_, (Name, Result<Option<Timestamp>, TermError>)>> =
-        FuturesUnordered::new();
+    let mut running: FuturesUnordered<Rounds<'_>> = FuturesUnordered::new();
     let mut busy = BTreeSet::new();
     let mut looks: BTreeMap<Name, Timestamp> = BTreeMap::new();
     let mut all_at = Instant::now() + term.until(None);
@@ -45,7 +48,8 @@ pub async fn rounds(term: &Term) -> TermError {
                 busy.remove(&name);
                 let next = match done {
                     Ok(next) => next,
-                    Err(TermError::Lost(error)) => return error.into(),
+                    // One that cannot be verified lasts as long as it lasts: the next look may succeed.
+                    Err(TermError::Lost(error @ Lost::Ended)) => return error.into(),
                     Err(error) => {
                         tracing::warn!(tenant = name.0, group = name.1, error = %explained(&error), "a round was not finished");
                         Some(term.now() + PAUSE)
