@@ -30,7 +30,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub async fn rounds(term: &Term) -> TermError {
     let mut running: FuturesUnordered<Rounds<'_>> = FuturesUnordered::new();
     let mut busy = BTreeSet::new();
-    let mut looks: BTreeMap<Name, Timestamp> = BTreeMap::new();
+    // By the monotonic clock: a wall clock that is set meanwhile delays none.
+    let mut looks: BTreeMap<Name, Instant> = BTreeMap::new();
     let mut all_at = Instant::now() + term.until(None);
     loop {
         for name in term.take_due(&busy, ROUNDS_AT_ONCE - running.len()) {
@@ -42,28 +43,28 @@ pub async fn rounds(term: &Term) -> TermError {
             };
             running.push(round.boxed());
         }
-        let until = all_at.min(Instant::now() + term.until(looks.values().min().copied()));
+        let until = looks.values().copied().fold(all_at, Instant::min);
         tokio::select! {
             Some((name, done)) = running.next() => {
                 busy.remove(&name);
-                let next = match done {
-                    Ok(next) => next,
+                let wait = match done {
+                    Ok(next) => next.map(|next| term.until(Some(next))),
                     // One that cannot be verified lasts as long as it lasts: the next look may succeed.
                     Err(TermError::Lost(error @ Lost::Ended)) => return error.into(),
                     Err(error) => {
                         tracing::warn!(tenant = name.0, group = name.1, error = %explained(&error), "a round was not finished");
-                        Some(term.now() + PAUSE)
+                        Some(PAUSE)
                     }
                 };
-                looks.extend(next.map(|next| (name, next)));
+                looks.extend(wait.map(|wait| (name, Instant::now() + wait)));
             }
             () = term.wake.notified() => {}
             () = tokio::time::sleep_until(until) => {
-                if Instant::now() >= all_at {
-                    all_at = Instant::now() + term.until(None);
+                let now = Instant::now();
+                if now >= all_at {
+                    all_at = now + term.until(None);
                     term.enqueue_all();
                 }
-                let now = term.now();
                 for (tenant, key) in looks.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name) {
                     term.enqueue(tenant, key);
                 }
