@@ -51,6 +51,8 @@ static HELM: Module = module!("helm", "helm.sh/helm/v4");
 /// Its releases are still in many clusters; tests hand them over.
 static HELM3: Module = module!("helm3", "helm.sh/helm/v3");
 static REGISTRY: Module = module!("registry", "github.com/distribution/distribution/v3");
+/// Its core controllers.
+static CLUSTER_API: Module = module!("capi", "sigs.k8s.io/cluster-api");
 static CONTAINERD: Module = module!("containerd", "github.com/containerd/containerd/v2");
 static HEALTHSERVER: Module = Module {
     main_go: Some(include_str!("../../../tools/healthserver/main.go")),
@@ -76,12 +78,14 @@ pub struct Tool {
     /// Below the upstream module; empty for its root.
     package: &'static str,
     tags: &'static str,
+    /// Files and folders of the upstream module that the program is installed with; they are kept beside it.
+    pub files: &'static [&'static str],
     /// `KUBEBUILDER_ASSETS` may hold it, as in every controller project.
     pub is_kubebuilder_asset: bool,
 }
 
 const fn tool(name: &'static str, module: &'static Module, package: &'static str) -> Tool {
-    Tool { name, module, package, tags: "", is_kubebuilder_asset: false }
+    Tool { name, module, package, tags: "", files: &[], is_kubebuilder_asset: false }
 }
 
 impl Tool {
@@ -95,7 +99,16 @@ impl Tool {
         self.tags = "no_btrfs,no_zfs";
         self
     }
+
+    const fn with_files(mut self, files: &'static [&'static str]) -> Self {
+        self.files = files;
+        self
+    }
 }
+
+/// What Cluster API's own kustomization installs its core controllers with.
+const CLUSTER_API_FILES: &[&str] =
+    &["core/config/crd/bases", "core/config/rbac/role.yaml", "core/config/webhook/manifests.yaml"];
 
 /// What the first start of `strata dev up` needs, in the order of use: the control plane, then what its user works with,
 /// then what only some examples need.
@@ -103,7 +116,7 @@ pub const FIRST_START: [&str; 8] =
     ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "kubectl", "helm", "registry"];
 
 /// In the order in which building them repeats the least work and the quickest come first.
-pub static CATALOG: [Tool; 21] = [
+pub static CATALOG: [Tool; 22] = [
     tool("etcd", &ETCD, "").kubebuilder_asset(),
     tool("kube-apiserver", &KUBERNETES, "/cmd/kube-apiserver").kubebuilder_asset(),
     tool("kubectl", &KUBERNETES, "/cmd/kubectl").kubebuilder_asset(),
@@ -115,6 +128,7 @@ pub static CATALOG: [Tool; 21] = [
     tool("helm", &HELM, "/cmd/helm"),
     tool("helm3", &HELM3, "/cmd/helm"),
     tool("registry", &REGISTRY, "/cmd/registry"),
+    tool("capi", &CLUSTER_API, "/core").with_files(CLUSTER_API_FILES),
     tool("containerd", &CONTAINERD, "/cmd/containerd").without_btrfs_and_zfs(),
     tool("containerd-shim-runc-v2", &CONTAINERD, "/cmd/containerd-shim-runc-v2").without_btrfs_and_zfs(),
     tool("ctr", &CONTAINERD, "/cmd/ctr").without_btrfs_and_zfs(),
@@ -156,6 +170,11 @@ impl Tool {
         arguments
     }
 
+    /// Arguments of Go that fetch the upstream module and describe it, with its folder as `Dir`, in the folder of the pins.
+    pub fn go_download_arguments(&self) -> [&'static str; 4] {
+        ["mod", "download", "-json", self.module.upstream]
+    }
+
     /// Arguments of `go build`, apart from output and package.
     fn build_flags(&self) -> Vec<String> {
         let mut flags = vec!["-trimpath".to_owned(), "-buildvcs=false".to_owned()];
@@ -189,6 +208,7 @@ impl Tool {
             digest.update([0]);
         }
         digest.update(self.module.main_go.unwrap_or_default());
+        digest.update(self.files.join("\n"));
         let digest = digest.finalize();
         let short = u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]]);
         let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);

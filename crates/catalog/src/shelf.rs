@@ -1,4 +1,4 @@
-//! Where built programs are kept.
+//! Where built programs are kept, and the files they are installed with.
 
 use std::{
     fs, io,
@@ -30,6 +30,16 @@ impl Shelf {
     /// Where a program is once it is built.
     pub fn program(&self, tool: &Tool) -> PathBuf {
         self.folder.join(tool.cache_key())
+    }
+
+    /// The folder of its files, under the paths they have in the upstream module.
+    pub fn files(&self, tool: &Tool) -> PathBuf {
+        self.folder.join(format!("{}.files", tool.cache_key()))
+    }
+
+    /// Whether the program has no files, or they are there.
+    pub fn has_files(&self, tool: &Tool) -> bool {
+        tool.files.is_empty() || self.files(tool).is_dir()
     }
 
     /// Where the process that builds a program holds a lock.

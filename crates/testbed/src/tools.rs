@@ -3,9 +3,11 @@
 //! A program is looked for, in this order: in its own variable (`STRATA_ETCD`, `STRATA_KUBE_APISERVER`,
 //! …), in `KUBEBUILDER_ASSETS` (etcd, kube-apiserver, kubectl; only when not older than the pin), in the
 //! cache `${XDG_CACHE_HOME:-~/.cache}/strata/tools`; else it is built there with the machine's Go. A
-//! build that was interrupted goes on where Go's own build cache left off.
+//! build that was interrupted goes on where Go's own build cache left off. Files that a program is installed with
+//! (definitions, webhooks, roles) come from its Go module and are kept in the cache beside it.
 
 mod build;
+mod module_files;
 mod progress;
 
 use std::{
@@ -37,6 +39,11 @@ pub enum Error {
     OldGo { program: &'static str, version: String, said: String, variable: String },
     #[error("building {program} failed; the whole output is in {log}\n{tail}")]
     Build { program: &'static str, log: PathBuf, tail: String },
+    #[error(
+        "the files of {program} {version} are missing in its Go module: {said}; make sure that Go can fetch modules \
+         (`go env GOPROXY`) and try again"
+    )]
+    Files { program: &'static str, version: &'static str, said: String },
     #[error("cannot write to the tool cache at {path}; set XDG_CACHE_HOME to a directory that can be written")]
     Cache {
         path: PathBuf,
@@ -51,6 +58,12 @@ pub enum Error {
 pub async fn path(name: &str) -> Result<PathBuf, Error> {
     let paths = ensure(&[name], &Plain::default()).await?;
     Ok(paths.into_iter().next().expect("one path for one name"))
+}
+
+/// Folder of the files that a program is installed with, under the paths they have in its Go module; fetched first
+/// where they are missing. They are those of the pinned version, also where a variable names another program.
+pub async fn files(name: &str) -> Result<PathBuf, Error> {
+    Workshop::from_environment().files(find(name)?, &Plain::default()).await
 }
 
 /// Which of these programs would have to be built.
@@ -109,7 +122,7 @@ fn locate(tool: &Tool, workshop: &Workshop) -> Result<Option<PathBuf>, Error> {
     if let Some(path) = kubebuilder_asset(tool) {
         return Ok(Some(path));
     }
-    Ok(Some(workshop.cached(tool)).filter(|path| path.is_file()))
+    Ok(Some(workshop.cached(tool)).filter(|_| workshop.is_complete(tool)))
 }
 
 fn kubebuilder_asset(tool: &Tool) -> Option<PathBuf> {

@@ -19,8 +19,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// Where programs are built and with which Go.
 #[derive(Debug)]
 pub(super) struct Workshop {
-    shelf: Shelf,
-    go: PathBuf,
+    pub(super) shelf: Shelf,
+    pub(super) go: PathBuf,
 }
 
 impl Workshop {
@@ -34,7 +34,12 @@ impl Workshop {
         self.shelf.program(tool)
     }
 
-    /// Builds `tool`, or waits for the process that is already building it.
+    /// Whether the program and the files it is installed with are there.
+    pub(super) fn is_complete(&self, tool: &Tool) -> bool {
+        self.cached(tool).is_file() && self.shelf.has_files(tool)
+    }
+
+    /// Builds `tool` and fetches its files, or waits for the process that is already building it.
     pub(super) async fn build(
         &self,
         tool: &'static Tool,
@@ -43,26 +48,52 @@ impl Workshop {
     ) -> Result<PathBuf, Error> {
         let display = Display { tool, left, progress, started: Instant::now() };
         let finished = self.cached(tool);
+        let bench = self.lock(tool, &display).await?;
+        if !self.is_complete(tool) {
+            check_go(&self.go, &bench.module, tool)?;
+        }
+        if !finished.is_file() {
+            display.show(State::Building);
+            let partial = bench.module.join(tool.name);
+            run_go(&self.go, &bench.module, tool, &partial, &display).await?;
+            fs::rename(&partial, &finished).map_err(|source| self.cache_error(source))?;
+        }
+        self.keep_files(tool, &bench.module).await?;
+        display.show(State::Built);
+        Ok(finished)
+    }
+
+    /// The folder of the program's files, fetched where they are missing.
+    pub(super) async fn files(&self, tool: &'static Tool, progress: &dyn Progress) -> Result<PathBuf, Error> {
+        if !self.shelf.has_files(tool) {
+            let display = Display { tool, left: 0, progress, started: Instant::now() };
+            let bench = self.lock(tool, &display).await?;
+            check_go(&self.go, &bench.module, tool)?;
+            self.keep_files(tool, &bench.module).await?;
+        }
+        Ok(self.shelf.files(tool))
+    }
+
+    /// Makes this process the only one that builds `tool`.
+    async fn lock(&self, tool: &'static Tool, display: &Display<'_>) -> Result<Bench, Error> {
         let module = self.shelf.write_module(tool).map_err(|source| self.cache_error(source))?;
         let lock = File::create(self.shelf.lock(tool)).map_err(|source| self.cache_error(source))?;
         while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             display.show(State::Waiting);
             tokio::time::sleep(TICK).await;
         }
-        if !finished.is_file() {
-            check_go(&self.go, &module, tool)?;
-            display.show(State::Building);
-            let partial = module.join(tool.name);
-            run_go(&self.go, &module, tool, &partial, &display).await?;
-            fs::rename(&partial, &finished).map_err(|source| self.cache_error(source))?;
-        }
-        display.show(State::Built);
-        Ok(finished)
+        Ok(Bench { module, _lock: lock })
     }
 
-    fn cache_error(&self, source: io::Error) -> Error {
+    pub(super) fn cache_error(&self, source: io::Error) -> Error {
         Error::Cache { path: self.shelf.folder().to_owned(), source }
     }
+}
+
+/// The pins of one program, locked against other processes.
+struct Bench {
+    module: PathBuf,
+    _lock: File,
 }
 
 /// Asks Go to read the pins, which it refuses when it is too old for them.
