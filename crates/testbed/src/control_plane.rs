@@ -105,7 +105,7 @@ impl Options {
 /// Starting takes 5 s on an idle two-core machine; a loaded CI machine was seen to need ten times that.
 pub(crate) const READY_PATIENCE: Duration = Duration::from_mins(2);
 /// Readiness has no event to wait for; this often is invisible beside the start itself.
-const READY_POLL: Duration = Duration::from_millis(50);
+pub(crate) const READY_POLL: Duration = Duration::from_millis(50);
 /// What etcd needs to close its files; it is killed after that, which it survives as well.
 const ETCD_GRACE: Duration = Duration::from_secs(5);
 /// Longer than any dev session; the token dies with the control plane's directory anyway.
@@ -256,6 +256,11 @@ impl ControlPlane {
             Api::namespaced(client, &name).create(&PostParams::default(), &account).await?;
         }
         Ok(name)
+    }
+
+    /// Path of a program's log in the directory, emptied: a failed start is explained by its own lines only.
+    pub(crate) fn fresh_log(&self, name: &str) -> PathBuf {
+        launch::fresh_log(self.directory(), name)
     }
 
     fn kubeconfig_path(&self, user: &User) -> PathBuf {

@@ -1,6 +1,7 @@
 //! Real parts for tests and for `strata dev`: pinned programs, a control plane, simulated nodes, storage.
 
 pub mod audit;
+pub mod capi;
 pub mod charts;
 pub mod control_plane;
 pub mod fault;
