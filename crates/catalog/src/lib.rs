@@ -112,8 +112,17 @@ const CLUSTER_API_FILES: &[&str] =
 
 /// What the first start of `strata dev up` needs, in the order of use: the control plane, then what its user works with,
 /// then what only some examples need.
-pub const FIRST_START: [&str; 8] =
-    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "kubectl", "helm", "registry"];
+pub const FIRST_START: [&str; 9] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kwok",
+    "kubectl",
+    "helm",
+    "registry",
+    "capi",
+];
 
 /// In the order in which building them repeats the least work and the quickest come first.
 pub static CATALOG: [Tool; 22] = [
@@ -248,7 +257,10 @@ mod tests {
         let at = |name: &str| FIRST_START.iter().position(|one| *one == name).unwrap();
         assert!(FIRST_START.iter().all(|name| Tool::named(name).is_some()));
         for serving in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"] {
-            assert!(["kubectl", "helm", "registry"].into_iter().all(|later| at(serving) < at(later)), "{serving}");
+            assert!(
+                ["kubectl", "helm", "registry", "capi"].into_iter().all(|later| at(serving) < at(later)),
+                "{serving}"
+            );
         }
     }
 

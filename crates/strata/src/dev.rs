@@ -45,8 +45,8 @@ enum Command {
     ///
     /// Builds what is missing (once, with the machine's Go, into ~/.cache/strata), starts etcd, kube-apiserver,
     /// controller-manager, scheduler, simulated nodes, a chart repository and an OCI registry on loopback, then the
-    /// servers of the zones dev-1 and dev-2, the operator under its own ServiceAccount and generated rights, and applies
-    /// the examples. Runs until Ctrl-C, which ends everything; data stay for the next start unless --fresh.
+    /// servers of the zones dev-1 and dev-2, Cluster API's core controllers, the operator under its own ServiceAccount
+    /// and generated rights, and applies the examples. Runs until Ctrl-C, which ends everything; data stay for the next start unless --fresh.
     ///
     /// The first start takes up to 20 minutes on two cores, later ones take seconds. The control plane, the
     /// operator and the performers come up before the programs that only some examples need are built.
@@ -148,6 +148,12 @@ impl From<testbed::process::Error> for Failure {
 
 impl From<testbed::charts::Error> for Failure {
     fn from(error: testbed::charts::Error) -> Self {
+        Self::new(explained(&error))
+    }
+}
+
+impl From<testbed::capi::Error> for Failure {
+    fn from(error: testbed::capi::Error) -> Self {
         Self::new(explained(&error))
     }
 }

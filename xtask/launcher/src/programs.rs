@@ -86,7 +86,7 @@ mod tests {
         fs::write(shelf.program(Tool::named("kwok").unwrap()), "").unwrap();
         let is_set = |variable: &str| ["KUBEBUILDER_ASSETS", "STRATA_HELM"].contains(&variable);
         let left = names(&missing_of(&shelf, is_set));
-        assert_eq!(left, ["kube-controller-manager", "kube-scheduler", "registry"]);
+        assert_eq!(left, ["kube-controller-manager", "kube-scheduler", "registry", "capi"]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What is built before what, so that a first start shows something before everything is there.
 
-use testbed::Options;
+use testbed::{Options, capi};
 
 use super::UpFlags;
 
@@ -15,18 +15,25 @@ pub struct Builds {
     pub first: Vec<&'static str>,
     /// Built while the control plane serves: for the user's hands and for some of the examples.
     pub later: Vec<&'static str>,
+    /// Built while those examples become ready, which need none of it.
+    pub last: Vec<&'static str>,
 }
 
 impl Builds {
     pub fn of(flags: &UpFlags) -> Self {
         if flags.kubeconfig.is_some() {
             // Releases that are in that cluster already need helm from the start.
-            return Self { first: CHARTS.to_vec(), later: Vec::new() };
+            return Self { first: CHARTS.to_vec(), later: Vec::new(), last: Vec::new() };
         }
         let mut later = vec!["kubectl"];
         later.extend(CHARTS);
         later.extend(REAL_NODE.iter().filter(|_| flags.real_node));
-        Self { first: Options::default().programs().to_vec(), later }
+        Self { first: Options::default().programs().to_vec(), later, last: vec![capi::NAME] }
+    }
+
+    /// What a start does without at first.
+    pub fn after_first(&self) -> Vec<&'static str> {
+        [&self.later[..], &self.last].concat()
     }
 }
 
@@ -37,7 +44,7 @@ pub fn usable_now(kubeconfig: &std::path::Path, missing: &[&str]) -> Option<Stri
     (!missing.is_empty()).then(|| {
         format!(
             "The control plane, the operator and the performers are up: export KUBECONFIG={kubeconfig}\n\
-             Still to build: {rest}; releases and workspaces follow, and the commands to try."
+             Still to build: {rest}; releases, workspaces and Cluster API follow, and the commands to try."
         )
     })
 }
@@ -51,23 +58,24 @@ mod tests {
     }
 
     #[test]
-    fn the_control_plane_needs_neither_kubectl_nor_helm_nor_a_registry() {
+    fn the_control_plane_needs_neither_kubectl_nor_charts_nor_cluster_api() {
         let builds = Builds::of(&flags(false, None));
         assert_eq!(builds.first, ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"]);
         assert_eq!(builds.later, ["kubectl", "helm", "registry"]);
+        assert_eq!(builds.last, ["capi"]);
     }
 
     #[test]
     fn the_launcher_builds_in_the_same_order() {
-        let Builds { first, later } = Builds::of(&flags(false, None));
-        assert_eq!(testbed::tools::FIRST_START.to_vec(), [first, later].concat());
+        let builds = Builds::of(&flags(false, None));
+        assert_eq!(testbed::tools::FIRST_START.to_vec(), [builds.first.clone(), builds.after_first()].concat());
     }
 
     #[test]
-    fn a_real_node_comes_last_and_a_foreign_cluster_needs_only_charts() {
+    fn a_real_node_comes_late_and_a_foreign_cluster_needs_only_charts() {
         assert_eq!(Builds::of(&flags(true, None)).later[3..], REAL_NODE);
         let builds = Builds::of(&flags(false, Some("kind.yaml")));
-        assert_eq!((builds.first, builds.later), (CHARTS.to_vec(), Vec::new()));
+        assert_eq!((builds.after_first(), builds.first), (Vec::new(), CHARTS.to_vec()));
     }
 
     #[test]

@@ -11,7 +11,13 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use testbed::{ControlPlane, Options, User, Workloads, kwok, node::RealNode, process::Child};
+use testbed::{
+    ControlPlane, Options, User, Workloads,
+    capi::{self, ClusterApi},
+    kwok,
+    node::RealNode,
+    process::Child,
+};
 
 use super::{event::Report, place::Place, session::Program, shards::AGENT};
 use crate::Failure;
@@ -23,7 +29,8 @@ const REAL_IMAGE: &str = "docker.io/local/health:1";
 const PODS_PER_NODE: u32 = 500;
 
 pub struct Own {
-    // Dropped in this order: the node needs the control plane.
+    // Dropped in this order: the others need the control plane.
+    cluster_api: Option<ClusterApi>,
     real_node: Option<RealNode>,
     control_plane: ControlPlane,
 }
@@ -39,7 +46,16 @@ impl Own {
             create(&client, &node).await?;
         }
         report.done("control plane", format!("ready at {}", control_plane.server()));
-        Ok(Self { real_node: None, control_plane })
+        Ok(Self { cluster_api: None, real_node: None, control_plane })
+    }
+
+    /// Starts Cluster API's core controllers, with their definitions and webhooks.
+    pub async fn add_cluster_api(&mut self, report: &Report) -> Result<(), Failure> {
+        report.step("Cluster API", "starting the core controllers");
+        let cluster_api = ClusterApi::start(&self.control_plane, &capi::Options::default()).await?;
+        report.done("Cluster API", "the core controllers and their webhooks serve");
+        self.cluster_api = Some(cluster_api);
+        Ok(())
     }
 
     pub async fn add_real_node(&mut self, report: &Report) -> Result<(), Failure> {
@@ -63,15 +79,19 @@ impl Own {
     pub fn programs(&self) -> Vec<Program> {
         let programs = self.control_plane.programs().into_iter();
         let programs = programs.map(|info| Program { name: info.name, pid: info.pid, log: info.log });
-        programs.chain(self.real_node.iter().map(|node| program(node.kubelet()))).collect()
+        let beside = self.real_node.iter().map(RealNode::kubelet).chain(self.cluster_api.iter().map(ClusterApi::child));
+        programs.chain(beside.map(program)).collect()
     }
 
     /// Those that can be started again by themselves.
     pub fn children(&self) -> Vec<&Child> {
-        vec![self.control_plane.etcd(), self.control_plane.apiserver()]
+        let control_plane = [self.control_plane.etcd(), self.control_plane.apiserver()];
+        control_plane.into_iter().chain(self.cluster_api.iter().map(ClusterApi::child)).collect()
     }
 
     pub async fn stop(self) -> Result<(), Failure> {
+        // Keeps nothing that it would have to store first.
+        drop(self.cluster_api);
         if let Some(node) = self.real_node {
             node.stop().await?;
         }

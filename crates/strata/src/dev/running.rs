@@ -54,7 +54,8 @@ impl Running {
         }
         let builds = Builds::of(flags);
         tools::ensure(&builds.first, report).await?;
-        let serving = Box::pin(Serving::start(place, flags, &builds.later, report));
+        let after_first = builds.after_first();
+        let serving = Box::pin(Serving::start(place, flags, &after_first, report));
         let charts = start_charts(place, flags, &builds.later, report);
         let (serving, (kubectl, charts)) = if tools::missing(&builds.later)?.is_empty() {
             // Releases of an earlier start must not meet a registry that is not there yet.
@@ -70,7 +71,8 @@ impl Running {
         let addresses = charts.addresses();
         let real = flags.real_node.then(example::real);
         let objects = example::with_charts().into_iter().chain(real).map(|object| addresses.fill(&object));
-        serving::settle(&cluster, &operator, objects.collect(), flags, report).await?;
+        let examples = serving::settle(&cluster, &operator, objects.collect(), flags, report);
+        tokio::try_join!(examples, start_cluster_api(own.as_mut(), &builds.last, report))?;
         let renewal = AbortOnDropHandle::new(tokio::spawn(credentials.keep(&cluster, place)));
         let session = Session {
             status: Status {
@@ -143,6 +145,16 @@ impl Running {
             None => Ok(()),
         }
     }
+}
+
+/// Beside a control plane of our own: a cluster of the user's has Cluster API already, or is not to have it.
+async fn start_cluster_api(own: Option<&mut Own>, programs: &[&str], report: &Report) -> Result<(), Failure> {
+    let Some(own) = own else {
+        report.note("Cluster API is left out: your cluster keeps the controllers that it has, or none");
+        return Ok(());
+    };
+    tools::ensure(programs, report).await?;
+    own.add_cluster_api(report).await
 }
 
 /// Builds what is left, then starts what charts come from; also says where kubectl is, unless the cluster is the user's.

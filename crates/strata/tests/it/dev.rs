@@ -27,13 +27,14 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use zones::Zones;
 
 const OPERATOR: &str = "system:serviceaccount:strata-system:strata";
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 11] = [
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
     "kube-scheduler",
     "kwok",
     "kwok-agents",
+    "capi",
     "registry",
     "strata-operator",
     "shard-dev-1",
@@ -99,7 +100,7 @@ async fn dev_survives_rivals_and_the_sigkill_of_its_supervisor() -> Result<()> {
     assert_eq!(dev.supervisors()?.len(), 1);
 
     let before = dev.status().await?;
-    for program in ["strata-operator", "registry"] {
+    for program in ["strata-operator", "registry", "capi"] {
         let pid = pid_of(program, &before)?;
         environment::signal(pid, Signal::KILL)?;
         eventually("it to come back", async || Ok(pid_of(program, &dev.status().await?)? != pid)).await?;
@@ -178,6 +179,7 @@ async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> 
     let mark = cluster.audit().mark()?;
     let told = dev.told(&up).await?;
     assert!(told.contains("the zones dev-1 and dev-2 are left out"), "{told}");
+    assert!(told.contains("Cluster API is left out"), "{told}");
     let status = dev.status().await?;
     assert_eq!((&status["storage"], &status["ca"], &status["endpoints"]), (&Value::Null, &Value::Null, &json!({})));
     assert_eq!((&status["auditLog"], names(&status)), (&Value::Null, vec!["registry", "strata-operator"]));
