@@ -13,6 +13,7 @@ mod operator;
 mod order;
 mod own;
 mod place;
+mod restart;
 mod running;
 mod serving;
 mod session;

@@ -1,6 +1,6 @@
 //! Control plane, charts, operator and examples, from start to end.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
 use futures::future::select_all;
 use shard::store::layout::CA_CERTIFICATE;
@@ -18,15 +18,12 @@ use super::{
     order::Builds,
     own::{self, Own},
     place::Place,
+    restart::Restarts,
     serving::{self, Serving},
     session::{Session, Status},
     shards::Shards,
 };
 use crate::Failure;
-
-/// A program that ends is started again after the first, doubled each time up to the second; after a quiet time of
-/// that length the count begins anew.
-const RESTART_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
 /// Everything that runs.
 pub struct Running {
@@ -107,27 +104,25 @@ impl Running {
 
     /// Starts again what ends. Comes back only with an error.
     pub async fn keep(&mut self, place: &Place, report: &Report) -> Result<(), Failure> {
-        let mut delay = RESTART_DELAYS.0;
+        let mut restarts = Restarts::default();
         loop {
             let children = self.own.iter().flat_map(Own::children).chain(self.ours());
             let ends = children.map(|child| Box::pin(async move { (child, child.exited().await) }));
-            let waiting_since = Instant::now();
             let ((child, status), ..) = select_all(ends).await;
-            if waiting_since.elapsed() > RESTART_DELAYS.1 {
-                delay = RESTART_DELAYS.0;
-            }
             let name = child.program().name.clone();
             report.note(format!("{name} ended with status {status}; starting it again"));
+            let delay = restarts.delay(&name, Instant::now());
             tokio::time::sleep(delay).await;
-            delay = (delay * 2).min(RESTART_DELAYS.1);
+            let mut had_become_ready = false;
             if name == operator::NAME {
                 match Operator::start(place, &self.credentials.kubeconfig).await {
-                    Ok(operator) => self.operator = operator,
+                    Ok(operator) => (self.operator, had_become_ready) = (operator, true),
                     Err(error) => report.note(error.to_string()),
                 }
             } else {
                 child.restart().await?;
             }
+            restarts.began(name, Instant::now(), delay, had_become_ready);
             place.write_session(&self.session())?;
         }
     }
