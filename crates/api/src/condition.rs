@@ -4,7 +4,7 @@ use std::fmt;
 
 use jiff::Timestamp;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 
 use crate::decode::readable;
 
@@ -33,6 +33,16 @@ pub enum ConditionType {
     UsersReady,
     /// A workspace's network policies are in place.
     NetworkReady,
+    /// The shard of a group answers.
+    ShardReachable,
+    /// The shard of a group accepts its settings.
+    ConfigValid,
+    /// The Node of a machine under deletion is empty.
+    Drained,
+    /// The shard deleted the instance of a machine by itself.
+    ServerDeleted,
+    /// The object is left as it is because it, or its Cluster, is paused.
+    Paused,
 }
 
 impl ConditionType {
@@ -49,6 +59,11 @@ impl ConditionType {
             Self::ServicesReady => "ServicesReady",
             Self::UsersReady => "UsersReady",
             Self::NetworkReady => "NetworkReady",
+            Self::ShardReachable => "ShardReachable",
+            Self::ConfigValid => "ConfigValid",
+            Self::Drained => "Drained",
+            Self::ServerDeleted => "ServerDeleted",
+            Self::Paused => "Paused",
         }
     }
 }
@@ -209,6 +224,57 @@ reasons! {
     Disabled,
     /// All is as declared.
     Succeeded,
+    /// Nothing is touched because the object or its Cluster is paused.
+    Paused,
+    /// A pool or machine asks for what there is not, for example a shard.
+    Invalid,
+    /// An older pool of the namespace has the group.
+    DuplicateGroup,
+    /// The shard refuses the settings.
+    ConfigValidationFailed,
+    /// The shard does not answer.
+    ShardUnreachable,
+    /// The shard could not carry out what it accepted.
+    ProviderError,
+    /// Several Nodes claim to be the same instance.
+    NodeAmbiguous,
+    /// A PodDisruptionBudget forbids the eviction that the drain waits for.
+    BlockedByPDB,
+    /// The drain did not end before its deadline.
+    DrainExpired,
+    /// The Node is being emptied.
+    Draining,
+    /// Why a shard deleted an instance by itself.
+    Unhealthy,
+    SpotTerminating,
+    EligibleExpiry,
+    ForcedExpiry,
+    OnDemandExpiry,
+    ConfigDrift,
+    ScaleDown,
+    Preemption,
+    /// It did not say why.
+    ServerDeleted,
+    /// The instance is being made.
+    Provisioning,
+    /// A pool's shards do not all have the group as declared yet.
+    Reconciling,
+    /// A pool's shards have the group as declared.
+    Reconciled,
+    /// The shard has the group as declared.
+    SyncSucceeded,
+    /// The shard answers.
+    Connected,
+    /// The shard accepts the settings.
+    Valid,
+    /// The Node is empty, or there is none.
+    Drained,
+    /// There is nothing more to provision.
+    Provisioned,
+    /// The instance runs.
+    Running,
+    /// Neither the object nor its Cluster is paused.
+    NotPaused,
 }
 
 impl Reason {
@@ -249,29 +315,30 @@ pub enum ConditionStatus {
     Unknown,
 }
 
-/// One fact about an object, in the shape of `metav1.Condition`.
+/// One fact about an object, in the shape of `metav1.Condition`. Its reason is one of ours, but where another program's
+/// words become one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Condition {
+pub struct Condition<R = Reason> {
     #[serde(rename = "type")]
     pub kind: ConditionType,
     pub status: ConditionStatus,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     pub last_transition_time: Timestamp,
-    pub reason: Reason,
+    pub reason: R,
     pub message: String,
 }
 
 /// Reads a condition list, passing over entries that are not ours: anyone may write any condition
 /// type there, and an object that the API server stored must always decode.
-pub fn known_conditions<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Condition>, D::Error> {
+pub fn known_conditions<'de, D: Deserializer<'de>, R: DeserializeOwned>(d: D) -> Result<Vec<Condition<R>>, D::Error> {
     let all: Vec<serde_json::Value> = readable(d)?;
     Ok(all.into_iter().filter_map(|c| serde_json::from_value(c).ok()).collect())
 }
 
 // By hand, because the schema must accept what any writer may put there, not only our enums.
-impl JsonSchema for Condition {
+impl<R> JsonSchema for Condition<R> {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "Condition".into()
     }

@@ -4,6 +4,7 @@
 pub mod condition;
 mod decode;
 mod kind;
+pub mod machine;
 pub mod performer;
 mod schema;
 pub mod workspace;

@@ -25,10 +25,17 @@ pub(crate) struct Definition {
     pub plural: &'static str,
     pub singular: &'static str,
     pub short_names: &'static [&'static str],
+    /// Where `kubectl get CATEGORY` lists the kind.
+    pub category: &'static str,
+    /// Labels of the definition itself, by which other programs find it.
+    pub labels: &'static [(&'static str, &'static str)],
     pub columns: Vec<Value>,
-    /// The schema of the whole object.
+    /// The schema of the whole object. A kind whose schema has no `status` has no such subresource.
     pub schema: Value,
 }
+
+/// The category of strata's own kinds.
+pub(crate) const CATEGORY: &str = "strata";
 
 impl Definition {
     pub(crate) fn crd(self) -> CustomResourceDefinition {
@@ -37,15 +44,21 @@ impl Definition {
             "listKind": format!("{}List", self.kind),
             "plural": self.plural,
             "singular": self.singular,
-            "categories": ["strata"],
+            "categories": [self.category],
         });
         if !self.short_names.is_empty() {
             names["shortNames"] = json!(self.short_names);
         }
+        let mut metadata = json!({ "name": format!("{}.{}", self.plural, self.group) });
+        if !self.labels.is_empty() {
+            metadata["labels"] = self.labels.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+        }
+        let has_status = self.schema["properties"].get("status").is_some();
+        let subresources = if has_status { json!({ "status": {} }) } else { json!({}) };
         let definition = json!({
             "apiVersion": "apiextensions.k8s.io/v1",
             "kind": "CustomResourceDefinition",
-            "metadata": { "name": format!("{}.{}", self.plural, self.group) },
+            "metadata": metadata,
             "spec": {
                 "group": self.group,
                 "names": names,
@@ -54,7 +67,7 @@ impl Definition {
                     "name": self.version,
                     "served": true,
                     "storage": true,
-                    "subresources": { "status": {} },
+                    "subresources": subresources,
                     "additionalPrinterColumns": self.columns,
                     "schema": { "openAPIV3Schema": self.schema },
                 }],

@@ -5,7 +5,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
-use crate::schema::{Definition, column, schema_of, walk};
+use crate::schema::{CATEGORY, Definition, column, schema_of, walk};
 
 use super::{API_VERSION, DEFAULT_GRPC_PORT, GROUP, KIND, PLURAL, PerformerSpec, PerformerStatus, PullPolicy, VERSION};
 
@@ -18,6 +18,8 @@ pub fn crd() -> CustomResourceDefinition {
         plural: PLURAL,
         singular: "performer",
         short_names: &[],
+        category: CATEGORY,
+        labels: &[],
         columns: vec![
             column("AVS", "string", ".spec.avsAddress"),
             column("Image", "string", ".spec.image"),

@@ -11,7 +11,7 @@ use super::form::{ChartName, ChartVersion, DataKey, Digest, Host, Label, Memory,
 use super::rules::more_than_zero;
 use super::{ChartValues, GROUP, HelmReleaseStatus, Span, VERSION, root};
 use crate::kind::kind;
-use crate::schema::{Definition, column, rule, wide_column};
+use crate::schema::{CATEGORY, Definition, column, rule, wide_column};
 
 kind!(HelmRelease, "helmreleases", HelmReleaseSpec, HelmReleaseStatus);
 
@@ -365,6 +365,8 @@ pub(super) fn crd() -> CustomResourceDefinition {
         plural: HelmRelease::PLURAL,
         singular: "helmrelease",
         short_names: &["hr"],
+        category: CATEGORY,
+        labels: &[],
         columns: vec![
             column("Chart", "string", ".spec.chart.name"),
             column("Version", "string", ".status.lastAppliedRevision"),

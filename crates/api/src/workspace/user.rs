@@ -13,7 +13,7 @@ use super::{Exposure, GROUP, IngressSettings, InventoryEntry, SecretReference, S
 use crate::condition::{Condition, ConditionType, known_conditions};
 use crate::decode::or_default;
 use crate::kind::kind;
-use crate::schema::{Definition, column, wide_column};
+use crate::schema::{CATEGORY, Definition, column, wide_column};
 
 kind!(User, "users", UserSpec, UserStatus);
 
@@ -168,6 +168,8 @@ pub(super) fn crd() -> CustomResourceDefinition {
         plural: User::PLURAL,
         singular: "user",
         short_names: &["wsuser"],
+        category: CATEGORY,
+        labels: &[],
         columns: vec![
             column("Email", "string", ".spec.email"),
             column("Phase", "string", ".status.phase"),

@@ -17,7 +17,7 @@ use super::{
 use crate::condition::{Condition, ConditionType, known_conditions};
 use crate::decode::or_default;
 use crate::kind::kind;
-use crate::schema::{Definition, column, wide_column};
+use crate::schema::{CATEGORY, Definition, column, wide_column};
 
 kind!(Workspace, "workspaces", WorkspaceSpec, WorkspaceStatus);
 
@@ -426,6 +426,8 @@ pub(super) fn crd() -> CustomResourceDefinition {
         plural: Workspace::PLURAL,
         singular: "workspace",
         short_names: &["ws"],
+        category: CATEGORY,
+        labels: &[],
         columns: vec![
             column("Phase", "string", ".status.phase"),
             column("Services", "string", ".status.servicesReady"),

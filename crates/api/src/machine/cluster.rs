@@ -1,0 +1,57 @@
+//! `NstanceCluster`: what a Cluster's `infrastructureRef` names. There is nothing to provision for a whole cluster.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Initialization, definition, root_with_status};
+use crate::condition::{Condition, known_conditions};
+use crate::decode::{or_default, saturating};
+use crate::kind::kind;
+use crate::schema::{Definition, column};
+
+kind!(NstanceCluster, "nstanceclusters", NstanceClusterSpec, NstanceClusterStatus);
+
+/// What the cluster is reached by.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NstanceClusterSpec {
+    /// Where the API server of the workload cluster is reached. The operator sets it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control_plane_endpoint: Option<ControlPlaneEndpoint>,
+}
+
+/// Host and port of an API server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ControlPlaneEndpoint {
+    /// Host name or address.
+    #[schemars(extend("minLength" = 1))]
+    pub host: String,
+    /// Port.
+    #[serde(default, deserialize_with = "saturating")]
+    #[schemars(required, extend("minimum" = 1))]
+    pub port: Option<i32>,
+}
+
+/// How the cluster's infrastructure is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NstanceClusterStatus {
+    /// How far the infrastructure is; it is provisioned from the beginning.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Option::is_none")]
+    pub initialization: Option<Initialization>,
+    /// Ready and Paused.
+    #[serde(default, deserialize_with = "known_conditions", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}
+
+pub(super) fn crd() -> CustomResourceDefinition {
+    let schema = root_with_status::<NstanceClusterSpec, NstanceClusterStatus>(
+        NstanceCluster::KIND,
+        "An NstanceCluster is the infrastructure of one Cluster: the groups of its shards.",
+        false,
+    );
+    let columns = vec![column("Provisioned", "boolean", ".status.initialization.provisioned")];
+    Definition { columns, ..definition(NstanceCluster::KIND, NstanceCluster::PLURAL, "nstancecluster", schema) }.crd()
+}
