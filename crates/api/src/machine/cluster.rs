@@ -23,13 +23,14 @@ pub struct NstanceClusterSpec {
 
 /// Host and port of an API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("required" = ["host", "port"]))]
 pub struct ControlPlaneEndpoint {
     /// Host name or address.
     #[schemars(extend("minLength" = 1))]
     pub host: String,
     /// Port.
     #[serde(default, deserialize_with = "saturating")]
-    #[schemars(required, extend("minimum" = 1))]
+    #[schemars(extend("minimum" = 1))]
     pub port: Option<i32>,
 }
 

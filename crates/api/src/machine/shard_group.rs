@@ -18,7 +18,7 @@ kind!(NstanceShardGroup, "nstanceshardgroups", NstanceShardGroupSpec, NstanceSha
 /// One shard's share of a group. The pool's controller writes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = rules::subnet()))]
+#[schemars(extend("required" = ["group", "shard", "size"], "x-kubernetes-validations" = rules::subnet()))]
 pub struct NstanceShardGroupSpec {
     /// Key of the group.
     #[schemars(extend("minLength" = 1))]
@@ -28,7 +28,7 @@ pub struct NstanceShardGroupSpec {
     pub shard: String,
     /// Number of instances on this shard.
     #[serde(default, deserialize_with = "saturating")]
-    #[schemars(required, extend("minimum" = 0))]
+    #[schemars(extend("minimum" = 0))]
     pub size: Option<i32>,
     /// Template of the shard's configuration; a new dynamic group needs one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

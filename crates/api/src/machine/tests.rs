@@ -75,6 +75,9 @@ fn a89_ours_accept_all_that_the_published_schemas_accept() {
 /// What ours refuse although the published accept it, each by a ruling.
 const EXCEPTIONS: [&str; 1] = ["NstanceMachinePool.spec.shards: maxItems"];
 
+/// Where the published require a field that ours may also have under another name; a rule requires one of them.
+const RELAXED: [&str; 2] = ["NstanceMachine.spec", "NstanceMachineTemplate.spec.template.spec"];
+
 /// Notes where `ours` lacks, refuses or fills in something that `theirs` does not. Rules are shown on an API server.
 fn compare(path: &str, ours: &Value, theirs: &Value, faults: &mut Vec<String>) {
     let either: BTreeSet<&str> = keywords(ours).chain(keywords(theirs)).collect();
@@ -93,7 +96,7 @@ fn compare(path: &str, ours: &Value, theirs: &Value, faults: &mut Vec<String>) {
                 compare(&format!("{path}.{keyword}"), a, b, faults);
                 true
             }
-            "required" => is_subset(a, b),
+            "required" => is_subset(a, b) && (is_subset(b, a) || RELAXED.contains(&path)),
             "enum" => is_subset(b, a),
             "minimum" | "maximum" => a.as_f64() == b.as_f64(),
             _ => a == b,

@@ -6,6 +6,7 @@ mod cluster_api;
 mod control_plane;
 mod fault_proxy;
 mod lifetime;
+mod machines;
 mod pods;
 mod real_node;
 mod restarts;
