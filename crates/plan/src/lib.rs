@@ -9,6 +9,7 @@ pub mod drain;
 pub mod event;
 pub mod fact;
 mod kubelet;
+pub mod machines;
 mod message;
 pub mod object;
 pub mod performers;

@@ -1,0 +1,24 @@
+//! Machines: groups of instances on zone shards, as Cluster API's pools and machines.
+//!
+//! ```text
+//! distribute(total, &shards)        → the share of each shard of a pool, and what waits for a silent one
+//! pool::{plan, report}              NstanceMachinePool: its shard groups, its members, who of them goes
+//! shard_group::{plan, report}       NstanceShardGroup: what a shard is asked for, and what it says
+//! machine::{plan, report}           NstanceMachine: one instance, until its shard reports it gone
+//! ```
+//!
+//! No size is lowered below what is not drained: a member goes by the deletion of its Machine, which waits for the drain
+//! of its Node, and only then is its shard asked to remove it.
+
+mod condition;
+mod distribute;
+pub mod machine;
+pub mod node;
+pub mod pool;
+pub mod shard;
+pub mod shard_group;
+
+pub use distribute::{Distribution, Share, Wait, distribute};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,204 @@
+//! One instance as an NstanceMachine: a member of a pool, which its shard made, or one of its own, which is asked for.
+//!
+//! It goes in one order, whoever deletes it: Cluster API holds the deletion of the Machine at our hook; the Node is
+//! drained; the hook goes, with a word to Cluster API not to drain again; Cluster API deletes the NstanceMachine; its
+//! shard removes the instance; the finalizer goes when the shard reports it gone.
+
+mod decide;
+mod report;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::condition::{ConditionStatus, ConditionType, Reason};
+use api::machine::{MachineReason, NstanceMachine};
+use serde::{Deserialize, Serialize};
+
+pub use decide::plan;
+pub use report::report;
+
+use super::node::NodeRef;
+use super::shard::{Answer as ShardAnswer, Instance, Outcome, Shard};
+use crate::fact::Fact;
+use crate::round::Inputs;
+
+/// A round as the controller sees it.
+pub type RoundOf<'a> = crate::round::Round<'a, NstanceMachine, Observed, Action, (), (), Ask, Answer>;
+/// What a round knows beside what it observed.
+pub type InputsOf = Inputs<(), Ask, Answer>;
+
+/// What must be asked of a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    /// How an instance is that no group lists.
+    Instance { shard: String, id: String },
+}
+
+/// What a shard said.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// `None` where it does not have the instance: proof that it is gone.
+    Instance(Option<Instance>),
+}
+
+/// Everything known about one machine's surroundings.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Observed {
+    pub role: Role,
+    pub owner: Owner,
+    /// Every shard of the operator's configuration, with what it says of the machine's group.
+    pub shards: BTreeMap<String, Shard>,
+    /// Nodes of the workload cluster whose provider ID ends like the instance's.
+    pub nodes: Fact<Vec<NodeRef>>,
+    pub drain: Drain,
+    /// Why the shard deleted the instance, if it said so.
+    pub deleted: Option<String>,
+    /// The call that was handed over last, and is not reported yet.
+    pub call: Call,
+    pub is_paused: bool,
+}
+
+/// Who made the instance.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// Its shard did, for a group's size. Its name is the instance's ID.
+    Member { shard: Option<String> },
+    /// We do.
+    #[default]
+    Own,
+}
+
+/// The Machine that owns it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Owner {
+    #[default]
+    Unknown,
+    /// None is named yet.
+    Unset,
+    /// The one that is named does not exist any more.
+    Gone,
+    Machine(Machine),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    pub name: String,
+    pub uid: String,
+    pub resource_version: String,
+    pub is_deleting: bool,
+    /// The shard that it asks for.
+    pub failure_domain: Option<String>,
+    /// Cluster API waits for our drain.
+    pub has_hook: bool,
+    /// Cluster API does not drain its Node.
+    pub is_excluded: bool,
+    /// How long a drain of its Node may last.
+    pub drain_timeout: Option<Duration>,
+}
+
+/// How far the drain of its Node is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Drain {
+    #[default]
+    None,
+    Running {
+        /// A pod and the budget that holds it, in words.
+        blocked: Option<String>,
+        /// What is left, in words.
+        left: String,
+    },
+    /// Nothing is left that is waited for.
+    Done,
+    /// The deadline passed; what was left then, in words.
+    Expired { left: String },
+}
+
+/// A call beside the rounds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Call {
+    #[default]
+    None,
+    Running,
+    /// The shard made the instance.
+    Created {
+        id: String,
+    },
+    /// Another end of whatever was asked for.
+    Ended(Outcome),
+}
+
+/// One effect. What changes or takes away something names it by uid and resource version.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Store this list as `metadata.finalizers`, provided the object did not change.
+    AddFinalizer {
+        finalizers: Vec<String>,
+    },
+    /// Have the shard make an instance. The request is known by the object's uid: repeated, it makes no second one.
+    CreateInstance {
+        shard: String,
+        group: String,
+        instance_type: String,
+        vars: BTreeMap<String, String>,
+    },
+    /// Store the instance's ID as its Node has it.
+    SetProviderId {
+        id: String,
+    },
+    /// Empty the Node. `id` names the drain.
+    Drain {
+        node: String,
+        id: String,
+        timeout: Option<Duration>,
+    },
+    /// Tell Cluster API that the Node needs no drain, and let it go on: both in one patch.
+    ReleaseHook {
+        name: String,
+        uid: String,
+        resource_version: String,
+    },
+    DeleteMachine {
+        name: String,
+        uid: String,
+        resource_version: String,
+    },
+    /// Delete the NstanceMachine, which no Machine owns.
+    DeleteSelf,
+    /// Have the shard delete an instance that belongs to no group's size.
+    DeleteInstance {
+        shard: String,
+        id: String,
+    },
+    /// Store this list as `metadata.finalizers`, ours taken out.
+    ReleaseFinalizer {
+        finalizers: Vec<String>,
+    },
+}
+
+/// What is known of the instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Known<'a> {
+    /// There is none yet.
+    Unmade,
+    Unknown(&'a str),
+    Gone,
+    There(&'a Instance),
+}
+
+/// Whether its shard may remove the instance: it is under deletion, and nothing of its Node is left to drain.
+pub fn is_released(machine: &NstanceMachine, owner: &Owner) -> bool {
+    let is_excluded = matches!(owner, Owner::Machine(machine) if machine.is_excluded);
+    let drained = machine.status.as_ref().and_then(|status| status.condition(ConditionType::Drained));
+    let is_drained = drained.is_some_and(|drained| {
+        drained.status == ConditionStatus::True || drained.reason == MachineReason::Known(Reason::DrainExpired)
+    });
+    machine.metadata.deletion_timestamp.is_some() && (is_excluded || is_drained)
+}
+
+/// What a shard lists of an instance.
+fn listed<'a>(answer: &'a ShardAnswer, id: &str) -> Option<&'a Instance> {
+    answer.group.as_ref()?.instances().iter().find(|instance| instance.id == id)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,322 @@
+//! The next actions for a pool.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use api::condition::Reason;
+use api::machine::{
+    MANAGED_BY, MANAGED_BY_ANNOTATION, NstanceMachinePool, NstanceMachinePoolSpec, POOL_FINALIZER, shard_group_name,
+};
+use serde_json::{Value, json};
+
+use super::super::node::{is_same, last_segment};
+use super::super::shard::{Group, Shard};
+use super::super::{Distribution, Share, distribute};
+use super::member::{by_id, marked, missing, victims};
+use super::{Action, Member, Observed, Owner, ShardGroup, build};
+use crate::fact::latest;
+use crate::object::merge_patch;
+use crate::round::{Plan, Step, StepId};
+
+/// A user who creates both objects creates the MachinePool within this time.
+const OWNER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The next actions for one pool.
+pub fn plan(pool: &NstanceMachinePool, observed: &Observed) -> Plan<Action> {
+    let mut plan = Plan::default();
+    if observed.is_paused || observed.owner == Owner::Unknown {
+        return plan;
+    }
+    if pool.metadata.deletion_timestamp.is_some() {
+        clean_up(&mut plan, pool, observed);
+        return plan;
+    }
+    let Some(spec) = &pool.spec else {
+        plan.block(Reason::Invalid, "spec is missing; set spec.group and spec.shards");
+        return plan;
+    };
+    if let Some(elder) = &observed.elder {
+        let message = format!(
+            "spec.group: the pool {elder} of this namespace has the group {} already; remove one of the pools, or give this one another group",
+            spec.group
+        );
+        plan.block(Reason::DuplicateGroup, message);
+        return plan;
+    }
+    if let Some(message) = unknown_shards(spec, observed) {
+        plan.block(Reason::Invalid, message);
+        return plan;
+    }
+    let mut finalizers = pool.metadata.finalizers.clone().unwrap_or_default();
+    let is_held = finalizers.iter().any(|finalizer| finalizer == POOL_FINALIZER);
+    finalizers.push(POOL_FINALIZER.to_owned());
+    let finalizer = (!is_held).then(|| plan.push(Action::AddFinalizer { finalizers }));
+    let total = match &observed.owner {
+        Owner::MachinePool { replicas, .. } => total(*replicas),
+        Owner::Absent { age } => {
+            create_owner(&mut plan, pool, spec, observed, *age, finalizer);
+            return plan;
+        }
+        Owner::Unknown => return plan,
+    };
+    let distribution = distribution(spec, observed, total);
+    shard_groups(&mut plan, pool, spec, observed, &distribution, finalizer);
+    members(&mut plan, pool, spec, observed, &distribution);
+    publish(&mut plan, pool, spec, observed);
+    plan
+}
+
+fn unknown_shards(spec: &NstanceMachinePoolSpec, observed: &Observed) -> Option<String> {
+    let is_known = |shard: &&String| observed.shards.contains_key(*shard);
+    let unknown: Vec<_> = spec.shards.iter().filter(|shard| !is_known(shard)).map(String::as_str).collect();
+    if spec.shards.is_empty() {
+        return Some("spec.shards is empty; name at least one shard".to_owned());
+    }
+    (!unknown.is_empty()).then(|| {
+        let known: Vec<_> = observed.shards.keys().map(String::as_str).collect();
+        format!(
+            "spec.shards: {} not among the operator's shards ({}); correct the name, or add the shard to the operator's configuration",
+            unknown.join(", "),
+            known.join(", ")
+        )
+    })
+}
+
+/// Unset counts as none; what no shard can have is left to the shards to refuse.
+fn total(replicas: Option<i64>) -> i32 {
+    i32::try_from(replicas.unwrap_or_default().max(0)).unwrap_or(i32::MAX)
+}
+
+/// What a shard is known to have: also what it said before it became silent.
+fn known_group<'a>(observed: &'a Observed, shard: &str) -> Option<&'a Group> {
+    match observed.shards.get(shard)? {
+        Shard::Configured(fact) => latest(fact)?.group.as_ref(),
+        Shard::Unconfigured => None,
+    }
+}
+
+/// What a shard says now.
+fn answered<'a>(observed: &'a Observed, shard: &str) -> Option<&'a Group> {
+    observed.shards.get(shard)?.answer()?.group.as_ref()
+}
+
+pub(super) fn is_ours(pool: &NstanceMachinePool, group: &ShardGroup) -> bool {
+    group.owner_uid.is_some() && group.owner_uid == pool.metadata.uid
+}
+
+pub(super) fn distribution(spec: &NstanceMachinePoolSpec, observed: &Observed, total: i32) -> Distribution {
+    let members = by_id(observed);
+    let share = |shard: &String| {
+        let name = shard_group_name(&spec.group, shard);
+        let asked = observed.shard_groups.iter().find(|group| group.name == name && !group.is_deleting);
+        let asked = asked.map(|group| group.spec.size());
+        let found = known_group(observed, shard);
+        Share {
+            // What is there already is taken over as it is.
+            current: asked.or(found.map(|group| group.size)),
+            marked: found.map_or(0, |group| marked(group, asked, &members)),
+            is_silent: observed.shards.get(shard).is_none_or(Shard::is_silent),
+        }
+    };
+    let shards: BTreeMap<String, Share> = spec.shards.iter().map(|shard| (shard.clone(), share(shard))).collect();
+    distribute(total, &shards)
+}
+
+/// With as many replicas as the shards have now: every shard must have said so.
+fn create_owner(
+    plan: &mut Plan<Action>,
+    pool: &NstanceMachinePool,
+    spec: &NstanceMachinePoolSpec,
+    observed: &Observed,
+    age: Duration,
+    finalizer: Option<StepId>,
+) {
+    let wait = OWNER_PATIENCE.saturating_sub(age);
+    if !wait.is_zero() {
+        plan.look_within(wait);
+        return;
+    }
+    let silent: Vec<_> =
+        observed.shards.iter().filter(|(_, shard)| shard.is_silent()).map(|(name, _)| name.as_str()).collect();
+    if !silent.is_empty() {
+        let message = format!(
+            "there is no MachinePool for this pool, and how many replicas it should have is not known until these shards answer: {}; wait, or create the MachinePool",
+            silent.join(", ")
+        );
+        plan.block(Reason::Reconciling, message);
+        return;
+    }
+    let sizes = spec.shards.iter().filter_map(|shard| answered(observed, shard)).map(|group| group.size.max(0));
+    let replicas = sizes.fold(0, i32::saturating_add);
+    let create = Action::CreateMachinePool(build::machine_pool(pool, &observed.cluster, replicas));
+    plan.push_step(Step::new(create).needs(finalizer));
+}
+
+fn shard_groups(
+    plan: &mut Plan<Action>,
+    pool: &NstanceMachinePool,
+    spec: &NstanceMachinePoolSpec,
+    observed: &Observed,
+    distribution: &Distribution,
+    finalizer: Option<StepId>,
+) {
+    let mut wanted = BTreeSet::new();
+    for (shard, size) in &distribution.sizes {
+        let name = shard_group_name(&spec.group, shard);
+        let body = build::shard_group_spec(spec, shard, *size);
+        match observed.shard_groups.iter().find(|group| group.name == name) {
+            None => {
+                let create = Action::CreateShardGroup(build::shard_group(pool, &body));
+                plan.push_step(Step::new(create).needs(finalizer));
+            }
+            Some(group) if !is_ours(pool, group) => plan.block(
+                Reason::ObjectTaken,
+                format!("an NstanceShardGroup named {name} exists and does not belong to this pool; remove it"),
+            ),
+            // It goes first, and comes back then.
+            Some(group) if group.is_deleting => {}
+            Some(group) => {
+                let patch = merge_patch(&json!(group.spec), &json!(body));
+                if patch.as_object().is_some_and(|patch| !patch.is_empty()) {
+                    let patch = fenced(&group.uid, &group.resource_version, patch);
+                    let patch = Action::PatchShardGroup { name: name.clone(), patch };
+                    plan.push_step(Step::new(patch).needs(finalizer));
+                }
+            }
+        }
+        wanted.insert(name);
+    }
+    for group in observed.shard_groups.iter().filter(|group| is_ours(pool, group) && !group.is_deleting) {
+        if !wanted.contains(&group.name) {
+            plan.push(delete_shard_group(group));
+        }
+    }
+}
+
+fn fenced(uid: &str, resource_version: &str, spec: Value) -> Value {
+    json!({ "metadata": { "uid": uid, "resourceVersion": resource_version }, "spec": spec })
+}
+
+fn delete_shard_group(group: &ShardGroup) -> Action {
+    let (name, uid) = (group.name.clone(), group.uid.clone());
+    Action::DeleteShardGroup { name, uid, resource_version: group.resource_version.clone() }
+}
+
+/// An NstanceMachine for every living instance, a hook on every Machine, and the deletion of those that are to go.
+fn members(
+    plan: &mut Plan<Action>,
+    pool: &NstanceMachinePool,
+    spec: &NstanceMachinePoolSpec,
+    observed: &Observed,
+    distribution: &Distribution,
+) {
+    let Owner::MachinePool { name: owner, .. } = &observed.owner else { return };
+    let members = by_id(observed);
+    for shard in observed.shards.keys() {
+        // A silent shard says nothing of what is there.
+        let Some(group) = answered(observed, shard) else { continue };
+        for instance in missing(group, &members) {
+            let machine = build::machine(pool, &spec.group, &observed.cluster, owner, &instance.id);
+            plan.push(Action::CreateMachine(machine));
+        }
+        let is_left = || {
+            let of_shard = |other: &&ShardGroup| other.spec.shard == *shard && is_ours(pool, other);
+            observed.shard_groups.iter().any(|group| of_shard(&group))
+        };
+        let size = distribution.sizes.get(shard).copied().or_else(|| is_left().then_some(0));
+        for member in size.map(|size| victims(group, size, &members)).unwrap_or_default() {
+            plan.steps.extend(delete(member).map(Step::new));
+        }
+    }
+    for machine in observed.members.iter().filter_map(|member| member.machine.as_ref()) {
+        if !machine.has_hook && !machine.is_deleting {
+            let (name, uid) = (machine.name.clone(), machine.uid.clone());
+            plan.push(Action::HookMachine { name, uid, resource_version: machine.resource_version.clone() });
+        }
+    }
+}
+
+/// A Machine takes its NstanceMachine with it, once the Node is drained.
+fn delete(member: &Member) -> Option<Action> {
+    if member.is_going() {
+        return None;
+    }
+    Some(match &member.machine {
+        Some(machine) => Action::DeleteMachine {
+            name: machine.name.clone(),
+            uid: machine.uid.clone(),
+            resource_version: machine.resource_version.clone(),
+        },
+        None => Action::DeleteMember {
+            name: member.instance_id.clone(),
+            uid: member.uid.clone(),
+            resource_version: member.resource_version.clone(),
+        },
+    })
+}
+
+/// The provider IDs of all shard groups. While one of them was never synced, what was published stays: Cluster API
+/// deletes the Node of an ID that leaves the list.
+pub(super) fn provider_ids(
+    pool: &NstanceMachinePool,
+    spec: &NstanceMachinePoolSpec,
+    observed: &Observed,
+) -> Vec<String> {
+    let ours: Vec<_> = observed.shard_groups.iter().filter(|group| is_ours(pool, group)).collect();
+    let mut ids: BTreeSet<&str> = ours.iter().flat_map(|group| &group.provider_ids).map(String::as_str).collect();
+    let is_synced = |shard: &String| ours.iter().any(|group| group.spec.shard == *shard && group.is_synced);
+    if !spec.shards.iter().all(is_synced) || ours.iter().any(|group| !group.is_synced) {
+        let is_known = |id: &&String| ids.iter().any(|known| is_same(last_segment(id), known) || is_same(known, id));
+        let kept: Vec<&str> = spec.provider_id_list.iter().filter(|id| !is_known(id)).map(String::as_str).collect();
+        ids.extend(kept);
+    }
+    ids.into_iter().map(str::to_owned).collect()
+}
+
+fn publish(plan: &mut Plan<Action>, pool: &NstanceMachinePool, spec: &NstanceMachinePoolSpec, observed: &Observed) {
+    let ids = provider_ids(pool, spec, observed);
+    if ids != spec.provider_id_list {
+        plan.push(Action::PublishProviderIds { ids });
+    }
+    let annotations = pool.metadata.annotations.as_ref();
+    let is_annotated = annotations.and_then(|all| all.get(MANAGED_BY_ANNOTATION)).is_some_and(|by| by == MANAGED_BY);
+    if !is_annotated && plan.blocked.is_empty() {
+        plan.push(Action::Annotate);
+    }
+}
+
+/// All members go as any member goes, then the shard groups, then the pool.
+fn clean_up(plan: &mut Plan<Action>, pool: &NstanceMachinePool, observed: &Observed) {
+    let mut finalizers = pool.metadata.finalizers.clone().unwrap_or_default();
+    let before = finalizers.len();
+    finalizers.retain(|finalizer| finalizer != POOL_FINALIZER);
+    if finalizers.len() == before {
+        return;
+    }
+    let members = by_id(observed);
+    let owner = match &observed.owner {
+        Owner::MachinePool { name, .. } => name.as_str(),
+        Owner::Unknown | Owner::Absent { .. } => pool.metadata.name.as_deref().unwrap_or_default(),
+    };
+    // The group of a pool that was a duplicate belongs to another.
+    let spec = pool.spec.as_ref().filter(|_| observed.elder.is_none());
+    for shard in spec.map(|spec| spec.shards.as_slice()).unwrap_or_default() {
+        let is_ours = observed.shard_groups.iter().any(|group| group.spec.shard == *shard && is_ours(pool, group));
+        let group = answered(observed, shard).filter(|group| is_ours && !group.is_static);
+        // Also what Cluster API never knew is drained before it goes.
+        for instance in group.map(|group| missing(group, &members)).unwrap_or_default() {
+            let group = spec.map_or("", |spec| spec.group.as_str());
+            plan.push(Action::CreateMachine(build::machine(pool, group, &observed.cluster, owner, &instance.id)));
+        }
+    }
+    for member in &observed.members {
+        plan.steps.extend(delete(member).map(Step::new));
+    }
+    let ours = || observed.shard_groups.iter().filter(|group| is_ours(pool, group));
+    for group in ours().filter(|group| !group.is_deleting) {
+        plan.push(delete_shard_group(group));
+    }
+    if ours().next().is_none() && observed.members.is_empty() {
+        plan.push(Action::ReleaseFinalizer { finalizers });
+    }
+}

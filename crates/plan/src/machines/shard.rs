@@ -1,0 +1,213 @@
+//! What a shard says of one group, and what it is asked for.
+
+use std::collections::BTreeMap;
+
+use api::machine::GroupConfig;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::node::{Found, NodeRef, find, is_same};
+use crate::fact::{Class, Fact, Failure};
+use crate::round::Peer;
+use crate::shard::instance::MachineStatus;
+
+/// One successful answer of a shard.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Counts the full lists that the shard has given: an event in between does not raise it.
+    pub poll: u64,
+    /// `None` where the shard does not have the group.
+    pub group: Option<Group>,
+}
+
+/// A group as its shard has it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    pub template: String,
+    pub instance_type: String,
+    pub subnet_pool: String,
+    pub vars: BTreeMap<String, String>,
+    pub size: i32,
+    pub is_static: bool,
+    pub members: Members,
+}
+
+/// The instances of a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Members {
+    /// Of a server that names each.
+    Listed(Vec<Instance>),
+    /// Of a server of the original, which gives provider IDs alone.
+    Counted(Vec<String>),
+}
+
+impl Default for Members {
+    fn default() -> Self {
+        Self::Listed(Vec::new())
+    }
+}
+
+/// One instance of a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Instance {
+    pub id: String,
+    /// The provider's own; empty until it answered.
+    pub provider_id: String,
+    /// As the Node will have it; empty if the server does not know.
+    pub node_provider_id: String,
+    pub status: MachineStatus,
+    pub created_at: Option<Timestamp>,
+    /// The server has begun to delete it.
+    pub is_leaving: bool,
+}
+
+impl Instance {
+    pub fn ids(&self) -> [&str; 2] {
+        [&self.provider_id, &self.node_provider_id]
+    }
+
+    /// Whether it still counts for the size of its group.
+    pub fn is_living(&self) -> bool {
+        !self.is_leaving && !matches!(self.status, MachineStatus::Deleting | MachineStatus::Deleted)
+    }
+}
+
+impl Group {
+    pub fn instances(&self) -> &[Instance] {
+        match &self.members {
+            Members::Listed(instances) => instances,
+            Members::Counted(_) => &[],
+        }
+    }
+
+    pub fn config(&self) -> GroupConfig {
+        let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        GroupConfig {
+            template: text(&self.template),
+            subnet_pool: text(&self.subnet_pool),
+            instance_type: text(&self.instance_type),
+            vars: self.vars.clone(),
+        }
+    }
+
+    /// Provider IDs as they are published, sorted. One that was published in the form of its Node stays so: Cluster API
+    /// deletes the Node of an ID that changes.
+    pub fn provider_ids(&self, former: &[String], nodes: &[NodeRef]) -> Vec<String> {
+        let published = |ids: [&str; 2]| {
+            let [raw, node] = ids;
+            let kept = former.iter().find(|id| id.contains("://") && ids.iter().any(|known| is_same(known, id)));
+            let found = || match find(ids, nodes) {
+                Found::Node(node) => Some(node.provider_id.clone()),
+                Found::Nothing | Found::Ambiguous(_) => None,
+            };
+            kept.cloned().or_else(found).unwrap_or_else(|| if node.is_empty() { raw } else { node }.to_owned())
+        };
+        let mut ids: Vec<String> = match &self.members {
+            Members::Listed(instances) => {
+                let counted = instances.iter().filter(|instance| {
+                    !matches!(instance.status, MachineStatus::Deleting | MachineStatus::Deleted)
+                        && !instance.provider_id.is_empty()
+                });
+                counted.map(|instance| published(instance.ids())).collect()
+            }
+            Members::Counted(ids) => ids.iter().filter(|id| !id.is_empty()).map(|id| published([id, ""])).collect(),
+        };
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}
+
+/// A shard as the operator sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Shard {
+    /// The operator's configuration does not have it.
+    Unconfigured,
+    Configured(Fact<Answer>),
+}
+
+impl Default for Shard {
+    /// Never asked.
+    fn default() -> Self {
+        let why = Failure { class: Class::Transient, message: "not connected yet".to_owned() };
+        Self::Configured(Fact::Unknown { why, last: None })
+    }
+}
+
+impl Shard {
+    /// What the shard says now; nothing of what it said before it became silent.
+    pub fn answer(&self) -> Option<&Answer> {
+        match self {
+            Self::Configured(fact) => fact.known().ok(),
+            Self::Unconfigured => None,
+        }
+    }
+
+    pub fn is_silent(&self) -> bool {
+        matches!(self, Self::Configured(Fact::Unknown { .. }))
+    }
+}
+
+/// The peer of steps that call a shard: one that is silent stops no other.
+pub fn peer(shard: &str) -> Peer {
+    Peer(format!("shard {shard}").into())
+}
+
+/// How a call to a shard ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    Accepted,
+    /// The same call will be refused again: in the shard's words.
+    Refused(String),
+    /// It may succeed later.
+    Failed(String),
+    /// Whether it took effect is not known.
+    Unreachable(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance(id: &str, node: &str) -> Instance {
+        Instance {
+            id: id.to_owned(),
+            provider_id: id.to_owned(),
+            node_provider_id: node.to_owned(),
+            status: MachineStatus::Running,
+            created_at: None,
+            is_leaving: false,
+        }
+    }
+
+    #[test]
+    fn a39_provider_ids_are_sorted_and_those_of_nodes_where_there_are_nodes() {
+        let members = Members::Listed(vec![instance("i-3", ""), instance("i-1", ""), instance("i-2", "aws:///z/i-2")]);
+        let group = Group { members, ..Group::default() };
+        let nodes = [NodeRef { name: "n".to_owned(), provider_id: "aws:///z/i-1".to_owned() }];
+        assert_eq!(group.provider_ids(&[], &nodes), ["aws:///z/i-1", "aws:///z/i-2", "i-3"]);
+        let counted = Group { members: Members::Counted(vec!["i-2".into(), "i-1".into()]), ..Group::default() };
+        assert_eq!(counted.provider_ids(&[], &nodes), ["aws:///z/i-1", "i-2"]);
+    }
+
+    #[test]
+    fn a39_an_id_stays_in_its_nodes_form_though_the_node_is_gone_or_ambiguous() {
+        let group = Group { members: Members::Listed(vec![instance("i-1", "")]), ..Group::default() };
+        let former = ["aws:///z/i-1".to_owned()];
+        assert_eq!(group.provider_ids(&former, &[]), former);
+        let node = |provider_id: &str| NodeRef { name: provider_id.to_owned(), provider_id: provider_id.to_owned() };
+        let several = [node("aws:///z/i-1"), node("gce://p/z/i-1")];
+        assert_eq!(group.provider_ids(&former, &several), former);
+        assert_eq!(group.provider_ids(&[], &several), ["i-1"], "none of several is believed");
+        assert_eq!(Group::default().provider_ids(&former, &several), Vec::<String>::new(), "the shard omits it");
+    }
+
+    #[test]
+    fn an_instance_that_drains_is_still_published_and_one_that_is_deleted_is_not() {
+        let leaving = Instance { is_leaving: true, ..instance("i-1", "") };
+        let deleted = Instance { status: MachineStatus::Deleted, ..instance("i-2", "") };
+        let unmade = Instance { provider_id: String::new(), ..instance("i-3", "") };
+        let group = Group { members: Members::Listed(vec![leaving, deleted, unmade]), ..Group::default() };
+        assert_eq!(group.provider_ids(&[], &[]), ["i-1"]);
+    }
+}

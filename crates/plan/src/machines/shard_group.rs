@@ -1,0 +1,111 @@
+//! One group on one shard.
+
+mod decide;
+mod report;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::machine::NstanceShardGroup;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+pub use decide::plan;
+pub use report::report;
+
+use super::node::NodeRef;
+use super::shard::{Outcome, Shard};
+use crate::object::digest;
+
+/// A round as the controller sees it.
+pub type RoundOf<'a> = crate::round::Round<'a, NstanceShardGroup, Observed, Action, (), Note>;
+
+/// Everything known about one shard group's surroundings.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Observed {
+    pub shard: Shard,
+    /// Nodes whose provider ID ends like one of the group's.
+    pub nodes: Vec<NodeRef>,
+    /// Instances that may be removed: their NstanceMachines are under deletion, and their Nodes drained.
+    pub released: BTreeSet<String>,
+    /// Of a server that names no instances: the Nodes of the group, the oldest first, and whether each is drained.
+    pub oldest: Vec<OldNode>,
+    /// The call that was handed over last.
+    pub call: Call,
+    pub is_paused: bool,
+    /// What the shard reported of this group since the last report.
+    pub errors: Vec<String>,
+}
+
+/// A Node of a group whose instances have no names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OldNode {
+    pub name: String,
+    pub is_drained: bool,
+}
+
+/// A call beside the rounds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub enum Call {
+    #[default]
+    None,
+    /// It waits or is at work.
+    Running {
+        digest: String,
+    },
+    Ended(Tried),
+}
+
+/// What was asked of the shard, and how that ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tried {
+    pub digest: String,
+    /// The shard's list that it was planned on.
+    pub poll: u64,
+    pub outcome: Outcome,
+}
+
+/// What is remembered between rounds. Without it the same may be asked of a shard once more.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Note {
+    pub tried: Option<Tried>,
+}
+
+/// What a shard is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Push {
+    pub group: String,
+    pub size: i32,
+    pub template: String,
+    pub instance_type: String,
+    pub subnet_pool: String,
+    pub vars: BTreeMap<String, String>,
+    /// These go when the size is lowered; at an unchanged size they are replaced.
+    pub remove_first: Vec<String>,
+}
+
+impl Push {
+    pub fn digest(&self) -> String {
+        digest(&json!(self))
+    }
+}
+
+/// The name of the call that removes a group.
+pub const DELETE: &str = "delete";
+
+/// One effect.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Store this list as `metadata.finalizers`, provided the object did not change.
+    AddFinalizer { finalizers: Vec<String> },
+    /// Ask the shard for the group as it is here. `poll` is the list that this was planned on.
+    Upsert { push: Push, poll: u64 },
+    /// Drain the Node, so that a server that deletes the oldest deletes an empty one.
+    DrainNode { node: String },
+    /// Remove the group from the shard; a static one goes back to its configuration.
+    DeleteGroup { group: String, poll: u64 },
+    /// Store this list as `metadata.finalizers`, ours taken out.
+    ReleaseFinalizer { finalizers: Vec<String> },
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! What a shard is asked for next.
+
+use api::condition::Reason;
+use api::machine::{NstanceShardGroup, NstanceShardGroupSpec, SHARD_GROUP_FINALIZER};
+
+use super::super::shard::{Answer, Group, Members, Outcome, Shard, peer};
+use super::{Action, Call, DELETE, Note, Observed, Push, Tried};
+use crate::fact::Fact;
+use crate::round::{Plan, Step};
+
+/// What a shard takes in one request; the rest follows with its next list.
+const MOST_MARKS: usize = 1000;
+
+/// The next actions for one shard group.
+pub fn plan(object: &NstanceShardGroup, observed: &Observed, note: &Note) -> Plan<Action> {
+    let mut plan = Plan::default();
+    let Some(spec) = object.spec.as_ref().filter(|_| !observed.is_paused) else { return plan };
+    let is_going = object.metadata.deletion_timestamp.is_some();
+    let mut finalizers = object.metadata.finalizers.clone().unwrap_or_default();
+    let is_held = finalizers.iter().any(|finalizer| finalizer == SHARD_GROUP_FINALIZER);
+    if is_going {
+        finalizers.retain(|finalizer| finalizer != SHARD_GROUP_FINALIZER);
+        if is_held {
+            clean_up(&mut plan, spec, observed, note, finalizers);
+        }
+        return plan;
+    }
+    let finalizer = (!is_held).then(|| {
+        finalizers.push(SHARD_GROUP_FINALIZER.to_owned());
+        plan.push(Action::AddFinalizer { finalizers })
+    });
+    match &observed.shard {
+        Shard::Unconfigured => plan.block(Reason::ShardUnreachable, unconfigured(spec)),
+        Shard::Configured(Fact::Unknown { why, .. }) => {
+            plan.block(Reason::ShardUnreachable, silent(spec, &why.message))
+        }
+        Shard::Configured(Fact::Known { value, .. }) => {
+            let target = target(spec, spec.size(), value, observed);
+            for node in &target.drains {
+                plan.push_step(Step::new(Action::DrainNode { node: node.clone() }).needs(finalizer).as_job());
+            }
+            if let Some(push) = target.push.filter(|push| is_due(&push.digest(), value.poll, observed, note)) {
+                let upsert = Step::new(Action::Upsert { push, poll: value.poll }).needs(finalizer);
+                plan.push_step(upsert.to(peer(&spec.shard)).as_job());
+            }
+        }
+    }
+    plan
+}
+
+pub(super) fn unconfigured(spec: &NstanceShardGroupSpec) -> String {
+    format!(
+        "shard {} is not among the operator's shards; add it to the operator's configuration, or remove it from spec.shards of the pool",
+        spec.shard
+    )
+}
+
+pub(super) fn silent(spec: &NstanceShardGroupSpec, why: &str) -> String {
+    format!("shard {} does not answer: {why}; check its server", spec.shard)
+}
+
+/// Once per list that the shard gave: what it does not take, or lost, or another client changed, is asked for again, and
+/// never in a loop.
+fn is_due(digest: &str, poll: u64, observed: &Observed, note: &Note) -> bool {
+    let is_tried = |tried: &Tried| tried.digest == digest && tried.poll >= poll;
+    match &observed.call {
+        Call::Running { digest: running } => running != digest,
+        Call::Ended(tried) => !is_tried(tried),
+        Call::None => !note.tried.as_ref().is_some_and(is_tried),
+    }
+}
+
+/// The last call that ended.
+pub(super) fn last_tried<'a>(observed: &'a Observed, note: &'a Note) -> Option<&'a Tried> {
+    match &observed.call {
+        Call::Ended(tried) => Some(tried),
+        Call::None | Call::Running { .. } => note.tried.as_ref(),
+    }
+}
+
+/// What the shard is to be asked for, and what that waits for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Target {
+    /// `None` where the shard has it already.
+    pub push: Option<Push>,
+    /// Instances that are too many and not drained yet.
+    pub undrained: i32,
+    /// Nodes that must be drained before the size can be lowered.
+    pub drains: Vec<String>,
+}
+
+impl Target {
+    pub(super) fn is_reached(&self) -> bool {
+        self.push.is_none() && self.undrained == 0
+    }
+}
+
+pub(super) fn target(spec: &NstanceShardGroupSpec, size: i32, answer: &Answer, observed: &Observed) -> Target {
+    let mut push = Push {
+        group: spec.group.clone(),
+        size,
+        template: spec.template.clone().unwrap_or_default(),
+        instance_type: spec.instance_type.clone().unwrap_or_default(),
+        subnet_pool: spec.subnet_pool().to_owned(),
+        vars: spec.vars.clone(),
+        remove_first: Vec::new(),
+    };
+    let Some(group) = &answer.group else {
+        return Target { push: Some(push), ..Target::default() };
+    };
+    let mut target = Target::default();
+    match &group.members {
+        Members::Listed(instances) => {
+            let living: Vec<_> = instances.iter().filter(|instance| instance.is_living()).collect();
+            let released: Vec<_> = living.iter().filter(|instance| observed.released.contains(&instance.id)).collect();
+            push.size = lowered(size, group.size, count(living.len()) - count(released.len()));
+            // Where there are more than the size already, the shard is about to remove one: named again at the same
+            // size, it would be replaced.
+            if push.size < group.size || count(living.len()) <= push.size {
+                push.remove_first = released.iter().take(MOST_MARKS).map(|instance| instance.id.clone()).collect();
+            }
+        }
+        Members::Counted(_) => {
+            // The server removes the oldest: as many of them as are drained, in their order.
+            let surplus = usize::try_from(group.size - size).unwrap_or_default();
+            let oldest = &observed.oldest[..surplus.min(observed.oldest.len())];
+            let drained = oldest.iter().take_while(|node| node.is_drained).count();
+            target.drains = oldest.iter().filter(|node| !node.is_drained).map(|node| node.name.clone()).collect();
+            push.size = lowered(size, group.size, group.size - count(drained));
+        }
+    }
+    target.undrained = push.size - size;
+    if push.size != group.size || !push.remove_first.is_empty() || differs(&push, group) {
+        target.push = Some(push);
+    }
+    target
+}
+
+/// A size that grows is asked for at once. One that shrinks goes down to no less than `held`, the instances that are not
+/// drained; a replacement beside the one it replaces does not make it grow.
+fn lowered(size: i32, now: i32, held: i32) -> i32 {
+    if size >= now { size } else { size.max(held.min(now)) }
+}
+
+fn count(length: usize) -> i32 {
+    i32::try_from(length).unwrap_or(i32::MAX)
+}
+
+/// Whether the shard lacks something that is declared. What is not declared is the shard's: an empty field never clears.
+fn differs(push: &Push, group: &Group) -> bool {
+    let is_other = |wanted: &str, found: &str| !wanted.is_empty() && wanted != found;
+    is_other(&push.template, &group.template)
+        || is_other(&push.instance_type, &group.instance_type)
+        || is_other(&push.subnet_pool, &group.subnet_pool)
+        // A static group has its pool from the configuration, and refuses even the same one.
+        || (group.is_static && !push.subnet_pool.is_empty())
+        || push.vars.iter().any(|(name, value)| group.vars.get(name) != Some(value))
+}
+
+/// A dynamic group shrinks to nothing through drains before it is removed. A static one stays as its configuration has
+/// it: only what was asked for over it goes.
+fn clean_up(
+    plan: &mut Plan<Action>,
+    spec: &NstanceShardGroupSpec,
+    observed: &Observed,
+    note: &Note,
+    finalizers: Vec<String>,
+) {
+    let answer = match &observed.shard {
+        // Nothing is left that could be asked.
+        Shard::Unconfigured => {
+            plan.push(Action::ReleaseFinalizer { finalizers });
+            return;
+        }
+        Shard::Configured(Fact::Unknown { why, .. }) => {
+            plan.block(Reason::ShardUnreachable, silent(spec, &why.message));
+            return;
+        }
+        Shard::Configured(Fact::Known { value, .. }) => value,
+    };
+    let is_removed =
+        last_tried(observed, note).is_some_and(|tried| tried.digest == DELETE && tried.outcome == Outcome::Accepted);
+    let Some(group) = answer.group.as_ref().filter(|group| !(is_removed && group.is_static)) else {
+        plan.push(Action::ReleaseFinalizer { finalizers });
+        return;
+    };
+    let is_empty = match &group.members {
+        Members::Listed(instances) => instances.is_empty(),
+        Members::Counted(ids) => ids.is_empty(),
+    };
+    if group.is_static || (is_empty && group.size == 0) {
+        if is_due(DELETE, answer.poll, observed, note) {
+            let delete = Action::DeleteGroup { group: spec.group.clone(), poll: answer.poll };
+            plan.push_step(Step::new(delete).to(peer(&spec.shard)).as_job());
+        }
+        return;
+    }
+    // Only the size counts now: what else is declared may be what the shard refuses.
+    let bare = NstanceShardGroupSpec { group: spec.group.clone(), shard: spec.shard.clone(), ..Default::default() };
+    let target = target(&bare, 0, answer, observed);
+    for node in target.drains {
+        plan.push_step(Step::new(Action::DrainNode { node }).as_job());
+    }
+    if let Some(push) = target.push.filter(|push| is_due(&push.digest(), answer.poll, observed, note)) {
+        plan.push_step(Step::new(Action::Upsert { push, poll: answer.poll }).to(peer(&spec.shard)).as_job());
+    }
+}
