@@ -4,6 +4,7 @@
 //! distribute(total, &shards)        → the share of each shard of a pool, and what waits for a silent one
 //! pool::{plan, report}              NstanceMachinePool: its shard groups, its members, who of them goes
 //! shard_group::{plan, report}       NstanceShardGroup: what a shard is asked for, and what it says
+//! import::import                    pools for groups that only shards have
 //! machine::{plan, report}           NstanceMachine: one instance, until its shard reports it gone
 //! ```
 //!
@@ -12,6 +13,7 @@
 
 mod condition;
 mod distribute;
+pub mod import;
 pub mod machine;
 pub mod node;
 pub mod pool;

@@ -1,6 +1,6 @@
 //! Reference pages made from the code.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
@@ -42,8 +42,12 @@ pub fn fields(crd: &CustomResourceDefinition) -> Result<String> {
     let mut rows = Vec::new();
     for part in ["spec", "status"] {
         let properties = schema.and_then(|schema| schema.properties.as_ref());
-        let schema = properties.and_then(|all| all.get(part)).with_context(|| format!("the CRD has no {part}"))?;
-        describe(part, schema, &mut rows);
+        match properties.and_then(|all| all.get(part)) {
+            Some(schema) => describe(part, schema, &mut rows),
+            // A template has none.
+            None if part == "status" => {}
+            None => bail!("the CRD has no {part}"),
+        }
     }
     let kind = &crd.spec.names.kind;
     Ok(format!(

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub(super) use build::machine_pool;
 pub use decide::plan;
 pub use report::report;
 

@@ -476,6 +476,8 @@ fn any_event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
+    // A case takes some 40 ms without optimisation; the tests of this crate take seconds together.
+    #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn whatever_happens_nothing_goes_undrained_and_all_comes_to_rest(
         replicas in 0..9_i64,

@@ -28,14 +28,14 @@ fn owner(pool: &NstanceMachinePool, is_controller: bool) -> Value {
     owner
 }
 
-/// For a pool that was made alone.
-pub(super) fn machine_pool(pool: &NstanceMachinePool, cluster: &str, replicas: i32) -> Value {
+/// The MachinePool of a pool that has none.
+pub fn machine_pool(name: &str, namespace: &str, cluster: &str, replicas: i32) -> Value {
     json!({
         "apiVersion": CLUSTER_API,
         "kind": "MachinePool",
         "metadata": {
-            "name": name(pool),
-            "namespace": pool.metadata.namespace,
+            "name": name,
+            "namespace": namespace,
             "annotations": { MANAGED_BY_ANNOTATION: MANAGED_BY },
         },
         "spec": {
@@ -45,7 +45,7 @@ pub(super) fn machine_pool(pool: &NstanceMachinePool, cluster: &str, replicas: i
                 "clusterName": cluster,
                 // The shard's template has what an instance starts with.
                 "bootstrap": { "dataSecretName": "" },
-                "infrastructureRef": { "apiGroup": GROUP, "kind": NstanceMachinePool::KIND, "name": name(pool) },
+                "infrastructureRef": { "apiGroup": GROUP, "kind": NstanceMachinePool::KIND, "name": name },
             } },
         },
     })

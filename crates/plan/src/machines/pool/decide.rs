@@ -148,7 +148,9 @@ fn create_owner(
     }
     let sizes = spec.shards.iter().filter_map(|shard| answered(observed, shard)).map(|group| group.size.max(0));
     let replicas = sizes.fold(0, i32::saturating_add);
-    let create = Action::CreateMachinePool(build::machine_pool(pool, &observed.cluster, replicas));
+    let name = pool.metadata.name.as_deref().unwrap_or_default();
+    let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
+    let create = Action::CreateMachinePool(build::machine_pool(name, namespace, &observed.cluster, replicas));
     plan.push_step(Step::new(create).needs(finalizer));
 }
 
