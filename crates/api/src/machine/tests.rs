@@ -216,17 +216,17 @@ fn every_published_example_decodes_and_loses_nothing() {
 
 #[test]
 fn whatever_is_stored_decodes() {
-    fn check<T: serde::de::DeserializeOwned + std::fmt::Debug>(stored: Value) {
+    fn check<T: serde::de::DeserializeOwned + std::fmt::Debug>(stored: &Value) {
         let decoded = serde_json::from_value::<T>(stored.clone());
         assert!(decoded.is_ok(), "{stored}: {decoded:?}");
     }
-    check::<NstanceCluster>(json!({ "metadata": { "name": "bare" } }));
-    check::<NstanceCluster>(json!({ "spec": { "controlPlaneEndpoint": { "host": "a", "port": 1e12 } } }));
-    check::<NstanceMachinePool>(json!({ "spec": { "group": "a", "shards": ["b"], "newer": 1 }, "status": {} }));
-    check::<NstanceMachinePool>(json!({ "status": { "conditions": [{ "type": "Other" }], "ready": null } }));
-    check::<NstanceShardGroup>(json!({ "spec": { "group": "a", "shard": "b", "size": 4_000_000_000_u64 } }));
-    check::<NstanceShardGroup>(json!({ "status": { "lastSyncTime": "yesterday", "replicas": null } }));
-    check::<NstanceMachine>(json!({ "spec": {}, "status": { "instanceID": "web" } }));
+    check::<NstanceCluster>(&json!({ "metadata": { "name": "bare" } }));
+    check::<NstanceCluster>(&json!({ "spec": { "controlPlaneEndpoint": { "host": "a", "port": 1e12 } } }));
+    check::<NstanceMachinePool>(&json!({ "spec": { "group": "a", "shards": ["b"], "newer": 1 }, "status": {} }));
+    check::<NstanceMachinePool>(&json!({ "status": { "conditions": [{ "type": "Other" }], "ready": null } }));
+    check::<NstanceShardGroup>(&json!({ "spec": { "group": "a", "shard": "b", "size": 4_000_000_000_u64 } }));
+    check::<NstanceShardGroup>(&json!({ "status": { "lastSyncTime": "yesterday", "replicas": null } }));
+    check::<NstanceMachine>(&json!({ "spec": {}, "status": { "instanceID": "web" } }));
 }
 
 #[test]

@@ -56,6 +56,7 @@ pub enum Owner {
 
 /// A shard group as its pool sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "facts about a shard group, each by itself")]
 pub struct ShardGroup {
     pub name: String,
     pub uid: String,
@@ -86,6 +87,7 @@ pub struct Member {
 
 /// The Machine that Cluster API made for a member.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "facts about a Machine, each by itself")]
 pub struct Machine {
     pub name: String,
     pub uid: String,

@@ -35,6 +35,7 @@ struct Server {
 
 /// A Machine of Cluster API.
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "facts about a Machine, each by itself")]
 struct Machine {
     is_deleting: bool,
     has_hook: bool,

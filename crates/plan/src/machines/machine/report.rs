@@ -122,8 +122,7 @@ impl Words<'_> {
                 why(Reason::ConfigValidationFailed, message.clone())
             }
             (Known::Unmade, Call::Ended(Outcome::Failed(message))) => why(Reason::ProviderError, message.clone()),
-            (Known::Unmade, Call::Ended(Outcome::Unreachable(message)))
-            | (Known::Unknown(_), Call::Ended(Outcome::Unreachable(message))) => {
+            (Known::Unmade | Known::Unknown(_), Call::Ended(Outcome::Unreachable(message))) => {
                 why(Reason::ShardUnreachable, message.clone())
             }
             // A silent shard says nothing against an instance that ran.

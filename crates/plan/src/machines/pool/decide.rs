@@ -180,7 +180,7 @@ fn shard_groups(
             Some(group) => {
                 let patch = merge_patch(&json!(group.spec), &json!(body));
                 if patch.as_object().is_some_and(|patch| !patch.is_empty()) {
-                    let patch = fenced(&group.uid, &group.resource_version, patch);
+                    let patch = fenced(&group.uid, &group.resource_version, &patch);
                     let patch = Action::PatchShardGroup { name: name.clone(), patch };
                     plan.push_step(Step::new(patch).needs(finalizer));
                 }
@@ -195,7 +195,7 @@ fn shard_groups(
     }
 }
 
-fn fenced(uid: &str, resource_version: &str, spec: Value) -> Value {
+fn fenced(uid: &str, resource_version: &str, spec: &Value) -> Value {
     json!({ "metadata": { "uid": uid, "resourceVersion": resource_version }, "spec": spec })
 }
 

@@ -43,7 +43,7 @@ pub(super) fn victims<'a>(group: &Group, size: i32, members: &BTreeMap<&str, &'a
             Some((rank, *member))
         })
         .collect();
-    candidates.sort_by(|(rank, _), (other, _)| rank.cmp(other));
+    candidates.sort_by_key(|(rank, _)| *rank);
     candidates.into_iter().take(surplus).map(|(_, member)| member).collect()
 }
 

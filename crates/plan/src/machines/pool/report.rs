@@ -54,7 +54,7 @@ fn status(
     let ids = spec.map(|spec| provider_ids(pool, spec, observed)).unwrap_or_default();
     // Cluster API copies IDs only while a pool is ready.
     let is_ready = former.ready || ready.status == ConditionStatus::True;
-    let config = ours.iter().filter_map(|group| group.config.as_ref()).next();
+    let config = ours.iter().find_map(|group| group.config.as_ref());
     let subnet_pool = config.and_then(|config| config.subnet_pool.clone());
     let observed_owner_generation = match &observed.owner {
         Owner::MachinePool { generation, .. } => *generation,
@@ -102,13 +102,11 @@ fn ready(
     ours: &[&ShardGroup],
     conditions: &Conditions<'_, Reason>,
 ) -> Condition {
-    match why_not(round, spec, ours) {
-        Some(why) => conditions.make(ConditionType::Ready, ConditionStatus::False, why.reason, why.message),
-        None => {
-            let message = "all shards have the group as declared";
-            conditions.make(ConditionType::Ready, ConditionStatus::True, Reason::Reconciled, message)
-        }
+    if let Some(why) = why_not(round, spec, ours) {
+        return conditions.make(ConditionType::Ready, ConditionStatus::False, why.reason, why.message);
     }
+    let message = "all shards have the group as declared";
+    conditions.make(ConditionType::Ready, ConditionStatus::True, Reason::Reconciled, message)
 }
 
 fn why_not(round: &RoundOf<'_>, spec: Option<&NstanceMachinePoolSpec>, ours: &[&ShardGroup]) -> Option<Why> {

@@ -113,10 +113,9 @@ fn actions(plan: &Plan<Action>) -> Vec<String> {
                 format!("create {} of {}", text(body, "/metadata/name"), text(body, "/spec/size"))
             }
             Action::PatchShardGroup { name, patch } => format!("patch {name} {}", patch["spec"]),
-            Action::DeleteShardGroup { name, .. } => format!("delete {name}"),
             Action::CreateMachine(body) => format!("create machine {}", text(body, "/metadata/name")),
             Action::HookMachine { name, .. } => format!("hook {name}"),
-            Action::DeleteMachine { name, .. } => format!("delete {name}"),
+            Action::DeleteShardGroup { name, .. } | Action::DeleteMachine { name, .. } => format!("delete {name}"),
             Action::DeleteMember { name, .. } => format!("delete member {name}"),
             Action::PublishProviderIds { ids } => format!("publish {}", ids.join(" ")),
             Action::Annotate => "annotate".to_owned(),

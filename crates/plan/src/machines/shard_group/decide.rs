@@ -32,7 +32,7 @@ pub fn plan(object: &NstanceShardGroup, observed: &Observed, note: &Note) -> Pla
     match &observed.shard {
         Shard::Unconfigured => plan.block(Reason::ShardUnreachable, unconfigured(spec)),
         Shard::Configured(Fact::Unknown { why, .. }) => {
-            plan.block(Reason::ShardUnreachable, silent(spec, &why.message))
+            plan.block(Reason::ShardUnreachable, silent(spec, &why.message));
         }
         Shard::Configured(Fact::Known { value, .. }) => {
             let target = target(spec, spec.size(), value, observed);

@@ -82,12 +82,11 @@ impl Words<'_> {
         let observed = self.round.observed;
         let unreachable = self.unreachable();
         let refused = self.refused();
-        let reachable = match &unreachable {
-            Some(message) => make.make(ConditionType::ShardReachable, False, Reason::ShardUnreachable, message),
-            None => {
-                let message = format!("shard {} answers", self.spec.shard);
-                make.make(ConditionType::ShardReachable, True, Reason::Connected, message)
-            }
+        let reachable = if let Some(message) = &unreachable {
+            make.make(ConditionType::ShardReachable, False, Reason::ShardUnreachable, message)
+        } else {
+            let message = format!("shard {} answers", self.spec.shard);
+            make.make(ConditionType::ShardReachable, True, Reason::Connected, message)
         };
         let valid = match (refused, make.former(ConditionType::ConfigValid)) {
             (Some(message), _) => make.make(ConditionType::ConfigValid, False, Reason::ConfigValidationFailed, message),

@@ -11,7 +11,7 @@ use crate::fact::{Class, Fact, Failure};
 use crate::round::{Inputs, Plan, Progress};
 use crate::shard::instance::MachineStatus;
 
-fn object(fields: Value) -> NstanceShardGroup {
+fn object(fields: &Value) -> NstanceShardGroup {
     let mut spec = json!({ "group": "web", "shard": "dev-1", "size": 2, "template": "small" });
     spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     let metadata = json!({
@@ -105,7 +105,7 @@ fn first_push(plan: &Plan<Action>) -> Push {
 
 #[test]
 fn a36_the_finalizer_comes_before_the_first_call() {
-    let mut object = object(json!({}));
+    let mut object = object(&json!({}));
     object.metadata.finalizers = None;
     let plan = planned(&object, &answers(1, None));
     assert!(
@@ -125,7 +125,7 @@ fn a33_what_a_shard_has_is_not_asked_for_again() {
         vars: [("of".to_owned(), "template".to_owned())].into(),
         ..group(2, &["a", "b"])
     };
-    let same = planned(&object(json!({})), &answers(1, Some(of_shard.clone())));
+    let same = planned(&object(&json!({})), &answers(1, Some(of_shard.clone())));
     assert_eq!(same.steps, [], "what is not declared is the shard's");
     for (declared, what) in [
         (json!({ "size": 3 }), "size"),
@@ -135,14 +135,14 @@ fn a33_what_a_shard_has_is_not_asked_for_again() {
         (json!({ "subnets": ["other"] }), "subnets"),
         (json!({ "vars": { "of": "pool" } }), "vars"),
     ] {
-        let plan = planned(&object(declared), &answers(1, Some(of_shard.clone())));
+        let plan = planned(&object(&declared), &answers(1, Some(of_shard.clone())));
         assert_eq!(plan.steps.len(), 1, "{what}");
     }
 }
 
 #[test]
 fn a90_a_shard_that_lost_or_changed_a_group_gets_it_again_once_per_poll() {
-    let object = object(json!({}));
+    let object = object(&json!({}));
     for found in
         [None, Some(group(5, &["a", "b"])), Some(Group { template: "other".to_owned(), ..group(2, &["a", "b"]) })]
     {
@@ -166,14 +166,14 @@ fn a90_a_shard_that_lost_or_changed_a_group_gets_it_again_once_per_poll() {
 #[test]
 fn a23_a_changed_spec_does_not_wait_for_the_next_poll() {
     let observed = answers(7, Some(group(2, &["a", "b"])));
-    let before = first_push(&planned(&object(json!({ "size": 3 })), &observed));
+    let before = first_push(&planned(&object(&json!({ "size": 3 })), &observed));
     let ended = Observed { call: Call::Ended(tried(&before, 7, Outcome::Accepted)), ..observed };
-    assert_eq!(pushes(&planned(&object(json!({ "size": 4 })), &ended)), [(4, vec![])]);
+    assert_eq!(pushes(&planned(&object(&json!({ "size": 4 })), &ended)), [(4, vec![])]);
 }
 
 #[test]
 fn a95_a_size_is_lowered_only_by_what_is_drained_and_names_it() {
-    let object = object(json!({ "size": 1 }));
+    let object = object(&json!({ "size": 1 }));
     let observed = answers(1, Some(group(3, &["a", "b", "c"])));
     assert_eq!(planned(&object, &observed).steps, [], "nothing is drained yet");
     let one = Observed { released: ["b".to_owned()].into(), ..observed.clone() };
@@ -195,23 +195,23 @@ fn a95_a_size_is_lowered_only_by_what_is_drained_and_names_it() {
 #[test]
 fn instances_that_are_not_made_yet_need_no_drain() {
     let observed = answers(1, Some(group(5, &["a", "b"])));
-    assert_eq!(pushes(&planned(&object(json!({ "size": 1 })), &observed)), [(2, vec![])]);
+    assert_eq!(pushes(&planned(&object(&json!({ "size": 1 })), &observed)), [(2, vec![])]);
 }
 
 #[test]
 fn a_replacement_beside_the_one_it_replaces_changes_no_size() {
     let more = answers(1, Some(group(2, &["a", "b", "c"])));
-    assert_eq!(planned(&object(json!({})), &more).steps, []);
+    assert_eq!(planned(&object(&json!({})), &more).steps, []);
     let shrinking = Observed { released: ["a".to_owned()].into(), ..answers(1, Some(group(2, &["a", "b", "c"]))) };
-    assert_eq!(planned(&object(json!({ "size": 1 })), &shrinking).steps, [], "one of the three is going by itself");
+    assert_eq!(planned(&object(&json!({ "size": 1 })), &shrinking).steps, [], "one of the three is going by itself");
 }
 
 #[test]
 fn a_released_member_of_a_group_that_keeps_its_size_is_replaced() {
     let observed = Observed { released: ["a".to_owned()].into(), ..answers(1, Some(group(2, &["a", "b"]))) };
-    assert_eq!(pushes(&planned(&object(json!({})), &observed)), [(2, vec!["a"])]);
+    assert_eq!(pushes(&planned(&object(&json!({})), &observed)), [(2, vec!["a"])]);
     let replaced = Observed { released: observed.released, ..answers(2, Some(group(2, &["a", "b", "c"]))) };
-    assert_eq!(planned(&object(json!({})), &replaced).steps, [], "its successor is there");
+    assert_eq!(planned(&object(&json!({})), &replaced).steps, [], "its successor is there");
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn a_server_that_names_no_instances_removes_the_oldest_once_they_are_drained() {
     let observed = answers(1, Some(Group { members, ..group(3, &[]) }));
     let old = |name: &str, is_drained| OldNode { name: name.to_owned(), is_drained };
     let with = |oldest: Vec<OldNode>| Observed { oldest, ..observed.clone() };
-    let object = object(json!({ "size": 1 }));
+    let object = object(&json!({ "size": 1 }));
     let plan = planned(&object, &with(vec![old("n1", false), old("n2", false), old("n3", false)]));
     let drains: Vec<_> = plan.actions().cloned().collect();
     assert_eq!(drains, [Action::DrainNode { node: "n1".into() }, Action::DrainNode { node: "n2".into() }]);
@@ -233,7 +233,7 @@ fn a_server_that_names_no_instances_removes_the_oldest_once_they_are_drained() {
 
 #[test]
 fn a35_a_silent_shard_is_unreachable_and_what_it_said_stays() {
-    let mut object = object(json!({}));
+    let mut object = object(&json!({}));
     let observed = answers(1, Some(group(2, &["a", "b"])));
     let report = status_after(&object, &observed, &Note::default());
     assert_eq!(condition(&report.status, ConditionType::ShardReachable), (ConditionStatus::True, Reason::Connected));
@@ -261,7 +261,7 @@ fn a35_a_silent_shard_is_unreachable_and_what_it_said_stays() {
 
 #[test]
 fn a91_a_refusal_is_an_invalid_configuration_and_a_failure_a_provider_error() {
-    let object = object(json!({ "template": "unknown" }));
+    let object = object(&json!({ "template": "unknown" }));
     let observed = answers(1, Some(group(2, &["a", "b"])));
     let push = first_push(&planned(&object, &observed));
     for (outcome, ready, valid) in [
@@ -294,7 +294,7 @@ fn a91_a_refusal_is_an_invalid_configuration_and_a_failure_a_provider_error() {
 fn a38_errors_of_the_provider_become_warnings() {
     let errors = vec!["Failed to create instance: quota".to_owned()];
     let observed = Observed { errors, ..answers(1, Some(group(2, &["a", "b"]))) };
-    let report = status_after(&object(json!({})), &observed, &Note::default());
+    let report = status_after(&object(&json!({})), &observed, &Note::default());
     assert_eq!((report.done[0].kind, report.done[0].reason), (EventKind::Warning, "ProviderError"));
     assert_eq!(report.done[0].note, "Failed to create instance: quota");
 }
@@ -303,7 +303,7 @@ fn a38_errors_of_the_provider_become_warnings() {
 fn a89_status_has_the_shards_config_counts_and_times() {
     let vars = [("a".to_owned(), "b".to_owned())].into();
     let of_shard = Group { subnet_pool: "private".to_owned(), is_static: true, vars, ..group(2, &["b", "a"]) };
-    let status = status_after(&object(json!({})), &answers(1, Some(of_shard)), &Note::default()).status;
+    let status = status_after(&object(&json!({})), &answers(1, Some(of_shard)), &Note::default()).status;
     let config = json!({ "template": "small", "subnetPool": "private", "vars": { "a": "b" } });
     assert_eq!(to_value(&status.config).unwrap(), config);
     assert_eq!((status.replicas, status.is_static, status.observed_generation), (2, true, Some(3)));
@@ -311,7 +311,7 @@ fn a89_status_has_the_shards_config_counts_and_times() {
     assert_eq!(status.last_sync_time, Some(Timestamp::UNIX_EPOCH));
 }
 
-fn going(fields: Value) -> NstanceShardGroup {
+fn going(fields: &Value) -> NstanceShardGroup {
     let mut object = object(fields);
     object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
     object
@@ -320,7 +320,7 @@ fn going(fields: Value) -> NstanceShardGroup {
 #[test]
 fn a36_a_dynamic_group_shrinks_through_drains_before_it_is_removed() {
     // With settings that the shard refuses: they play no part any more.
-    let object = going(json!({ "template": "refused" }));
+    let object = going(&json!({ "template": "refused" }));
     let observed = answers(1, Some(group(2, &["a", "b"])));
     assert_eq!(planned(&object, &observed).steps, [], "nothing is drained yet");
     let all = Observed { released: ["a".to_owned(), "b".to_owned()].into(), ..observed };
@@ -335,7 +335,7 @@ fn a36_a_dynamic_group_shrinks_through_drains_before_it_is_removed() {
 
 #[test]
 fn a36_a_static_group_goes_back_to_its_configuration() {
-    let object = going(json!({}));
+    let object = going(&json!({}));
     let observed = answers(1, Some(Group { is_static: true, ..group(2, &["a", "b"]) }));
     assert!(matches!(planned(&object, &observed).actions().collect::<Vec<_>>()[..], [Action::DeleteGroup { .. }]));
     let done = Tried { digest: DELETE.to_owned(), poll: 1, outcome: Outcome::Accepted };
@@ -350,7 +350,7 @@ fn a36_a_static_group_goes_back_to_its_configuration() {
 
 #[test]
 fn a36_a_silent_shard_holds_the_finalizer_and_one_that_left_the_configuration_does_not() {
-    let object = going(json!({}));
+    let object = going(&json!({}));
     let mute = planned(&object, &silent(&answers(1, Some(group(0, &[])))));
     assert_eq!((mute.steps.len(), mute.blocked[0].reason), (0, Reason::ShardUnreachable));
     let left = planned(&object, &Observed { shard: Shard::Unconfigured, ..Observed::default() });
@@ -359,7 +359,7 @@ fn a36_a_silent_shard_holds_the_finalizer_and_one_that_left_the_configuration_do
 
 #[test]
 fn a98_a_paused_group_is_left_alone() {
-    for object in [object(json!({})), going(json!({}))] {
+    for object in [object(&json!({})), going(&json!({}))] {
         let observed = Observed { is_paused: true, ..answers(1, None) };
         assert_eq!(planned(&object, &observed).steps, []);
         let status = status_after(&object, &observed, &Note::default()).status;
