@@ -83,7 +83,7 @@ async fn a_missing_definition_holds_up_its_own_layer_only_until_it_is_installed(
     other_layer_serves(&space, "served").await.with_context(|| second.log_tail())?;
     let answer = readiness(address).await?;
     assert!(answer.starts_with("HTTP/1.0 200") && !answer.contains("[!]layer"), "{answer}");
-    goes_while_running(&scene, &space, address).await.with_context(|| second.log_tail())
+    Box::pin(goes_while_running(&scene, &space, address)).await.with_context(|| second.log_tail())
 }
 
 /// The other layer reports on what is new.

@@ -387,8 +387,8 @@ async fn new_machines_get_the_addresses_of_every_server_of_the_shard() -> Result
     let (registration, agent) = ("10.0.0.1:8992,10.0.0.2:8992", "10.0.0.1:8994,10.0.0.2:8994");
     let server = zone.start_with(&["--advertise-registration", registration, "--advertise-agent", agent])?;
     let seen = eventually("a machine", async || {
-        let folders = std::fs::read_dir(&machines).ok()?;
-        folders.filter_map(|folder| std::fs::read_to_string(folder.ok()?.path().join("addresses")).ok()).next()
+        let mut folders = std::fs::read_dir(&machines).ok()?;
+        folders.find_map(|folder| std::fs::read_to_string(folder.ok()?.path().join("addresses")).ok())
     })
     .await
     .with_context(|| server.child.log_tail())?;
