@@ -411,14 +411,6 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An object that the watch brought.
-    fn put(&self, key: &Key, version: u64, value: Option<T>) {
-        self.change(key, true, |store| match value {
-            Some(value) => store.observe(key.clone(), version, value),
-            None => store.forget(key, version),
-        });
-    }
-
     /// An object in the answer to a write. What the watch does not speak of it cannot have overtaken.
     fn put_answer(&self, key: &Key, version: u64, value: Option<T>, from_watch: bool) {
         let is_stranger = self.strangers().contains(key);

@@ -466,7 +466,7 @@ mod tests {
         store.begin_list(false);
         assert!(store.is_listed_as_known(&key("stays"), 9));
         assert_eq!(missing(&store, 50), (vec![], vec![key("late")]));
-        assert!(store.correct(&key("late"), Some(100), None).is_some());
+        assert!(store.correct(&key("late"), at(Some(100)), None).is_some());
         for name in ["late", "gone"] {
             assert!(store.deliver(if name == "late" { 51 } else { 52 }));
             assert!(store.observe(key(name), 52, "again").is_some(), "{name}");

@@ -26,6 +26,14 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
         })
     }
 
+    /// An object that the watch brought.
+    fn put(&self, key: &Key, version: u64, value: Option<T>) {
+        self.change(key, true, |store| match value {
+            Some(value) => store.observe(key.clone(), version, value),
+            None => store.forget(key, version),
+        });
+    }
+
     /// Nothing is believed before it is read; whom it concerns has to look.
     fn doubted(&self, key: &Key) -> Changed<T> {
         self.doubt(key.clone());
