@@ -175,7 +175,7 @@ impl ClusterApi {
     }
 }
 
-/// It says so long before its last lines, which are about ending its controllers.
+/// Anywhere in its log: its other parts, which end because of that, write to it as well.
 fn is_port_taken(log: &Path) -> bool {
     fs::read_to_string(log).is_ok_and(|log| log.contains("address already in use"))
 }
