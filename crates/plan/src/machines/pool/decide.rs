@@ -215,18 +215,16 @@ fn members(
     let Owner::MachinePool { name: owner, .. } = &observed.owner else { return };
     let members = by_id(observed);
     for shard in observed.shards.keys() {
+        let is_left = observed.shard_groups.iter().any(|group| group.spec.shard == *shard && is_ours(pool, group));
+        // What another shard has under this key is not the pool's.
+        let Some(size) = distribution.sizes.get(shard).copied().or(is_left.then_some(0)) else { continue };
         // A silent shard says nothing of what is there.
         let Some(group) = answered(observed, shard) else { continue };
         for instance in missing(group, &members) {
             let machine = build::machine(pool, &spec.group, &observed.cluster, owner, &instance.id);
             plan.push(Action::CreateMachine(machine));
         }
-        let is_left = || {
-            let of_shard = |other: &&ShardGroup| other.spec.shard == *shard && is_ours(pool, other);
-            observed.shard_groups.iter().any(|group| of_shard(&group))
-        };
-        let size = distribution.sizes.get(shard).copied().or_else(|| is_left().then_some(0));
-        for member in size.map(|size| victims(group, size, &members)).unwrap_or_default() {
+        for member in victims(group, size, &members) {
             plan.steps.extend(delete(member).map(Step::new));
         }
     }

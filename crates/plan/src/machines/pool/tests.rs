@@ -304,6 +304,13 @@ fn every_living_instance_gets_a_machine_and_none_under_deletion_does() {
 }
 
 #[test]
+fn instances_of_a_shard_that_the_pool_does_not_name_are_not_its_members() {
+    let (pool, mut observed) = settled(4);
+    observed.shards.insert("dev-3".to_owned(), says(Some(group(1, &["x"]))));
+    assert_eq!(actions(&planned(&pool, &observed)), Vec::<String>::new());
+}
+
+#[test]
 fn every_machine_waits_for_our_drain() {
     let (pool, mut observed) = settled(4);
     observed.members[0].machine.as_mut().unwrap().has_hook = false;
