@@ -1,6 +1,6 @@
 //! One instance as an NstanceMachine: a member of a pool, which its shard made, or one of its own, which is asked for.
 //!
-//! It goes in one order, whoever deletes it: Cluster API holds the deletion of the Machine at our hook; the Node is
+//! It goes in one order, whichever program deletes it: Cluster API holds the deletion of the Machine at our hook; the Node is
 //! drained; the hook goes, with a word to Cluster API not to drain again; Cluster API deletes the NstanceMachine; its
 //! shard removes the instance; the finalizer goes when the shard reports it gone.
 
@@ -151,7 +151,7 @@ pub enum Action {
         id: String,
         timeout: Option<Duration>,
     },
-    /// Tell Cluster API that the Node needs no drain, and let it go on: both in one patch.
+    /// Set the annotation that excludes the Node from Cluster API's drain, and remove our hook: both in one patch.
     ReleaseHook {
         name: String,
         uid: String,

@@ -393,7 +393,7 @@ fn an_instance_whose_id_was_never_stored_is_found_again_before_the_object_goes()
 }
 
 #[test]
-fn a91_what_a_shard_refuses_or_cannot_do_is_told_apart() {
+fn a91_what_a_shard_refuses_and_what_it_cannot_do_have_their_reasons() {
     let object = own_machine();
     for (outcome, reason) in [
         (Outcome::Refused("type not allowed".to_owned()), "ConfigValidationFailed"),

@@ -409,7 +409,7 @@ fn a39_ids_are_sorted_and_never_dropped_before_every_shard_group_is_synced() {
     assert_eq!(published(&observed), ["publish c d process:///dev-1/a process:///dev-1/b"]);
     observed.shard_groups[1].provider_ids.clear();
     observed.shard_groups[1].is_synced = false;
-    assert_eq!(published(&observed), ["publish c d process:///dev-1/a process:///dev-1/b"], "not heard of yet");
+    assert_eq!(published(&observed), ["publish c d process:///dev-1/a process:///dev-1/b"], "not synced yet");
     observed.shard_groups[1].is_synced = true;
     assert_eq!(published(&observed), ["publish process:///dev-1/a process:///dev-1/b"], "the shard omits them");
 }
