@@ -1,5 +1,5 @@
 //! Connections that have not said what they want: so many, and the oldest goes for the next. An honest client is done in
-//! milliseconds, so that those who hold a place for nothing push each other out, and not it.
+//! milliseconds, so that idle connections push each other out, and not it.
 
 use std::{
     collections::BTreeMap,

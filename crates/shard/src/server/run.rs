@@ -393,7 +393,7 @@ async fn collect(term: &Term, cluster: &ClusterLead) -> TermError {
             Err(TermError::Lost(error @ Lost::Ended)) => return error.into(),
             Err(error) => tracing::warn!(error = %explained(&error), "the certificate log was not purged"),
         }
-        // Whoever leads the cluster then; a lead that ends meanwhile is not this shard's.
+        // The cluster's leader does it; its lead may end meanwhile, and this shard's goes on.
         if let Some(lead) = cluster.load_full().filter(|lead| lead.is_valid())
             && let Err(error) = term.purge_operator_nonces(&lead).await
         {

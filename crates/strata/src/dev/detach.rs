@@ -121,7 +121,7 @@ fn log(text: &impl std::fmt::Display) {
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{text}\n").as_bytes());
 }
 
-/// On a thread that no one waits for: a panic elsewhere must end this process, and with it the pipe, although the
+/// On a thread of its own, which the runtime does not wait for: a panic elsewhere must end this process, and with it the pipe, although the
 /// command at its other end says nothing before it has read an outcome.
 fn stop_when_abandoned(stop: CancellationToken) {
     std::thread::spawn(move || {
