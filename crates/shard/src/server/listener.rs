@@ -130,10 +130,8 @@ fn accept(port: &Arc<Port>, stream: TcpStream, from: SocketAddr) {
 }
 
 async fn serve(port: &Port, stream: TcpStream, from: SocketAddr, _permit: OwnedSemaphorePermit) {
-    let begun = port.handshakes.begin();
-    let shaken = begun.run(tokio::time::timeout(HANDSHAKE, handshake(port, stream))).await;
-    let Some(Ok(Ok(stream))) = shaken else { return };
-    drop(begun);
+    // Boxed: what a handshake needs is not held for as long as the connection lasts.
+    let Some(stream) = Box::pin(begin(port, stream)).await else { return };
     let certificate = certificate(&stream.inner);
     let Some(place) = port.clients.admit(client(certificate.as_ref(), from)) else { return };
     let certificate = ClientCertificate(certificate);
@@ -153,6 +151,12 @@ async fn serve(port: &Port, stream: TcpStream, from: SocketAddr, _permit: OwnedS
     if let Err(error) = connection.await {
         tracing::debug!(%error, %from, "a connection ended");
     }
+}
+
+/// `None` if the client is too slow, not honest, or has to give way to the next.
+async fn begin(port: &Port, stream: TcpStream) -> Option<Begun> {
+    let place = port.handshakes.begin();
+    place.run(tokio::time::timeout(HANDSHAKE, handshake(port, stream))).await?.ok()?.ok()
 }
 
 /// TLS, then the first bytes: a client that sends none, or others, goes no further.
