@@ -26,9 +26,9 @@ pub fn all() -> impl Iterator<Item = &'static LayerSpec> {
     LAYERS.iter().map(|layer| &layer.spec)
 }
 
-/// The definitions of every kind that users write. The machines kinds are defined, and no layer serves them yet.
+/// The definitions of every kind that users write.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    all().flat_map(|spec| (spec.crds)()).chain(api::machine::crds()).collect()
+    all().flat_map(|spec| (spec.crds)()).collect()
 }
 
 /// What all layers together may do.

@@ -125,7 +125,7 @@ fn accept(port: &Arc<Port>, stream: TcpStream, from: SocketAddr) {
     let port = Arc::clone(port);
     let cancel = port.cancel.clone();
     port.tasks.clone().spawn(async move {
-        cancel_or(&cancel, Box::pin(serve(&port, stream, from, permit))).await;
+        cancel_or(&cancel, serve(&port, stream, from, permit)).await;
     });
 }
 
