@@ -190,16 +190,18 @@ async fn delete_namespace(first: First) -> Result<Vec<Entry>> {
         bail!("{first:?}: the namespace does not go; left are {:#} {:#}", json!(left), json!(users));
     }
     let mut entries = releases.control_plane.audit().entries_after(mark)?;
-    entries.sort_by_key(|entry| entry.received_at);
     let is_end =
         |entry: &Entry| entry.verb == "delete" && entry.resource == "namespaces" && entry.name == space.namespace;
-    let end = entries.iter().position(is_end).context("the deletion is in the log")?;
+    // Before that the namespace still takes what is made in it.
+    let ended_at = entries.iter().find(|entry| is_end(entry)).context("the deletion is in the log")?.answered_at;
     let is_attempt = |entry: &Entry| {
         entry.user == OPERATOR_USER
             && entry.namespace == space.namespace
+            && entry.received_at >= ended_at
             && (entry.verb == "create" || matches!(entry.code, 201 | 403))
     };
-    Ok(entries.split_off(end).into_iter().filter(is_attempt).collect())
+    entries.retain(is_attempt);
+    Ok(entries)
 }
 
 #[tokio::test]
