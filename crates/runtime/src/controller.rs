@@ -64,7 +64,7 @@ pub trait Controller: Send + Sync + Sized + 'static {
     type Note: Clone + Default + Send + Sync;
     /// What may be asked for; [`plan::fact::Never`] where nothing is.
     type Ask: Clone + Debug + Eq + Hash + Send + Sync;
-    type Answer: Clone + Send + Sync;
+    type Answer: Clone + PartialEq + Send + Sync;
 
     /// The kind of the objects that rounds are about.
     fn kind(&self) -> &Arc<Kind<Self::View, Self::Object>>;

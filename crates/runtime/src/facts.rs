@@ -99,7 +99,7 @@ impl<Q, F> Default for FactCache<Q, F> {
     }
 }
 
-impl<Q: Clone + Debug + Eq + Hash, F: Clone> FactCache<Q, F> {
+impl<Q: Clone + Debug + Eq + Hash, F: Clone + PartialEq> FactCache<Q, F> {
     /// What is known, if it is young enough, or that it could not be learnt a moment ago.
     pub(crate) fn get(&self, want: &Want<Q>, now: Instant) -> Option<Answer<F>> {
         let mut inner = self.lock();
@@ -172,7 +172,13 @@ impl<Q: Clone + Debug + Eq + Hash, F: Clone> FactCache<Q, F> {
         if entry.sequence != begun.0 {
             return waiting;
         }
-        entry.sequence = sequence;
+        // The same answer again is the same fact, only younger: what rests on it need not be planned anew.
+        let is_same = !entry.is_spoiled
+            && entry.failure.is_none()
+            && matches!((&result, &entry.known), (Ok((value, _)), Some((known, _))) if value == known);
+        if !is_same {
+            entry.sequence = sequence;
+        }
         let before = entry.weight.bytes();
         match result {
             Ok((value, bytes)) => {
@@ -293,6 +299,24 @@ mod tests {
         assert_eq!(known(&cache, "a"), Some(7));
         tokio::time::advance(MINUTE + Duration::from_secs(1)).await;
         assert_eq!(known(&cache, "a"), None, "too old");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_same_answer_again_is_the_same_fact() {
+        let cache = cache(MOST_BYTES);
+        let fetch = |value| {
+            let begun = cache.begin(&"a", &key("one"), Instant::now()).unwrap();
+            cache.end(&"a", begun, Ok((value, 4)), Instant::now());
+            cache.get(&want("a"), Instant::now()).map(|answer| answer.sequence)
+        };
+        let sequence = fetch(7);
+        tokio::time::advance(MINUTE / 2).await;
+        assert_eq!(fetch(7), sequence);
+        assert!(cache.is_current(&want("a"), sequence, Instant::now() + MINUTE), "only younger");
+        let other = fetch(8);
+        assert_ne!(other, sequence);
+        cache.spoil(&["a"]);
+        assert_ne!(fetch(8), other, "what was spoiled is learnt anew");
     }
 
     #[tokio::test(start_paused = true)]

@@ -347,7 +347,8 @@ impl<W: View, T: Send + Sync + 'static> Kind<W, T> {
             let version = identity(object.meta()).map_or(0, |(_, version)| version);
             (self.project)(object).map(|value| (version, value))
         });
-        self.change(key, from_watch, |store| store.correct(key, before, found));
+        let is_watched = !self.strangers().contains(key);
+        self.change(key, from_watch, |store| store.correct(key, before, is_watched, found));
         // A doubt that arose during the read stays.
         let mut doubtful = self.doubtful();
         if doubtful.get(key).copied() == doubt {

@@ -127,20 +127,32 @@ impl<T> Store<T> {
     }
 
     /// Ingests what a read of the server found; `before` is what was held when the read was sent. Nothing received
-    /// meanwhile: the read is right, whatever the versions say. Otherwise the newer of the two is.
-    pub(crate) fn correct(&self, key: &Key, before: Standing, found: Option<(u64, T)>) -> Option<Changed<T>> {
+    /// meanwhile: the read is right, whatever the versions say. Otherwise the newer of the two is. Of what is not watched
+    /// nothing is received.
+    pub(crate) fn correct(
+        &self,
+        key: &Key,
+        before: Standing,
+        is_watched: bool,
+        found: Option<(u64, T)>,
+    ) -> Option<Changed<T>> {
         let mut inner = self.write();
-        let (held, before_read) = (inner.objects.get(key).map(|known| known.version), before.delivered);
-        let before = before.version;
+        let held = inner.objects.get(key).map(|known| known.version);
         match found {
             Some((version, _)) if held == Some(version) => None,
-            // It came and went while it was read.
-            Some((version, _)) if before_read < version && inner.has_passed(key, version) => None,
-            Some((version, value)) if held == before => Some(inner.insert(key.clone(), version, value)),
+            // It went while it was read, and may have come in that time as well.
+            Some((version, _))
+                if is_watched
+                    && (held != before.version || before.delivered < version)
+                    && inner.has_passed(key, version) =>
+            {
+                None
+            }
+            Some((version, value)) if held == before.version => Some(inner.insert(key.clone(), version, value)),
             Some((version, value)) => inner.observe(key.clone(), version, value),
             None => {
                 drop(inner);
-                self.deleted(key, before)
+                self.deleted(key, before.version)
             }
         }
     }
@@ -358,10 +370,19 @@ mod tests {
         let before = store.standing(&key("a"));
         assert!(store.deliver(6) && store.observe(key("a"), 6, "there").is_some());
         assert!(store.deliver(8) && store.forget(&key("a"), 8).is_some());
-        assert!(store.correct(&key("a"), before, Some((6, "there"))).is_none());
+        assert!(store.correct(&key("a"), before, true, Some((6, "there"))).is_none());
+        // The same of what was there before.
+        assert!(store.observe(key("c"), 4, "there").is_some());
+        let before = store.standing(&key("c"));
+        assert!(store.deliver(9) && store.forget(&key("c"), 9).is_some());
+        assert!(store.correct(&key("c"), before, true, Some((4, "there"))).is_none());
+        // What is not watched was not seen to go.
+        let before = store.standing(&key("d"));
+        assert!(store.deliver(12));
+        assert!(store.correct(&key("d"), before, false, Some((11, "a stranger"))).is_some());
         // What the watch should have brought before the read began, and did not, is there all the same.
         let before = store.standing(&key("b"));
-        assert!(store.correct(&key("b"), before, Some((4, "missed"))).is_some());
+        assert!(store.correct(&key("b"), before, true, Some((4, "missed"))).is_some());
     }
 
     /// What a list did not hold: gone and doubtful.
@@ -379,8 +400,8 @@ mod tests {
         };
         assert_eq!(values(store.observe(key("a"), 1, 10)), Some((None, Some(10))));
         assert_eq!(values(store.observe(key("a"), 2, 20)), Some((Some(10), Some(20))));
-        assert_eq!(values(store.correct(&key("a"), at(Some(2)), Some((2, 20)))), None);
-        assert_eq!(values(store.correct(&key("a"), at(Some(2)), Some((3, 30)))), Some((Some(20), Some(30))));
+        assert_eq!(values(store.correct(&key("a"), at(Some(2)), true, Some((2, 20)))), None);
+        assert_eq!(values(store.correct(&key("a"), at(Some(2)), true, Some((3, 30)))), Some((Some(20), Some(30))));
         assert_eq!(values(store.deleted(&key("a"), Some(3))), Some((Some(30), None)));
         assert_eq!(values(store.forget(&key("a"), 4)), None);
     }
@@ -466,7 +487,7 @@ mod tests {
         store.begin_list(false);
         assert!(store.is_listed_as_known(&key("stays"), 9));
         assert_eq!(missing(&store, 50), (vec![], vec![key("late")]));
-        assert!(store.correct(&key("late"), at(Some(100)), None).is_some());
+        assert!(store.correct(&key("late"), at(Some(100)), true, None).is_some());
         for name in ["late", "gone"] {
             assert!(store.deliver(if name == "late" { 51 } else { 52 }));
             assert!(store.observe(key(name), 52, "again").is_some(), "{name}");
@@ -483,7 +504,7 @@ mod tests {
         store.begin_list(false);
         assert!(matches!(store.list_item(key("a"), 5, Some("restored")), Listed::Doubtful));
         store.end_list(5);
-        store.correct(&key("a"), at(Some(100)), Some((5, "restored")));
+        store.correct(&key("a"), at(Some(100)), true, Some((5, "restored")));
         assert_eq!(store.get(&key("a")).unwrap().value, "restored");
         assert!(store.deliver(6) && store.observe(key("a"), 6, "goes on").is_some());
     }
@@ -543,11 +564,11 @@ mod tests {
         let store = Store::default();
         store.observe(key("a"), 7, "seven");
         store.observe(key("a"), 9, "nine");
-        store.correct(&key("a"), at(Some(7)), Some((8, "eight")));
+        store.correct(&key("a"), at(Some(7)), true, Some((8, "eight")));
         assert_eq!(store.version(&key("a")), Some(9));
-        store.correct(&key("a"), at(Some(7)), None);
+        store.correct(&key("a"), at(Some(7)), true, None);
         assert_eq!(store.version(&key("a")), Some(9));
-        store.correct(&key("a"), at(Some(9)), None);
+        store.correct(&key("a"), at(Some(9)), true, None);
         assert_eq!(store.version(&key("a")), None);
     }
 }

@@ -65,8 +65,9 @@ pub async fn rounds(term: &Term) -> TermError {
                     all_at = now + term.until(None);
                     term.enqueue_all();
                 }
-                for (tenant, key) in looks.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name) {
-                    term.enqueue(tenant, key);
+                // Taken out: where no round may begin yet they stay due, and the time of none is in the past.
+                for (tenant, key) in looks.extract_if(.., |_, at| *at <= now).map(|(name, _)| name) {
+                    term.enqueue(&tenant, &key);
                 }
             }
         }
