@@ -7,7 +7,7 @@ use plan::shard::refusal::Code;
 use super::world::{CONFIG, Server, World};
 use crate::{
     server::{TermError, schedule::rounds},
-    store::{Expect, Store, layout::ShardLayout},
+    store::{Expect, Fault, Store, layout::ShardLayout},
     wire::{self, Fence},
 };
 
@@ -71,17 +71,41 @@ async fn a_group_whose_record_is_damaged_holds_up_no_other() {
     until(&mut server, "its replacement", || machines(&world, "fixed") == 1).await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_look_that_is_due_is_not_forgotten_when_another_group_is_asked_for() {
+/// A zone whose only instance drains for 20 s, and a server that has nothing else to look at for ten minutes.
+async fn draining() -> (World, Server, String) {
     let config = CONFIG.replace("\"size\": 1", "\"size\": 1, \"drain_timeout\": \"20s\"");
     let config = config.replace("\"subnet_pools\"", "\"health_check_interval\": \"10m\", \"subnet_pools\"");
     let world = World::with_config(&config).await;
-    let mut server = world.start().await;
+    let server = world.start().await;
     server.settle(&world).await.unwrap();
     let id = world.records().into_keys().next().unwrap();
     let mut smaller = upsert("fixed", 0);
     smaller.config.as_mut().unwrap().template.clear();
     server.term.upsert_group("default", smaller, &Fence::default()).await.unwrap();
+    (world, server, id)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_that_falls_due_while_all_rounds_are_busy_waits_for_one_of_them() {
+    let (world, mut server, id) = draining().await;
+    let (term, faults) = (Arc::clone(&server.term), server.faults.clone());
+    let others = async {
+        tokio::time::sleep(Duration::from_secs(18)).await;
+        for number in 0..20 {
+            term.upsert_group("default", upsert(&format!("g{number}"), 1), &Fence::default()).await.unwrap();
+        }
+        // Their rounds last beyond the 20 s.
+        faults.set(Fault::Slow(Duration::from_secs(1)));
+        while world.records()[&id].deleted_at.is_none() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    beside(&mut server, tokio::time::timeout(Duration::from_mins(5), others)).await.expect("its turn comes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_that_is_due_is_not_forgotten_when_another_group_is_asked_for() {
+    let (world, mut server, id) = draining().await;
     let (since, term) = (tokio::time::Instant::now(), Arc::clone(&server.term));
     let other = async {
         // It drains; a round of another group comes between, whose next look is far.
