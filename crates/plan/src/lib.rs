@@ -2,7 +2,7 @@
 //! A live round, a golden test and a saved snapshot are the same input.
 
 pub use clocks::Clocks;
-pub use round::Blocked as Why;
+pub use round::Why;
 
 mod clocks;
 pub mod drain;

@@ -24,7 +24,7 @@ pub struct Plan<A, Q = Never> {
     /// In order.
     pub steps: Vec<Step<A, Q>>,
     /// Why the object is not where it should be when neither a step nor waiting helps, the most important first.
-    pub blocked: Vec<Blocked>,
+    pub blocked: Vec<Why>,
     /// Objects that are blocked by themselves while the rest goes on, the most important first.
     pub blocked_objects: Vec<BlockedObject>,
     /// When to plan again even if no event arrives; `None` leaves it to events and the resync.
@@ -66,7 +66,7 @@ impl<A, Q> Plan<A, Q> {
 
     /// Adds a reason behind those that are there.
     pub fn block(&mut self, reason: Reason, message: impl Into<String>) {
-        self.blocked.push(Blocked { reason, message: message.into() });
+        self.blocked.push(Why { reason, message: message.into() });
     }
 }
 
@@ -162,7 +162,7 @@ impl Peer {
 
 /// Why something is as it is: a word for programs and a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Blocked {
+pub struct Why {
     pub reason: Reason,
     pub message: String,
 }
@@ -172,7 +172,7 @@ pub struct Blocked {
 pub struct BlockedObject {
     /// In the words of the controller, for example kind and name.
     pub object: String,
-    pub why: Blocked,
+    pub why: Why,
 }
 
 /// What became of one step.
@@ -206,7 +206,7 @@ pub enum Refusal {
     /// The namespace is being deleted; nothing can be created there.
     NamespaceTerminating,
     /// The executor knows better than the server's words.
-    Because(Blocked),
+    Because(Why),
 }
 
 /// What a round knows beside what it observed.

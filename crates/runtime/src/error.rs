@@ -6,7 +6,7 @@ use kube::core::Status;
 pub use plan::fact::Class;
 use plan::{
     fact::Failure,
-    round::{Blocked, Progress, Refusal},
+    round::{Progress, Refusal, Why},
 };
 
 /// The reason of a 404 that is about one object. One for a path that is not served is plain text, without a reason.
@@ -38,7 +38,7 @@ pub enum Error {
     OutOfTime,
     /// Trying again at once would not help; the words are for the status.
     #[error("{}", .0.message)]
-    Refused(Blocked),
+    Refused(Why),
     /// Another peer than the API server failed.
     #[error("{peer}: {}", failure.message)]
     Peer { peer: String, failure: Failure, retry_after: Option<Duration> },

@@ -17,7 +17,7 @@ use kube::{
 };
 use plan::{
     fact::{Class, Failure},
-    round::{Blocked, Inputs, Peer, Plan, Progress, Report, Step},
+    round::{Inputs, Peer, Plan, Progress, Report, Step, Why},
 };
 use runtime::{Controller, Error, Fence, InputsOf, Json, Key, Kind, Operator, RoundOf, Turn, enqueue_on_watch};
 use serde_json::json;
@@ -214,7 +214,7 @@ impl Scene {
 }
 
 fn refused() -> Error {
-    Error::Refused(Blocked { reason: api::condition::Reason::InvalidSpec, message: "no".into() })
+    Error::Refused(Why { reason: api::condition::Reason::InvalidSpec, message: "no".into() })
 }
 
 fn silent() -> Error {

@@ -8,7 +8,7 @@ use api::{
 };
 use futures::future::BoxFuture;
 use plan::{
-    round::Blocked,
+    round::Why,
     workspaces::{
         Accepted, Action, Content, Data, Derived, Digested, Done, Found, ObjectId, ObjectKind, Objects, Wish,
         data_of_config, data_of_password, fingerprint, is_lacking,
@@ -236,7 +236,7 @@ fn without_words(id: &ObjectId, error: Error) -> Error {
     let message = format!("{id} was refused: {}", status.reason);
     // A webhook chooses its own code; whatever it is, its words are not repeated.
     match status.code {
-        400 | 403 | 422 => Error::Refused(Blocked { reason: Reason::ObjectRejected, message }),
+        400 | 403 | 422 => Error::Refused(Why { reason: Reason::ObjectRejected, message }),
         _ => error.with_message(message),
     }
 }
