@@ -12,6 +12,9 @@ use plan::{
 /// The reason of a 404 that is about one object. One for a path that is not served is plain text, without a reason.
 const NOT_FOUND: &str = "NotFound";
 
+/// What the API server says, with code 500, where it cannot reach an admission webhook.
+const WEBHOOK_DOWN: &str = "failed calling webhook";
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The API server answered with a failure.
@@ -137,9 +140,10 @@ impl Error {
     }
 
     /// Whether the same peer is not worth another request in this round: it does not answer, asks for patience or
-    /// fails itself, or we may not write to it any more.
+    /// fails itself, or we may not write to it any more. A webhook that cannot be reached concerns what it is called for.
     pub(crate) fn stops_peer(&self) -> bool {
         match self {
+            Self::Api { status, .. } if status.message.contains(WEBHOOK_DOWN) => false,
             Self::Api { status, .. } => status.code == 429 || status.code >= 500,
             Self::Client { source, .. } => !matches!(**source, kube::Error::BuildRequest(_)),
             Self::TimedOut { .. } | Self::NotLeader { .. } | Self::LeadLost | Self::OutOfTime => true,
@@ -279,5 +283,14 @@ mod tests {
             ]
         );
         assert_eq!(Error::Panicked("x".into()).class(), Class::Transient);
+    }
+
+    #[test]
+    fn a_webhook_that_is_down_does_not_make_the_api_server_silent() {
+        assert!(api(500).stops_peer());
+        let body = r#"{"kind":"Status","message":"Internal error occurred: failed calling webhook \"policy\": refused","code":500}"#;
+        let error = answer(500, None, body);
+        assert!(!error.stops_peer(), "other objects may be written");
+        assert_eq!(error.class(), Class::Transient);
     }
 }
