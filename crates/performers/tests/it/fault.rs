@@ -66,7 +66,7 @@ async fn live_through(shared: &Shared, space: &Space, write: &str, fault: (&str,
 
 /// How often the operator's requests did it, by the log of one verb on one object. A request that its client gave up may
 /// be logged as failed although it was carried out: then the operator's next try found it done, and nobody else did it.
-fn times_done(log: &[Entry]) -> usize {
+pub fn times_done(log: &[Entry]) -> usize {
     let is_ours = |entry: &&Entry| entry.user == OPERATOR_USER;
     let answered = log.iter().filter(is_ours).filter(|entry| entry.code < 300).count();
     let (given_up, found_done) = (

@@ -16,11 +16,13 @@ use runtime::Settings;
 use serde_json::json;
 use testbed::{
     ControlPlane, Options,
+    audit::Entry,
     fault::{Calls, Fault, Injected, Seen, Verb},
     process::Child,
 };
 
 use crate::{
+    fault::times_done,
     harness::{Running, Space, alone, hasty, spec},
     scene::{Scene, eventually},
 };
@@ -81,9 +83,15 @@ impl Stage {
         self.scene.control_plane.ready().await?;
         self.space.until_ready(name).await?;
         let owned = format!("performer-{name}");
-        let committed = self.scene.committed(mark)?;
-        let made = committed.iter().filter(|e| e.verb == "create" && e.resource == "pods" && e.name == owned);
-        assert_eq!(made.count(), 1);
+        let log = || -> Result<Vec<Entry>> {
+            let mut log = self.scene.control_plane.audit().entries_after(mark)?;
+            log.retain(|e| (&*e.verb, &*e.resource, &*e.subresource, &*e.name) == ("create", "pods", "", &*owned));
+            Ok(log)
+        };
+        // The log is written after the answer.
+        let came = eventually("the creation is logged", || log().is_ok_and(|log| times_done(&log) > 0)).await;
+        came.with_context(|| format!("{:#?}", log()))?;
+        assert_eq!(times_done(&log()?), 1, "{:#?}", log());
         self.repairs(name).await
     }
 
