@@ -6,5 +6,7 @@ mod decode;
 mod kind;
 pub mod machine;
 pub mod performer;
+#[cfg(test)]
+mod published;
 mod schema;
 pub mod workspace;

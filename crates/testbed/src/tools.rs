@@ -18,6 +18,7 @@ use std::{
 
 use build::Workshop;
 pub use catalog::{CATALOG, FIRST_START, Tool};
+pub(crate) use module_files::copy;
 pub use progress::{Plain, Progress, State, Step};
 
 /// Why a program is not available.

@@ -55,8 +55,8 @@ async fn a_crash_loop_behind_a_sidecar_is_told() -> Result<()> {
 
     // A sidecar that never starts: the Performer's own container is well, and its pod is not ready.
     report(&space, waiting("ErrImagePull"), running).await?;
-    let told = space.until_condition("a", "Degraded", "True", "ImagePullFailed").await?;
-    let message = condition(&told, "Degraded")["message"].to_string();
+    let reported = space.until_condition("a", "Degraded", "True", "ImagePullFailed").await?;
+    let message = condition(&reported, "Degraded")["message"].to_string();
     assert!(message.contains("the container agent, which admission added"), "{message}");
     Ok(())
 }

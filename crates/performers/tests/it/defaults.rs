@@ -17,7 +17,7 @@ use crate::{
 /// What a woken round takes until it is seen from outside, on a machine with other work.
 const BUSY: Duration = Duration::from_secs(10);
 
-/// The period that nobody has configured, in its real length. A settled Performer needs no pods for it, and so no nodes.
+/// The default period, in its real length. A settled Performer needs no pods for it, and so no nodes.
 #[tokio::test]
 async fn p40_by_default_the_resync_comes_every_two_minutes() -> Result<()> {
     let control_plane = ControlPlane::start(Options { fsync: false, ..Options::bare() }).await?;

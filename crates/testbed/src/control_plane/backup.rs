@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{ControlPlane, Error};
+use crate::tools::copy;
 
 /// What etcd held at one moment.
 #[derive(Debug)]
@@ -42,18 +43,4 @@ impl ControlPlane {
 fn in_directory(path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Directory { path, source }
-}
-
-fn copy(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &target)?;
-        } else {
-            fs::copy(entry.path(), target)?;
-        }
-    }
-    Ok(())
 }

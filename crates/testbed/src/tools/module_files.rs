@@ -54,7 +54,7 @@ fn missing(tool: &Tool, said: String) -> Error {
 }
 
 /// A file or a whole folder. Contents alone: Go's module cache is read-only, and its users' copies need not be.
-fn copy(from: &Path, to: &Path) -> io::Result<()> {
+pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     if !from.is_dir() {
         to.parent().map(fs::create_dir_all).transpose()?;
         return fs::write(to, fs::read(from)?);

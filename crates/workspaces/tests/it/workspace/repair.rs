@@ -175,7 +175,7 @@ async fn outlives_the_definition(world: &World) -> Result<()> {
     definitions.delete(&name, &DeleteParams::default()).await?;
     eventually("it is gone", async || Ok(definitions.get_opt(&name).await?.is_none())).await?;
     space
-        .until("team", "told what is missing", |workspace: &Workspace| {
+        .until("team", "saying what is missing", |workspace: &Workspace| {
             condition(workspace, "Ready").contains("does not serve users")
         })
         .await?;
