@@ -18,6 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("hetzner", &["api"]),
     ("shard", &["api", "plan", "process"]),
     ("agent", &["api", "plan", "process", "shard"]),
+    ("machines", &["api", "plan", "process", "runtime", "shard", "drain"]),
     ("talos", &["api"]),
     ("testbed", &["catalog", "api", "talos"]),
     (
@@ -31,6 +32,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "drain",
             "shard",
             "agent",
+            "machines",
             "performers",
             "workspaces",
             "testbed",
@@ -38,7 +40,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "xtask",
-        &["api", "plan", "process", "runtime", "shard", "performers", "workspaces", "testbed", "strata", "launcher"],
+        &["api", "plan", "process", "runtime", "shard", "machines", "performers", "workspaces", "testbed", "strata", "launcher"],
     ),
     ("launcher", &["catalog"]),
 ];

@@ -1,0 +1,2 @@
+//! Machines: groups of instances in zone shards as resources of Cluster API. Pools and Machines ask for instances, the
+//! shards' servers own them, and no instance goes before its node was drained.
