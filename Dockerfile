@@ -9,8 +9,8 @@ FROM ${BUILD_BASE} AS build
 RUN apk add --no-cache musl-dev gcc g++ make cmake perl
 WORKDIR /src
 COPY . .
-RUN cargo build --release --locked --no-default-features --package strata \
-    && cp target/release/strata /strata
+RUN cargo build --profile dist --locked --no-default-features --package strata \
+    && cp target/dist/strata /strata
 
 FROM ${GO_BASE} AS helm
 WORKDIR /src

@@ -76,7 +76,8 @@ pub fn run(benchmark: &Benchmark) -> Result<()> {
         return build::go_on_optimised();
     }
     let program = match benchmark {
-        Benchmark::Performers(Flags { operator: Some(given), .. }) => given.clone(),
+        Benchmark::Performers(Flags { operator: Some(given), .. })
+        | Benchmark::Releases(releases::Flags { operator: Some(given), .. }) => given.clone(),
         Benchmark::Performers(_) | Benchmark::Releases(_) => build::operator()?,
         // The server is a library here.
         Benchmark::Shard(_) | Benchmark::ShardServer(_) => PathBuf::new(),
@@ -103,7 +104,7 @@ async fn bench(benchmark: &Benchmark, program: &Path) -> Result<()> {
             Ok(())
         }
         Benchmark::Releases(flags) => {
-            let results = releases::measure(*flags, program).await?;
+            let results = releases::measure(flags, program).await?;
             tell(&results, &releases::goals(&results), &releases::PEER, releases::PEER_NAME, flags.json)
         }
         Benchmark::Shard(flags) => {

@@ -14,14 +14,14 @@ use crate::workspace;
 /// Turns this process into its optimised self: an unoptimised benchmark would take the CPU from what it measures, and
 /// make the floors slower than they are.
 pub fn go_on_optimised() -> Result<()> {
-    let program = release("xtask", &[])?;
+    let program = built("release", "xtask", &[])?;
     let error = Command::new(program).args(std::env::args_os().skip(1)).exec();
     Err(error).context("cannot start the optimised benchmark")
 }
 
 /// The operator as the production image has it: the feature `dev` is off there, and would cost megabytes of program.
 pub fn operator() -> Result<PathBuf> {
-    release("strata", &["--no-default-features"])
+    built("dist", "strata", &["--no-default-features"])
 }
 
 #[derive(Deserialize)]
@@ -29,9 +29,9 @@ struct Artifact {
     executable: Option<PathBuf>,
 }
 
-fn release(package: &str, features: &[&str]) -> Result<PathBuf> {
-    eprintln!("bench: cargo build --release -p {package} {} …", features.join(" "));
-    let mut cargo = workspace::cargo(["build", "--release", "--package", package]);
+fn built(profile: &str, package: &str, features: &[&str]) -> Result<PathBuf> {
+    eprintln!("bench: cargo build --profile {profile} -p {package} {} …", features.join(" "));
+    let mut cargo = workspace::cargo(["build", "--profile", profile, "--package", package]);
     let messages = workspace::output(cargo.args(features).arg("--message-format=json-render-diagnostics"))?;
     let executables = messages.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok()?.executable);
     let is_named = |path: &PathBuf| path.file_name() == Path::new(package).file_name();

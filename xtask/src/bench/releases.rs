@@ -7,7 +7,7 @@ mod print;
 mod requests;
 mod unchanged;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -21,7 +21,7 @@ const CHART: (&str, &str) = ("four", "1.0.0");
 /// What the operator's default budget admits at once; the bare loop does the same.
 const PARALLEL: usize = 4;
 
-#[derive(Args, Clone, Copy)]
+#[derive(Args, Clone)]
 pub struct Flags {
     /// How many releases
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(8..=2000))]
@@ -33,6 +33,9 @@ pub struct Flags {
     /// Print one JSON document on standard output; progress stays on standard error
     #[arg(long)]
     pub json: bool,
+    /// Measure this program, an earlier build for example, instead of building one
+    #[arg(long, value_name = "PROGRAM")]
+    pub operator: Option<PathBuf>,
 }
 
 /// Everything that was measured.
@@ -76,7 +79,7 @@ pub fn goals(results: &Results) -> Vec<Goal> {
     ]
 }
 
-pub async fn measure(flags: Flags, program: &Path) -> Result<Results> {
+pub async fn measure(flags: &Flags, program: &Path) -> Result<Results> {
     let count = flags.count as usize;
     let show = |text: String| {
         if !flags.json {
