@@ -3,7 +3,10 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
-use plan::shard::config::{Config, Findings};
+use plan::shard::{
+    config::{Config, Findings},
+    election::Lock,
+};
 use shard::{
     config::parse,
     identity::{ClusterKeys, SealingKey},
@@ -139,6 +142,15 @@ pub async fn findings(store: &dyn Store, shard: &str) -> Result<(Option<Config>,
     let text = String::from_utf8(object.body)
         .map_err(|_| Failure::new(format!("the configuration of shard {shard:?} is not text")))?;
     Ok(parse(&text))
+}
+
+/// A shard's lock, or why it cannot be read.
+pub async fn lock(store: &dyn Store, shard: &str) -> Result<Result<Option<Lock>, String>, Failure> {
+    let key = ShardLayout::new(shard).lock();
+    let Some(object) = store.get(&key).await? else { return Ok(Ok(None)) };
+    let remedy = "restore it, or stop every server of the shard and remove it";
+    let read = serde_json::from_slice(&object.body).map(Some);
+    Ok(read.map_err(|error| format!("{key} is damaged: {error}; {remedy}")))
 }
 
 /// A shard's configuration, if it can be used.
