@@ -256,6 +256,12 @@ async fn damaged_objects_are_named_and_hide_nothing_else() -> Result<()> {
             None => std::fs::remove_file(&path)?,
         }
     }
+    std::fs::write(zone.file("storage/shard/a/config.jsonc"), b"\xff\xfe")?;
+    ensure!(ids(&zone.json(&["instances", "-o", "json"]).await?) == ids(&before), "no configuration hides them");
+    let status = zone.json(&["status", "-o", "json"]).await?;
+    ensure!(status[0]["problem"].as_str().is_some_and(|why| why.contains("is not text")), "{status}");
+    let found = zone.shard(&["validate"]).await?;
+    ensure!(found.code == 1 && found.out.contains("error: config: is not text"), "{found:?}");
     Ok(())
 }
 
