@@ -189,7 +189,7 @@ struct Server<'a> {
 impl Server<'_> {
     /// Stands for the shard, and serves while it leads.
     async fn stand(&self, election: &mut Election) -> Result<(), TermError> {
-        let mut standby = self.standby()?;
+        let (mut standby, mut said) = (self.standby()?, String::new());
         while !self.stop.is_cancelled() {
             match election.look().await {
                 Ok(Role::Leader(lead)) => {
@@ -199,9 +199,12 @@ impl Server<'_> {
                     self.options.standing.set_bound(None);
                     self.options.standing.set_term(None);
                     self.bound.send_replace(None);
-                    if let Err(error) = led {
-                        tracing::error!(error = %explained(&error), "the lead ended");
+                    // Once: a damaged object ends every lead, and is tried every second.
+                    let why = led.err().map(|error| explained(&error)).unwrap_or_default();
+                    if !why.is_empty() && why != said {
+                        tracing::error!(error = why, "the lead ended");
                     }
+                    said = why;
                     if !self.stop.is_cancelled() {
                         self.port.hang_up();
                         self.stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
