@@ -113,7 +113,7 @@ mod tests {
         let names =
             |orphans: Vec<&Found>| -> Vec<String> { orphans.iter().map(|found| found.provider_id.clone()).collect() };
         assert_eq!(names(orphans(&all, owner, |_| guard, guard, now)), ["i-3", "i-4b", "i-6"]);
-        let barely = guard - Duration::from_secs(1);
+        let barely = guard.saturating_sub(Duration::from_secs(1));
         let young = orphans(&all, owner, |_| barely, guard, now);
         assert_eq!(names(young), ["i-3"], "the wall clock alone makes none old");
         let unknown = orphans(&all, |_| Owner::Unknown, |_| guard, guard, now);
