@@ -8,6 +8,7 @@ pub mod clock;
 pub mod config;
 pub mod identity;
 pub mod provider;
+pub mod record;
 pub mod server;
 pub mod store;
 pub mod wire;

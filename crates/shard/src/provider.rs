@@ -90,6 +90,9 @@ pub struct MachineInfo {
     pub created_at: Timestamp,
     /// The provider has said that it takes the machine away.
     pub noticed: bool,
+    /// Of its labels, for an instance whose record is lost; empty where the provider cannot say.
+    pub group: String,
+    pub on_demand: bool,
 }
 
 /// The provider did not do it. Whether it had an effect is unknown: the next list says.

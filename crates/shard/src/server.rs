@@ -4,6 +4,7 @@
 //! out. It ends with its lead; the next one begins with what is stored.
 
 mod election_port;
+mod entries;
 mod follow_up;
 mod groups;
 mod limits;
@@ -12,6 +13,7 @@ mod listing;
 mod memory;
 mod pending;
 mod purge;
+mod quarantine;
 mod request;
 mod round;
 mod run;
@@ -19,6 +21,7 @@ mod schedule;
 mod service;
 mod standby;
 mod standing;
+mod stream;
 mod term;
 mod watch;
 

@@ -337,15 +337,20 @@ fn moving(config: &Config, entry: &DynamicGroup) -> Result<(), Refusal> {
     if pool.is_empty() {
         return Err(Refusal::invalid("config.subnet_pool: neither the group nor its template names one"));
     }
-    if !config.shard.subnet_pools.contains_key(pool) {
+    open_pool(config, pool).map(|_| ())
+}
+
+/// The subnets of a pool that requests may name.
+pub(super) fn open_pool<'a>(config: &'a Config, pool: &str) -> Result<&'a [String], Refusal> {
+    let Some(subnets) = config.shard.subnet_pools.get(pool) else {
         return Err(Refusal::invalid(format!("config.subnet_pool: {pool:?} is not a subnet pool of this shard")));
-    }
+    };
     let allowed = &config.shard.dynamic_subnet_pools;
     if !allowed.is_empty() && !allowed.iter().any(|other| other == pool) {
-        let text = format!("config.subnet_pool: {pool:?} is not open to dynamic groups; open: {}", allowed.join(", "));
+        let text = format!("config.subnet_pool: {pool:?} is not open to requests; open: {}", allowed.join(", "));
         return Err(Refusal::invalid(text));
     }
-    Ok(())
+    Ok(subnets)
 }
 
 /// At a size that changes, the marked instances go before others; at one that stays, they are replaced. A replacement

@@ -88,6 +88,13 @@ impl InstanceId {
         let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
         format!("{}-{}", parts.join("-"), self.kind())
     }
+
+    /// The instance that storage names so; `None` for a name that is none of ours.
+    pub fn of_storage_key(text: &str) -> Option<Self> {
+        let (uuid, kind) = text.rsplit_once('-').filter(|(_, kind)| is_kind(kind))?;
+        let id = Self::new(kind, u128::from_str_radix(&uuid.replace('-', ""), 16).ok()?);
+        (id.storage_key() == text).then_some(id)
+    }
 }
 
 /// Texts and ids compare and hash alike, so that a map of ids is asked by text.
@@ -139,6 +146,12 @@ mod tests {
         assert_eq!(id.as_str(), "web01jw53pk2xfsqr14d2pf2dbsqq");
         assert_eq!(id.storage_key(), "01970a3b-4c5d-7e6f-8091-a2b3c4d5e6f7-web");
         assert_eq!(InstanceId::parse(id.as_str()).unwrap(), id);
+        assert_eq!(InstanceId::of_storage_key(&id.storage_key()), Some(id.clone()));
+        for other in
+            ["", "-web", "0197-web", "01970a3b-4c5d-7e6f-8091-a2b3c4d5e6f7", "01970a3b4c5d7e6f8091a2b3c4d5e6f7-web"]
+        {
+            assert_eq!(InstanceId::of_storage_key(other), None, "{other:?}");
+        }
         assert!(InstanceId::new("web", uuid) < InstanceId::new("web", uuid + 1), "ids sort by creation");
         assert_eq!(InstanceId::new("web", u128::MAX).as_str(), "web7zzzzzzzzzzzzzzzzzzzzzzzzz");
     }

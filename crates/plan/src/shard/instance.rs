@@ -184,6 +184,8 @@ pub struct Member {
     pub acknowledged: bool,
     /// A provider call for it failed; not again before that time.
     pub retry_at: Option<Timestamp>,
+    /// For how long this server has known it, by the clock that cannot be set.
+    pub known_for: Duration,
 }
 
 /// Times and limits that decisions depend on.
@@ -288,8 +290,9 @@ impl Member {
             Machine::There { .. } | Machine::Unknown => {}
         }
         if !self.agent.registered {
-            // This server may have begun to listen after the agent's last report.
-            let end = after(machine.launched_at, settings.registration_timeout);
+            // This server may have begun to listen after the agent's last report, or by a wall clock that is wrong.
+            let unknown = settings.registration_timeout.saturating_sub(self.known_for);
+            let end = after(machine.launched_at, settings.registration_timeout).max(after(now, unknown));
             return (if now >= end { Health::Gone } else { Health::Starting }, Some(end));
         }
         let end = after(self.agent.last_seen, settings.health_check_interval * MISSED_REPORTS);

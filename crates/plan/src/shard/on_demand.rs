@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::{
     config::Config,
-    group::{Dynamic, check_vars, effective, of_template},
+    group::{Dynamic, check_vars, effective, of_template, open_pool},
     id::{self, InstanceId},
     instance::Record,
     refusal::{Code, Refusal},
@@ -50,15 +50,9 @@ pub fn record(
     if !request.instance_type.is_empty() {
         blueprint.instance_type.clone_from(&request.instance_type);
     }
-    if !request.subnet_pool.is_empty() {
-        let pool = config.shard.subnet_pools.get(&request.subnet_pool);
-        let unknown = || {
-            Refusal::invalid(format!(
-                "config.subnet_pool: {:?} is not a subnet pool of this shard",
-                request.subnet_pool
-            ))
-        };
-        blueprint.subnets.clone_from(pool.ok_or_else(unknown)?);
+    // Its group's own pool is as good as none: the configuration may have put the group where requests may not.
+    if !request.subnet_pool.is_empty() && request.subnet_pool != group.subnet_pool {
+        blueprint.subnets = open_pool(config, &request.subnet_pool)?.to_vec();
     }
     blueprint.vars.extend(request.vars.clone());
     let id = match &*request.instance_id {
@@ -97,13 +91,17 @@ mod tests {
             "shard": {
                 "id": "dev-1",
                 "provider": {"kind": "process"},
-                "subnet_pools": {"one": ["s1", "s2"], "full": ["s0"]},
+                "subnet_pools": {"one": ["s1", "s2"], "full": ["s0"], "own": ["s3"], "shut": ["s4"]},
+                "dynamic_subnet_pools": ["one", "full"],
             },
             "templates": {
                 "web": {"kind": "web", "arch": "amd64", "subnet_pool": "one", "instance_types": ["a", "b"]},
                 "big": {"kind": "big", "arch": "arm64", "instance_type": "c", "userdata": "x", "vars": {"v": "0", "x": "0"}},
             },
-            "groups": {"default": {"web": {"template": "web", "size": 1, "vars": {"v": "1", "w": "1"}}}},
+            "groups": {"default": {
+                "web": {"template": "web", "size": 1, "vars": {"v": "1", "w": "1"}},
+                "apart": {"template": "web", "subnet_pool": "own"},
+            }},
         });
         let (config, findings) = read(value);
         assert_eq!(findings.problems, []);
@@ -163,6 +161,18 @@ mod tests {
         assert_eq!(blueprint.subnets, group.blueprint.subnets, "where the group is");
         assert_eq!(of_template(&config(), &group, "web"), Some(group.blueprint.clone()));
         assert_eq!(of_template(&config(), &group, "none"), None);
+    }
+
+    #[test]
+    fn a_pool_that_is_not_open_to_requests_is_its_groups_alone() {
+        refused(|request| request.subnet_pool = "shut".into(), Code::InvalidArgument, "config.subnet_pool");
+        refused(|request| request.subnet_pool = "own".into(), Code::InvalidArgument, "config.subnet_pool");
+        for pool in ["", "own"] {
+            let apart = request(|request| (request.group, request.subnet_pool) = ("apart".into(), pool.into()));
+            assert_eq!(ask(&apart).unwrap().subnet, "s3", "{pool:?}");
+        }
+        let open = request(|request| (request.group, request.subnet_pool) = ("apart".into(), "one".into()));
+        assert_eq!(ask(&open).unwrap().subnet, "s2");
     }
 
     #[test]

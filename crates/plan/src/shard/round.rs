@@ -70,6 +70,9 @@ pub struct Observed<'a> {
     pub ids: &'a [u128],
     /// A creation failed; not again before that time.
     pub create_after: Option<Timestamp>,
+    /// Instances of the group whose records cannot be read: each may be a good one, so that none is made in its place,
+    /// and may be none, so that no other goes for it.
+    pub unreadable: usize,
 }
 
 struct Planner<'a> {
@@ -166,8 +169,7 @@ impl<'a> Planner<'a> {
 
     /// On-demand instances are never replaced.
     fn settle_on_demand(&mut self, member: &'a Member, health: Health) {
-        let age = self.settings.ondemand_age;
-        let end = age.and_then(|age| member.record.created_at.saturating_add(age).ok());
+        let end = self.expiry(member, self.settings.ondemand_age);
         if let Some(end) = end {
             self.look_at(end);
         }
@@ -188,10 +190,20 @@ impl<'a> Planner<'a> {
             return;
         }
         for age in [self.settings.eligible_age, self.settings.forced_age].into_iter().flatten() {
-            if let Ok(end) = record.created_at.checked_add(age) {
+            if let Some(end) = self.expiry(member, Some(age)) {
                 self.look_at(end);
             }
         }
+    }
+
+    /// When the instance has that age. Its creation was stored by a wall clock, and this server's may be wrong by years
+    /// until it is set: whatever it says, an instance is not old before this server has known it for as long as an agent
+    /// has to register, or for that age if it is shorter.
+    fn expiry(&self, member: &Member, age: Option<Duration>) -> Option<Timestamp> {
+        let age = age?;
+        let end = member.record.created_at.checked_add(age).ok()?;
+        let unknown = age.min(self.settings.registration_timeout).saturating_sub(member.known_for);
+        Some(end.max(self.now.checked_add(unknown).ok()?))
     }
 
     fn launch(&mut self, member: &Member) {
@@ -272,22 +284,23 @@ impl<'a> Planner<'a> {
         let size = usize::try_from(self.observed.group.map_or(0, |group| group.size)).unwrap_or(0);
         let counted = self.counted();
         let candidate = if size == 0 { None } else { self.candidate(&counted) };
-        let target = size + usize::from(candidate.is_some());
-        if counted.len() < target {
+        let needed = size.saturating_sub(self.observed.unreadable) + usize::from(candidate.is_some());
+        if counted.len() < needed {
             let replaces = candidate.map(|(member, reason)| Replaces { id: member.record.id.clone(), reason });
             let begun =
                 |replaces: &Replaces| counted.iter().any(|member| member.record.replaces_id() == Some(&replaces.id));
-            return self.create(target - counted.len(), replaces.filter(|replaces| !begun(replaces)));
+            return self.create(needed - counted.len(), replaces.filter(|replaces| !begun(replaces)));
         }
         let Some((candidate, reason)) = candidate else {
-            for victim in self.victims(&counted, None).into_iter().take(counted.len() - size) {
+            for victim in self.victims(&counted, None).into_iter().take(counted.len().saturating_sub(size)) {
                 self.dismiss(victim, Reason::ScaleDown);
             }
             return;
         };
-        if counted.len() > target {
+        let most = size + 1;
+        if counted.len() > most {
             let victims = self.victims(&counted, Some(&candidate.record.id));
-            for victim in victims.into_iter().take(counted.len() - target) {
+            for victim in victims.into_iter().take(counted.len() - most) {
                 self.dismiss(victim, Reason::ScaleDown);
             }
         } else {
@@ -357,10 +370,7 @@ impl<'a> Planner<'a> {
 
     /// Whether an instance should be replaced for that reason.
     fn is_due(&self, group: &Group, member: &Member, reason: Reason) -> bool {
-        let older = |age: Option<Duration>| {
-            let end = age.and_then(|age| member.record.created_at.checked_add(age).ok());
-            end.is_some_and(|end| self.now >= end)
-        };
+        let older = |age| self.expiry(member, age).is_some_and(|end| self.now >= end);
         match reason {
             Reason::Unhealthy => self.health(member) == Health::Silent,
             Reason::Request => group.replace.contains(&member.record.id),

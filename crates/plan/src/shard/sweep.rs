@@ -25,19 +25,34 @@ pub struct Found {
     pub created_at: Timestamp,
 }
 
+/// What storage says of a machine's instance.
+#[derive(Clone, Copy, Debug)]
+pub enum Owner<'a> {
+    Record(&'a Record),
+    /// Something that cannot be read, which may be its record.
+    Unknown,
+    None,
+}
+
 /// Which machines to delete: those whose instance was deleted, and those that have no record and are older than
 /// `guard`. A record is stored before its machine is made, so that a young machine without one belongs to a server that
-/// knows more than we do. `record` finds one by its instance's id.
+/// knows more than we do. `owner` finds the record by the instance's id. `unowned_for` says for how long this server has
+/// found the machine without one, by the clock that cannot be set: a wall clock that is wrong makes no machine old.
 pub fn orphans<'a, 'r>(
     found: &'a [Found],
-    record: impl Fn(&str) -> Option<&'r Record>,
+    owner: impl Fn(&str) -> Owner<'r>,
+    mut unowned_for: impl FnMut(&Found) -> Duration,
     guard: Duration,
     now: Timestamp,
 ) -> Vec<&'a Found> {
-    let old = |found: &Found| found.created_at.checked_add(guard).is_ok_and(|end| now >= end);
-    let orphan = |found: &&Found| match record(&found.instance_id) {
-        None => old(found),
-        Some(record) => {
+    let mut old = |found: &Found| {
+        let is_seen = unowned_for(found) >= guard;
+        is_seen && found.created_at.checked_add(guard).is_ok_and(|end| now >= end)
+    };
+    let orphan = |found: &&Found| match owner(&found.instance_id) {
+        Owner::Unknown => false,
+        Owner::None => old(found),
+        Owner::Record(record) => {
             let linked = record.machine.as_ref();
             let other = linked.is_some_and(|machine| machine.provider_id != found.provider_id);
             record.deleted_at.is_some() || other && old(found)
@@ -94,8 +109,14 @@ mod tests {
             found(5, "i-5", 9),
             found(6, "i-6", 10),
         ];
-        let names: Vec<_> =
-            orphans(&all, |id| records.get(id), guard, now).iter().map(|found| &*found.provider_id).collect();
-        assert_eq!(names, ["i-3", "i-4b", "i-6"]);
+        let owner = |id: &str| records.get(id).map_or(Owner::None, Owner::Record);
+        let names =
+            |orphans: Vec<&Found>| -> Vec<String> { orphans.iter().map(|found| found.provider_id.clone()).collect() };
+        assert_eq!(names(orphans(&all, owner, |_| guard, guard, now)), ["i-3", "i-4b", "i-6"]);
+        let barely = guard.saturating_sub(Duration::from_secs(1));
+        let young = orphans(&all, owner, |_| barely, guard, now);
+        assert_eq!(names(young), ["i-3"], "the wall clock alone makes none old");
+        let unknown = orphans(&all, |_| Owner::Unknown, |_| guard, guard, now);
+        assert_eq!(unknown, [] as [&Found; 0], "what cannot be read may be its record");
     }
 }

@@ -15,7 +15,7 @@ use std::{
 use arc_swap::ArcSwap;
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
 use process::explained;
-use tokio::net::TcpStream;
+use tokio::{io::BufReader, net::TcpStream};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::transport::Uri;
 use tower::{Service, ServiceExt};
@@ -27,6 +27,12 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// For TCP and TLS together. The protocol allows 30 s for a connection; a list of three addresses must fit into it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// TLS asks for a few KiB at a time: an answer that names ten thousand instances is read by dozens of calls to the
+/// kernel with this, and by hundreds without. A client has one connection to each shard.
+const READ_BUFFER: usize = 64 * 1024;
+
+type Stream = TlsStream<BufReader<TcpStream>>;
 
 /// Clones share the position in the list and the certificate.
 #[derive(Clone)]
@@ -53,7 +59,7 @@ impl Connector {
     }
 
     /// Tries each address once.
-    async fn connect(self) -> io::Result<TokioIo<TlsStream<TcpStream>>> {
+    async fn connect(self) -> io::Result<TokioIo<Stream>> {
         let all = self.addresses.as_slice();
         let start = self.position.load(Ordering::Relaxed);
         let mut failures = Vec::new();
@@ -71,19 +77,20 @@ impl Connector {
         Err(io::Error::other(failures.join("; ")))
     }
 
-    async fn open(&self, address: &Address) -> io::Result<TlsStream<TcpStream>> {
+    async fn open(&self, address: &Address) -> io::Result<Stream> {
         let uri: Uri = format!("http://{address}").parse().map_err(io::Error::other)?;
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_keepalive(Some(KEEPALIVE));
         let stream = tcp.oneshot(uri).await.map_err(io::Error::other)?.into_inner();
+        let stream = BufReader::with_capacity(READ_BUFFER, stream);
         TlsConnector::from(self.tls.load_full()).connect(address.server_name(), stream).await
     }
 }
 
 impl Service<Uri> for Connector {
-    type Response = TokioIo<TlsStream<TcpStream>>;
+    type Response = TokioIo<Stream>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
 

@@ -137,6 +137,11 @@ impl Authority {
     }
 }
 
+/// Whether that is a public key in PEM.
+pub fn is_public_key(pem: &[u8]) -> bool {
+    std::str::from_utf8(pem).is_ok_and(|pem| SubjectPublicKeyInfo::from_pem(pem).is_ok())
+}
+
 fn common_name(cluster: &str) -> String {
     format!("{cluster} cluster CA")
 }

@@ -8,7 +8,10 @@ use process::explained;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-use super::{Authority, AuthorityError, Claims, Kind, NonceError, Nonces, Peer, Role, nonce::digest, spent};
+use super::{
+    Authority, AuthorityError, Claims, Kind, NonceError, Nonces, Peer, Role, authority::is_public_key, nonce::digest,
+    spent,
+};
 use crate::store::{
     Expect, Store, StoreError,
     layout::{ShardLayout, operator_nonce},
@@ -54,8 +57,6 @@ impl Lifetimes {
 pub struct Issued {
     pub certificate_pem: Vec<u8>,
     pub expires_at: Timestamp,
-    /// What the nonce said; a renewal has none.
-    pub claims: Option<Claims>,
 }
 
 /// The object that says that a nonce was used.
@@ -75,17 +76,23 @@ pub struct LogEntry {
 }
 
 impl Registrar {
+    /// What a nonce says, if it is a good one of this shard.
+    pub fn claims(&self, kind: Kind, token: &str, now: Timestamp) -> Result<Claims, Status> {
+        let claims = self.nonces.verify(token, kind, &self.cluster, now).map_err(refused)?;
+        if kind == Kind::Agent && claims.shard != self.shard {
+            return Err(Status::invalid_argument("registration_nonce_jwt: shard is another shard's"));
+        }
+        Ok(claims)
+    }
+
     /// Registers the holder of a nonce. Again with the same key it gives a fresh certificate, so that a client may
     /// retry; with another key it is refused.
     pub async fn register(&self, kind: Kind, token: &str, key: &[u8], now: Timestamp) -> Result<Issued, Status> {
-        let claims = self.nonces.verify(token, kind, &self.cluster, now).map_err(refused)?;
+        let claims = self.claims(kind, token, now)?;
         let (role, used) = match kind {
             Kind::Operator => {
                 let ends = Timestamp::from_second(claims.exp).unwrap_or(Timestamp::MAX);
                 (Role::Operator, Used { name: operator_nonce(&digest(token)), body: spent::object(key, ends) })
-            }
-            Kind::Agent if claims.shard != self.shard => {
-                return Err(Status::invalid_argument("registration_nonce_jwt: shard is another shard's"));
             }
             Kind::Agent => (Role::Agent, Used { name: self.layout.agent_key(&claims.sub), body: key.to_vec() }),
         };
@@ -93,7 +100,7 @@ impl Registrar {
         let issued = self.issue((&claims.sub, &claims.tenant, role), key, now)?;
         self.spend(used).await?;
         self.log((&claims.sub, &claims.tenant, role), now, issued.expires_at).await?;
-        Ok(Issued { claims: Some(claims), ..issued })
+        Ok(issued)
     }
 
     /// A new certificate for a client that has one.
@@ -117,7 +124,7 @@ impl Registrar {
                 AuthorityError::PublicKey => Status::invalid_argument(error.to_string()),
                 other => internal(&other),
             })?;
-        Ok(Issued { certificate_pem: pem.into_bytes(), expires_at, claims: None })
+        Ok(Issued { certificate_pem: pem.into_bytes(), expires_at })
     }
 
     async fn spend(&self, used: Used) -> Result<(), Status> {
@@ -128,8 +135,14 @@ impl Registrar {
             Err(error) => return Err(unavailable(&error)),
         }
         let first = self.store.get(&used.name).await.map_err(|error| unavailable(&error))?;
-        if first.is_some_and(|object| spent::key(&object.body) == key) {
+        let first = first.as_ref().map(|object| spent::key(&object.body));
+        if first == Some(&*key) {
             return Ok(());
+        }
+        if first.is_some_and(|first| !is_public_key(first)) {
+            let remedy = "restore it from a backup of the storage, or remove it, and its client may register again";
+            tracing::error!(object = used.name, "the key that used a nonce is damaged; {remedy}");
+            return Err(Status::internal("an object in storage is damaged; the server's log names it"));
         }
         Err(Status::unauthenticated("registration_nonce_jwt: used with another key; issue a new nonce"))
     }

@@ -195,10 +195,36 @@ async fn an_agents_nonce_counts_for_its_instance_and_shard_only() {
         async move { registrar.register(kind, &token, pem.as_bytes(), now).await }
     };
     let issued = register(agent.clone(), Kind::Agent).await.unwrap();
-    assert_eq!(issued.claims.unwrap().sub, "web01");
+    let identity = (String::from_utf8(issued.certificate_pem).unwrap(), key.serialize_pem());
+    assert_eq!(world.peer(&identity).await.unwrap().id, "web01");
     let elsewhere = Claims { shard: "b".to_owned(), ..agent.clone() };
     assert_eq!(register(elsewhere, Kind::Agent).await.unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(register(agent, Kind::Operator).await.unwrap_err().code(), Code::Unauthenticated);
+}
+
+/// A truncated file is no other client's key: to say so would send people after a nonce that was stolen.
+#[tokio::test]
+async fn a_damaged_key_of_a_used_nonce_issues_nothing_and_is_not_taken_for_another_clients() {
+    let (world, store) = (world(), MemoryStore::default());
+    let registrar = registrar(&world, Arc::new(store.clone()));
+    let now = world.clock.now();
+    let agent = Claims { shard: "a".to_owned(), ..Claims::agent("dev", "acme", "web01", now, DAY) };
+    let key = key_pair().public_key_pem();
+    let of_agent = (Kind::Agent, agent, ShardLayout::new("a").agent_key("web01"));
+    let operator = Claims::operator("dev", "acme", now, DAY);
+    let used = operator_nonce(&nonce::digest(&registrar.nonces.issue(&operator).unwrap()));
+    for (kind, claims, used) in [of_agent, (Kind::Operator, operator, used)] {
+        let token = registrar.nonces.issue(&claims).unwrap();
+        registrar.register(kind, &token, key.as_bytes(), now).await.unwrap();
+        let object = store.get(&used).await.unwrap().unwrap();
+        let half = object.body[..object.body.len() / 2].to_vec();
+        store.put(&used, half.clone(), Expect::Content(object.etag)).await.unwrap();
+        let status = registrar.register(kind, &token, key.as_bytes(), now).await.unwrap_err();
+        assert_eq!(status.code(), Code::Internal, "{kind:?}: {status}");
+        assert_eq!(store.get(&used).await.unwrap().unwrap().body, half, "its bytes are kept");
+        store.delete(&used).await.unwrap();
+        registrar.register(kind, &token, key.as_bytes(), now).await.expect("the remedy");
+    }
 }
 
 #[tokio::test(start_paused = true)]

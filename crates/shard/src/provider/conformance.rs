@@ -74,6 +74,8 @@ async fn listed(provider: &dyn Provider, order: &Order, other_id: &str) -> Resul
     let mut expected = [&*order.instance_id, other_id];
     expected.sort_unstable();
     require(labels == expected, "a list has every machine of the shard, once, with its label")?;
+    let is_labelled = |machine: &MachineInfo| machine.group == order.group && machine.on_demand == order.on_demand;
+    require(list.iter().all(is_labelled), "a list says of which group a machine is, and whether it is on demand")?;
     for (cluster, shard) in [(&*order.cluster, "another"), ("another", &*order.shard)] {
         let foreign = provider.list(cluster, shard).await.map_err(failed("to list another shard"))?;
         require(foreign.is_empty(), "a list has no other shard's or cluster's machines")?;

@@ -25,6 +25,7 @@ struct Table {
     made: usize,
     room: BTreeMap<String, u32>,
     refusal: Option<String>,
+    stuck: Option<String>,
 }
 
 impl InProcess {
@@ -77,6 +78,11 @@ impl InProcess {
     pub fn refuse(&self, text: Option<&str>) {
         self.table().refusal = text.map(str::to_owned);
     }
+
+    /// Does not remove the machine of that instance, as a cloud whose machine is locked.
+    pub fn lock(&self, instance_id: &str) {
+        self.table().stuck = Some(instance_id.to_owned());
+    }
 }
 
 impl Table {
@@ -101,6 +107,8 @@ impl Provider for InProcess {
             status: MachineStatus::Running,
             created_at: now,
             noticed: false,
+            group: order.group.clone(),
+            on_demand: order.on_demand,
         };
         table.machines.insert(order.instance_id.clone(), (machine.clone(), order.clone()));
         Ok(machine)
@@ -109,6 +117,9 @@ impl Provider for InProcess {
     async fn delete(&self, instance_id: &str) -> Result<(), ProviderError> {
         let mut table = self.table();
         table.allowed()?;
+        if table.stuck.as_deref() == Some(instance_id) {
+            return Err(ProviderError::new("the machine is locked"));
+        }
         table.machines.remove(instance_id);
         Ok(())
     }

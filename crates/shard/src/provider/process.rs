@@ -109,6 +109,7 @@ impl Process {
             shard: order.shard.clone(),
             tenant: order.tenant.clone(),
             group: order.group.clone(),
+            on_demand: order.on_demand,
             created_at: self.clock.now(),
         };
         held.write(USERDATA, order.userdata.as_bytes()).map_err(fail)?;

@@ -6,7 +6,7 @@ use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use plan::shard::{id::InstanceId, instance::Machine, pace};
 
-use super::{memory::FollowUp, round::seed, term::Term};
+use super::{entries::FollowUp, round::seed, term::Term};
 use crate::provider::ProviderError;
 
 /// For one look: the provider is asked about many machines if a network broke.
@@ -27,7 +27,7 @@ impl Drop for HealthStream<'_> {
         let now = self.term.now();
         {
             let mut memory = self.term.memory();
-            let Some(entry) = memory.entries.get_mut(id) else { return };
+            let Some(mut entry) = memory.entries.get_mut(id) else { return };
             entry.streams = entry.streams.saturating_sub(1);
             // Another stream of the same agent was opened before this one ended.
             if entry.streams > 0 || entry.record.deleted_at.is_some() {
@@ -45,7 +45,7 @@ impl Term {
         let id = InstanceId::parse(id).ok();
         let id = id.filter(|id| self.owned(tenant, id).is_ok_and(|group| group.is_some()));
         if let Some(id) = &id
-            && let Some(entry) = self.memory().entries.get_mut(id)
+            && let Some(mut entry) = self.memory().entries.get_mut(id)
         {
             entry.streams += 1;
         }
@@ -71,7 +71,7 @@ impl Term {
         let now = self.now();
         let (record, down) = {
             let mut memory = self.memory();
-            let Some(entry) = memory.entries.get_mut(id) else { return };
+            let Some(mut entry) = memory.entries.get_mut(id) else { return };
             // Back already, or deleted.
             let Some(follow_up) = entry.follow_up.filter(|_| entry.record.deleted_at.is_none()) else { return };
             // A call meanwhile knows better.

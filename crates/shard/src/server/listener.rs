@@ -1,19 +1,12 @@
 //! One port: TLS, HTTP/2 and one gRPC service, with every resource a client can hold bounded.
 
-use std::{
-    io,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use hyper::{body::Incoming, rt::Executor, server::conn::http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::{Resource, getrlimit};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
+    io::AsyncReadExt,
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
 };
@@ -24,6 +17,7 @@ use super::{
     limits::{Clients, Limits},
     pending::Pending,
     service::GrpcService,
+    stream::{Begun, PREFACE},
 };
 use crate::identity::Peer;
 
@@ -42,9 +36,6 @@ const HANDSHAKES: usize = 1024;
 
 /// Metadata of a call.
 const HEADERS: u32 = 16 * 1024;
-
-/// How every HTTP/2 connection begins.
-const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// A client's certificate, for the interceptor.
 #[derive(Clone)]
@@ -132,7 +123,7 @@ fn accept(port: &Arc<Port>, stream: TcpStream, from: SocketAddr) {
 async fn serve(port: &Port, stream: TcpStream, from: SocketAddr, _permit: OwnedSemaphorePermit) {
     // Boxed: what a handshake needs is not held for as long as the connection lasts.
     let Some(stream) = Box::pin(begin(port, stream)).await else { return };
-    let certificate = certificate(&stream.inner);
+    let certificate = certificate(stream.get_ref());
     let Some(place) = port.clients.admit(client(certificate.as_ref(), from)) else { return };
     let certificate = ClientCertificate(certificate);
     let inner = port.service.clone();
@@ -154,13 +145,13 @@ async fn serve(port: &Port, stream: TcpStream, from: SocketAddr, _permit: OwnedS
 }
 
 /// `None` if the client is too slow, not honest, or has to give way to the next.
-async fn begin(port: &Port, stream: TcpStream) -> Option<Begun> {
+async fn begin(port: &Port, stream: TcpStream) -> Option<Begun<TlsStream<TcpStream>>> {
     let place = port.handshakes.begin();
     place.run(tokio::time::timeout(HANDSHAKE, handshake(port, stream))).await?.ok()?.ok()
 }
 
 /// TLS, then the first bytes: a client that sends none, or others, goes no further.
-async fn handshake(port: &Port, stream: TcpStream) -> io::Result<Begun> {
+async fn handshake(port: &Port, stream: TcpStream) -> io::Result<Begun<TlsStream<TcpStream>>> {
     stream.set_nodelay(true)?;
     let mut inner = port.tls.accept(stream).await?;
     let mut preface = [0; PREFACE.len()];
@@ -168,7 +159,7 @@ async fn handshake(port: &Port, stream: TcpStream) -> io::Result<Begun> {
     if preface != *PREFACE {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    Ok(Begun { inner, read: 0 })
+    Ok(Begun::new(inner))
 }
 
 fn certificate(stream: &TlsStream<TcpStream>) -> Option<Arc<[u8]>> {
@@ -192,42 +183,5 @@ impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Tasks {
     fn execute(&self, call: F) {
         let cancel = self.cancel.clone();
         self.tracker.spawn(async move { cancel.run_until_cancelled(call).await });
-    }
-}
-
-/// A stream whose preface was read already, and is read again by HTTP/2.
-struct Begun {
-    inner: TlsStream<TcpStream>,
-    read: usize,
-}
-
-impl AsyncRead for Begun {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let left = &PREFACE[self.read..];
-        if left.is_empty() {
-            return Pin::new(&mut self.inner).poll_read(context, buffer);
-        }
-        let taken = left.len().min(buffer.remaining());
-        buffer.put_slice(&left[..taken]);
-        self.read += taken;
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Begun {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(context)
     }
 }

@@ -1,40 +1,42 @@
 //! Groups as clients see them, with their instances.
 
-use std::{
-    collections::HashMap,
-    hash::{DefaultHasher, Hash, Hasher},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use bytes::Bytes;
-use plan::shard::instance::{Machine, MachineStatus};
+use plan::shard::instance::MachineStatus;
 use prost::Message;
 
-use super::{
-    groups::Current,
-    memory::{Entry, Memory},
-    term::Term,
-};
+use super::{entries::Entry, groups::Current, memory::Memory, quarantine::last_known, term::Term};
 use crate::{provider::MachineInfo, wire};
 
-/// Groups as they were sent last, by tenant and key, each with what it was made of.
-pub type Listed = HashMap<String, HashMap<String, (u64, Bytes)>>;
+/// Groups as they were sent last, by tenant and key.
+pub type Listed = HashMap<String, HashMap<String, Sent>>;
+
+/// One group on the wire, and what it was made of.
+pub struct Sent {
+    group: Arc<Current>,
+    /// Of its instances, and of those that cannot be read.
+    changes: (u64, u64),
+    bytes: Bytes,
+}
 
 impl Term {
-    /// The tenant's groups. Operators poll: what is as it was at the last poll is not encoded again.
+    /// The tenant's groups. Operators poll: what is as it was at the last poll is neither encoded nor looked at again.
     pub fn list_groups(&self, tenant: &str) -> wire::ListGroupsResponse {
         let mut memory = self.memory();
         let mut before = memory.listed.remove(tenant).unwrap_or_default();
         let mut listed = HashMap::new();
         let mut encoded = Vec::new();
         for current in memory.groups.of_tenant(tenant) {
-            let print = fingerprint(&memory, current);
-            let known = before.remove(&current.group.key).filter(|(known, _)| Some(*known) == print);
-            let bytes =
-                known.map_or_else(|| self.describe(&memory, current).encode_to_vec().into(), |(_, bytes)| bytes);
-            if let Some(print) = print {
-                listed.insert(current.group.key.clone(), (print, Bytes::clone(&bytes)));
-            }
-            encoded.push(bytes);
+            let key = &current.group.key;
+            let changes = (memory.entries.changed(tenant, key), memory.quarantine.changed());
+            let is_same = |sent: &Sent| Arc::ptr_eq(&sent.group, current) && sent.changes == changes;
+            let sent = before.remove(key).filter(is_same).unwrap_or_else(|| {
+                let bytes = self.describe(&memory, current).encode_to_vec().into();
+                Sent { group: Arc::clone(current), changes, bytes }
+            });
+            encoded.push(Bytes::clone(&sent.bytes));
+            listed.insert(key.clone(), sent);
         }
         if !listed.is_empty() {
             memory.listed.insert(tenant.to_owned(), listed);
@@ -44,23 +46,19 @@ impl Term {
 
     pub(super) fn describe(&self, memory: &Memory, current: &Current) -> wire::GroupStatus {
         let group = &current.group;
-        let instance = |entry: &Entry| {
-            let machine = MachineInfo {
-                instance_id: entry.record.id.to_string(),
-                provider_id: entry.record.provider_id().to_owned(),
-                status: status(entry),
-                created_at: entry.record.created_at,
-                noticed: entry.agent.notice.is_some(),
-            };
-            wire::group_status::Instance {
-                node_provider_id: self.context.provider.node_provider_id(&self.context.shard, &machine),
-                instance_id: machine.instance_id,
-                provider_id: machine.provider_id,
-                status: machine.status.as_str().to_owned(),
-                created_at: Some(wire::timestamp(machine.created_at)),
-            }
+        let instance = |machine: MachineInfo| wire::group_status::Instance {
+            node_provider_id: self.context.provider.node_provider_id(&self.context.shard, &machine),
+            instance_id: machine.instance_id,
+            provider_id: machine.provider_id,
+            status: machine.status.as_str().to_owned(),
+            created_at: Some(wire::timestamp(machine.created_at)),
         };
-        let instances: Vec<_> = counted(memory, current).map(instance).collect();
+        let known = counted(memory, current)
+            .filter_map(|entry| Some(MachineInfo { status: entry.status(), ..last_known(entry)? }));
+        // One that cannot be read is there: an operator that misses it in this list takes its Node for gone.
+        let unreadable = memory.unreadable(&group.tenant, &group.key).map(|(_, machine)| machine.clone());
+        let unreadable = unreadable.map(|machine| MachineInfo { status: MachineStatus::Unknown, ..machine });
+        let instances: Vec<_> = known.chain(unreadable).map(instance).collect();
         let mut provider_ids: Vec<_> = instances.iter().map(|instance| instance.provider_id.clone()).collect();
         provider_ids.sort_unstable();
         wire::GroupStatus {
@@ -80,36 +78,13 @@ impl Term {
     }
 }
 
-/// Of everything that a group's description shows; `None` while it is not known what storage holds of an instance.
-fn fingerprint(memory: &Memory, current: &Current) -> Option<u64> {
-    let mut hasher = DefaultHasher::new();
-    current.etag.hash(&mut hasher);
-    for entry in counted(memory, current) {
-        // A record changes with its etag.
-        entry.record.id.hash(&mut hasher);
-        entry.etag.as_ref()?.hash(&mut hasher);
-        status(entry).as_str().hash(&mut hasher);
-    }
-    Some(hasher.finish())
-}
-
 /// Those of the group's actual size.
 fn counted<'a>(memory: &'a Memory, current: &Current) -> impl Iterator<Item = &'a Entry> {
     let is_counted = |entry: &&Entry| {
         !entry.record.on_demand
             && entry.record.deleted_at.is_none()
             && entry.record.machine.is_some()
-            && !matches!(status(entry), MachineStatus::Deleting | MachineStatus::Deleted)
+            && !matches!(entry.status(), MachineStatus::Deleting | MachineStatus::Deleted)
     };
     memory.entries.of_group(&current.group.tenant, &current.group.key).filter(is_counted)
-}
-
-/// What clients see of an instance.
-pub(super) fn status(entry: &Entry) -> MachineStatus {
-    match &entry.machine {
-        _ if entry.record.machine.is_none() => MachineStatus::Pending,
-        Machine::Unknown => MachineStatus::Unknown,
-        Machine::Absent => MachineStatus::Deleted,
-        Machine::There { status, .. } => *status,
-    }
 }

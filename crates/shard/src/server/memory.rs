@@ -1,18 +1,24 @@
 //! What a term holds in memory: a cache of storage, and the facts beside it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use jiff::{SignedDuration, Timestamp};
 use plan::shard::{
     fence::{self, Age},
     id::InstanceId,
-    instance::{Agent, Machine, MachineStatus, Member, Record},
+    instance::Member,
     pace,
     refusal::Refusal,
+    sweep::Owner,
 };
 use tokio::time::Instant;
 
-use super::{groups::Groups, listing::Listed};
+use super::{
+    entries::{Entries, Failing, Moment, shifted},
+    groups::Groups,
+    listing::Listed,
+    quarantine::Quarantine,
+};
 use crate::{clock::Clock, provider::MachineInfo, store::Etag};
 
 /// Answers that are repeated to a known request id: enough for every retry of a busy operator, and small.
@@ -33,6 +39,9 @@ pub struct Memory {
     pub config_size: usize,
     pub dynamic_etag: Option<Etag>,
     pub entries: Entries,
+    pub quarantine: Quarantine,
+    /// Since when machines have been found that no record owns, by their provider ids.
+    pub unowned: HashMap<String, Instant>,
     /// Groups whose creations fail, and when the next may be tried.
     pub failing: HashMap<(String, String), Failing>,
     /// When the instances of the last minute were made: for the limit per minute.
@@ -42,192 +51,13 @@ pub struct Memory {
     /// The newest epoch of each tenant's operator.
     pub epochs: HashMap<String, u64>,
     /// Both clocks as they were last seen: a difference that grew is a wall clock that was set.
-    pub time: (Timestamp, Instant),
-}
-
-/// One instance.
-pub struct Entry {
-    pub record: Record,
-    /// `None` while it is not known what storage holds.
-    pub etag: Option<Etag>,
-    pub machine: Machine,
-    pub agent: Agent,
-    pub acknowledged: bool,
-    pub failing: Option<Failing>,
-    /// Counts provider calls: a list that began before one says nothing about it.
-    pub calls: u64,
-    /// Health streams that its agent has open.
-    pub streams: u32,
-    /// Its agent hung up; the machine is looked at until it is back.
-    pub follow_up: Option<FollowUp>,
-    /// By how much the wall clock was set since its creation or launch was stored, and since its leaving was.
-    set_since: (SignedDuration, SignedDuration),
-}
-
-/// The next look at a machine whose agent hung up.
-#[derive(Clone, Copy, Debug)]
-pub struct FollowUp {
-    pub looks: usize,
-    pub at: Timestamp,
-}
-
-/// Failures in a row.
-#[derive(Clone, Copy, Debug)]
-pub struct Failing {
-    pub count: u32,
-    pub retry_at: Timestamp,
-}
-
-fn shifted(time: Timestamp, by: SignedDuration) -> Timestamp {
-    time.saturating_add(by).unwrap_or(if by.is_negative() { Timestamp::MIN } else { Timestamp::MAX })
-}
-
-impl Entry {
-    pub fn new(record: Record, etag: Option<Etag>, now: Timestamp) -> Self {
-        let agent = Agent { registered: false, last_seen: now, reported: false, notice: None };
-        Self {
-            record,
-            etag,
-            machine: Machine::Unknown,
-            agent,
-            acknowledged: false,
-            failing: None,
-            calls: 0,
-            streams: 0,
-            follow_up: None,
-            set_since: (SignedDuration::ZERO, SignedDuration::ZERO),
-        }
-    }
-
-    /// What storage holds.
-    pub fn replace(&mut self, record: Record, etag: Etag) {
-        if record.machine != self.record.machine {
-            self.set_since.0 = SignedDuration::ZERO;
-        }
-        if record.leaving != self.record.leaving {
-            self.set_since.1 = SignedDuration::ZERO;
-        }
-        (self.record, self.etag) = (record, Some(etag));
-    }
-
-    /// What the provider said; `None` if it has no machine of this instance.
-    pub fn observe(&mut self, found: Option<&MachineInfo>) {
-        self.machine = found.map_or(Machine::Absent, |machine| match machine.status {
-            MachineStatus::Unknown => Machine::Unknown,
-            status => Machine::There { provider_id: machine.provider_id.clone(), status },
-        });
-        // A notice whose leader died before it stored anything is known to the provider still.
-        if found.is_some_and(|machine| machine.noticed) {
-            self.agent.notice.get_or_insert(None);
-        }
-    }
-
-    /// Moves what is measured with a clock that was set by so much.
-    fn shift(&mut self, by: SignedDuration) {
-        self.agent.last_seen = shifted(self.agent.last_seen, by);
-        self.set_since = (self.set_since.0.saturating_add(by), self.set_since.1.saturating_add(by));
-        if let Some(failing) = &mut self.failing {
-            failing.retry_at = shifted(failing.retry_at, by);
-        }
-        if let Some(follow_up) = &mut self.follow_up {
-            follow_up.at = shifted(follow_up.at, by);
-        }
-    }
-
-    /// The record with its times by the clock as it is set now.
-    fn timed_record(&self) -> Record {
-        let mut record = self.record.clone();
-        match &mut record.machine {
-            Some(machine) => machine.launched_at = shifted(machine.launched_at, self.set_since.0),
-            // As long as it is tried, its creation is what is measured.
-            None => record.created_at = shifted(record.created_at, self.set_since.0),
-        }
-        // Only later: the operator was promised the time that is stored.
-        if let Some(leaving) = &mut record.leaving {
-            leaving.delete_at = leaving.delete_at.max(shifted(leaving.delete_at, self.set_since.1));
-        }
-        record
-    }
-
-    pub fn member(&self) -> Member {
-        Member {
-            record: self.timed_record(),
-            machine: self.machine.clone(),
-            agent: self.agent.clone(),
-            acknowledged: self.acknowledged,
-            retry_at: self.failing.map(|failing| failing.retry_at),
-        }
-    }
-}
-
-/// Instances by id, and which of them a group has: a shard has thousands, and most questions are about one group.
-#[derive(Default)]
-pub struct Entries {
-    by_id: HashMap<InstanceId, Entry>,
-    /// By tenant, then group.
-    groups: BTreeMap<String, BTreeMap<String, BTreeSet<InstanceId>>>,
-}
-
-impl Entries {
-    pub fn get(&self, id: &InstanceId) -> Option<&Entry> {
-        self.by_id.get(id)
-    }
-
-    /// By a text that may be no id.
-    pub fn find(&self, id: &str) -> Option<&Entry> {
-        self.by_id.get(id)
-    }
-
-    /// Tenant and group of its record stay as they are.
-    pub fn get_mut(&mut self, id: &InstanceId) -> Option<&mut Entry> {
-        self.by_id.get_mut(id)
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.by_id.values()
-    }
-
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
-        self.by_id.values_mut()
-    }
-
-    pub fn of_group(&self, tenant: &str, group: &str) -> impl Iterator<Item = &Entry> {
-        let ids = self.groups.get(tenant).and_then(|groups| groups.get(group));
-        ids.into_iter().flatten().filter_map(|id| self.by_id.get(id))
-    }
-
-    /// Tenant and name of every group that has instances.
-    pub fn groups(&self) -> impl Iterator<Item = (String, String)> {
-        let names = |(tenant, groups): (&String, &BTreeMap<String, _>)| {
-            groups.keys().map(|group| (tenant.clone(), group.clone())).collect::<Vec<_>>()
-        };
-        self.groups.iter().flat_map(names)
-    }
-
-    /// The entry of that record: one that is there, or a new one.
-    pub fn add(&mut self, record: &Record, now: Timestamp) -> &mut Entry {
-        if !self.by_id.contains_key(&record.id) {
-            let groups = self.groups.entry(record.tenant.clone()).or_default();
-            groups.entry(record.group.clone()).or_default().insert(record.id.clone());
-        }
-        self.by_id.entry(record.id.clone()).or_insert_with(|| Entry::new(record.clone(), None, now))
-    }
-
-    pub fn remove(&mut self, id: &InstanceId) {
-        let Some(entry) = self.by_id.remove(id) else { return };
-        let Some(groups) = self.groups.get_mut(&entry.record.tenant) else { return };
-        if let Some(ids) = groups.get_mut(&entry.record.group) {
-            ids.remove(id);
-        }
-        groups.retain(|_, ids| !ids.is_empty());
-        self.groups.retain(|_, groups| !groups.is_empty());
-    }
+    pub time: Moment,
 }
 
 impl Memory {
     /// The instances of one group.
     pub fn members(&self, tenant: &str, group: &str) -> Vec<Member> {
-        self.entries.of_group(tenant, group).map(Entry::member).collect()
+        self.entries.of_group(tenant, group).map(|entry| entry.member(self.time.1)).collect()
     }
 
     /// Refuses the request of an operator that lost its lease to a newer one, and remembers the newest.
@@ -250,7 +80,23 @@ impl Memory {
     /// Those of the group that are not deleted.
     pub fn living(&self, tenant: &str, group: &str) -> BTreeSet<InstanceId> {
         let living = self.entries.of_group(tenant, group).filter(|entry| entry.record.deleted_at.is_none());
-        living.map(|entry| entry.record.id.clone()).collect()
+        let unreadable = self.unreadable(tenant, group).map(|(id, _)| id.clone());
+        living.map(|entry| entry.record.id.clone()).chain(unreadable).collect()
+    }
+
+    /// Instances of the group whose records cannot be read, with what the provider says of their machines.
+    pub fn unreadable(&self, tenant: &str, group: &str) -> impl Iterator<Item = (&InstanceId, &MachineInfo)> {
+        // One whose record is elsewhere is known by that.
+        self.quarantine.of_group(tenant, group).filter(|(id, _)| self.entries.get(id).is_none())
+    }
+
+    /// Whose a machine is, by the id of its instance.
+    pub fn owner(&self, id: &str) -> Owner<'_> {
+        match self.entries.find(id) {
+            Some(entry) => Owner::Record(&entry.record),
+            None if self.quarantine.may_hold(id) => Owner::Unknown,
+            None => Owner::None,
+        }
     }
 
     /// Wall time. A clock that was set since the last look moves what is measured in memory with it, so that no agent is
@@ -262,9 +108,7 @@ impl Memory {
         self.time = (wall, instant);
         if by.abs() >= SET {
             tracing::warn!(?by, "the clock was set");
-            for entry in self.entries.iter_mut() {
-                entry.shift(by);
-            }
+            self.entries.for_each_mut(|entry| entry.shift(by));
             for failing in self.failing.values_mut() {
                 failing.retry_at = shifted(failing.retry_at, by);
             }
@@ -328,8 +172,6 @@ impl Answers {
 
 #[cfg(test)]
 mod tests {
-    use plan::shard::group::Blueprint;
-
     use super::*;
 
     #[test]
@@ -352,26 +194,5 @@ mod tests {
         assert!(answers.get(&upsert(0)).is_none() && answers.get(&upsert(99)).is_some());
         answers.put(upsert(99), vec![3]);
         assert_eq!(answers.bytes, bytes(&answers), "a repeated id is counted once");
-    }
-
-    #[test]
-    fn entries_are_found_by_group_until_they_are_removed() {
-        let now = Timestamp::UNIX_EPOCH;
-        let id = |number| InstanceId::new("web", number);
-        let mut entries = Entries::default();
-        for (number, tenant, group) in [(1, "a", "g"), (2, "a", "h"), (3, "b", "g"), (4, "a", "g"), (4, "a", "g")] {
-            entries.add(&Record::new(id(number), (tenant, group, "w"), &Blueprint::default(), "s", now), now);
-        }
-        let of = |entries: &Entries, tenant: &str, group: &str| -> Vec<InstanceId> {
-            entries.of_group(tenant, group).map(|entry| entry.record.id.clone()).collect()
-        };
-        assert_eq!(of(&entries, "a", "g"), [id(1), id(4)]);
-        assert_eq!(of(&entries, "b", "g"), [id(3)]);
-        assert_eq!(of(&entries, "b", "h"), []);
-        entries.remove(&id(3));
-        entries.remove(&id(3));
-        let names: Vec<_> = entries.groups().collect();
-        assert_eq!(names, [("a".to_owned(), "g".to_owned()), ("a".to_owned(), "h".to_owned())]);
-        assert_eq!(entries.iter().count(), 3);
     }
 }

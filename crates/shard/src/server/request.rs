@@ -17,8 +17,8 @@ use plan::shard::{
 use prost::Message;
 
 use super::{
-    listing::status,
-    memory::{Asked, Call, Entry, Memory},
+    entries::Entry,
+    memory::{Asked, Call, Memory},
     term::{Term, TermError, bounded, load_config, load_groups_unless},
     watch::Watched,
 };
@@ -123,6 +123,7 @@ impl Term {
 
     /// Reads the configuration again. One with problems is refused, and the last good one stays.
     pub async fn refresh_config(&self) -> Result<wire::RefreshConfigResponse, TermError> {
+        self.recheck().await?;
         let _one = self.groups_gate.lock().await;
         let (config, object) = load_config(&self.context).await?;
         self.reload_groups().await?;
@@ -180,7 +181,7 @@ impl Term {
                 return Ok(created(known));
             }
             let pair = (&**memory.groups.config(), memory.groups.dynamic());
-            let exists = |id: &InstanceId| memory.entries.get(id).is_some();
+            let exists = |id: &InstanceId| memory.entries.get(id).is_some() || memory.quarantine.of(id).is_some();
             let subnets = |names: &[String]| room.iter().filter(|subnet| names.contains(&subnet.id)).cloned().collect();
             let uuid = (self.context.ids)();
             let mut record = on_demand::record(pair, tenant, &request, uuid, exists, subnets, now)?;
@@ -215,11 +216,12 @@ impl Term {
     }
 
     async fn begin_deletion(&self, tenant: &str, id: &InstanceId) -> Result<&'static str, TermError> {
+        self.recheck_instance(id).await?;
         let Some(group) = self.owned(tenant, id)? else { return Ok("unknown") };
         let gate = self.gate(tenant, &group);
         let _one = gate.lock().await;
         self.resync(tenant, &group).await?;
-        let record = self.memory().entries.get(id).map(|entry| entry.record.clone());
+        let record = owner(&self.memory(), tenant, id)?.map(|entry| entry.record.clone());
         let Some(mut record) = record else { return Ok("unknown") };
         if record.deleted_at.is_some() {
             return Ok("deleted");
@@ -238,14 +240,13 @@ impl Term {
 
     pub fn instance_status(&self, tenant: &str, id: &str) -> Result<wire::InstanceStatusResponse, TermError> {
         let id = InstanceId::parse(id)?;
-        let known = self.owned(tenant, &id)?;
         let memory = self.memory();
-        let entry = memory.entries.get(&id).filter(|entry| known.is_some() && entry.record.deleted_at.is_none());
+        let entry = owner(&memory, tenant, &id)?.filter(|entry| entry.record.deleted_at.is_none());
         let Some(entry) = entry else { return Err(unknown(&id).into()) };
         Ok(wire::InstanceStatusResponse {
             instance_id: id.to_string(),
             tenant: tenant.to_owned(),
-            status: status(entry).as_str().to_owned(),
+            status: entry.status().as_str().to_owned(),
             created_at: Some(wire::timestamp(entry.record.created_at)),
             last_seen: Some(wire::timestamp(entry.agent.last_seen)),
             provider_instance_id: entry.record.provider_id().to_owned(),
@@ -259,13 +260,14 @@ impl Term {
         }
         let id = InstanceId::parse(id)?;
         self.memory().check_epoch(tenant, fence.epoch)?;
-        let Some(group) = self.owned(tenant, &id)? else { return Err(unknown(&id).into()) };
-        {
+        let group = {
             let mut memory = self.memory();
+            owner(&memory, tenant, &id)?;
             let entry = memory.entries.get_mut(&id).filter(|entry| entry.record.deleted_at.is_none());
-            let Some(entry) = entry else { return Err(unknown(&id).into()) };
+            let Some(mut entry) = entry else { return Err(unknown(&id).into()) };
             entry.acknowledged = true;
-        }
+            entry.record.group.clone()
+        };
         self.enqueue(tenant, &group);
         self.remember(tenant, Call::AcknowledgeDrained, fence, &());
         Ok(())
@@ -274,11 +276,11 @@ impl Term {
     /// A report of an instance's agent, with the end of its machine if that is near.
     pub fn report_health(&self, tenant: &str, id: &str, notice: Option<Option<Timestamp>>) -> Result<(), TermError> {
         let id = InstanceId::parse(id)?;
-        let Some(group) = self.owned(tenant, &id)? else { return Err(unknown(&id).into()) };
         let now = self.now();
         let news = {
             let mut memory = self.memory();
-            let Some(entry) = memory.entries.get_mut(&id) else { return Err(unknown(&id).into()) };
+            owner(&memory, tenant, &id)?;
+            let Some(mut entry) = memory.entries.get_mut(&id) else { return Err(unknown(&id).into()) };
             let first = !entry.agent.registered;
             entry.agent.registered = true;
             entry.agent.reported = true;
@@ -291,22 +293,29 @@ impl Term {
                 (Some(Some(_)), _) | (_, None) => before,
                 (_, Some(_)) => notice,
             };
-            first || entry.agent.notice != before
+            (first || entry.agent.notice != before).then(|| entry.record.group.clone())
         };
-        if news {
+        if let Some(group) = news {
             self.enqueue(tenant, &group);
         }
         Ok(())
     }
 
-    /// The group of an instance of this tenant. `None` if there is no such instance; another tenant's is refused.
-    pub(super) fn owned(&self, tenant: &str, id: &InstanceId) -> Result<Option<String>, Refusal> {
-        let memory = self.memory();
-        let Some(entry) = memory.entries.get(id) else { return Ok(None) };
-        if entry.record.tenant != tenant {
-            return Err(Refusal::new(Code::PermissionDenied, "instance_id: belongs to another tenant"));
+    /// Refuses the agent of an instance that is gone: its key would outlive the record that it goes with. One whose
+    /// record cannot be read may be there.
+    pub fn may_register(&self, tenant: &str, id: &str) -> Result<(), TermError> {
+        let id = InstanceId::parse(id)?;
+        match owner(&self.memory(), tenant, &id) {
+            Ok(Some(entry)) if entry.record.deleted_at.is_none() => Ok(()),
+            Ok(_) => Err(Refusal::new(Code::NotFound, "registration_nonce_jwt: its instance is gone").into()),
+            Err(TermError::Quarantined(_)) => Ok(()),
+            Err(error) => Err(error),
         }
-        Ok(Some(entry.record.group.clone()))
+    }
+
+    /// The group of an instance of this tenant. `None` if there is no such instance; another tenant's is refused.
+    pub(super) fn owned(&self, tenant: &str, id: &InstanceId) -> Result<Option<String>, TermError> {
+        Ok(owner(&self.memory(), tenant, id)?.map(|entry| entry.record.group.clone()))
     }
 
     /// Takes over what another hand changed in the groups file.
@@ -426,6 +435,24 @@ fn created(entry: &Entry) -> wire::CreateInstanceResponse {
     let made = entry.record.machine.is_some();
     let status = if made { MachineStatus::Running } else { MachineStatus::Pending };
     wire::CreateInstanceResponse { instance_id: entry.record.id.to_string(), status: status.as_str().to_owned() }
+}
+
+/// An instance of this tenant. `None` if there is no such instance; another tenant's is refused. One whose record
+/// cannot be read is an error: what is asked about it would be answered as if it were gone.
+fn owner<'a>(memory: &'a Memory, tenant: &str, id: &InstanceId) -> Result<Option<&'a Entry>, TermError> {
+    let (entry, damaged) = (memory.entries.get(id), memory.quarantine.of(id));
+    let owner = match (entry, damaged.and_then(|damaged| damaged.owner.as_ref())) {
+        (Some(entry), _) => &entry.record.tenant,
+        (None, Some((owner, _))) => owner,
+        (None, None) => return Ok(None),
+    };
+    if owner != tenant {
+        return Err(Refusal::new(Code::PermissionDenied, "instance_id: belongs to another tenant").into());
+    }
+    match entry {
+        Some(entry) => Ok(Some(entry)),
+        None => Err(TermError::Quarantined(id.clone())),
+    }
 }
 
 fn unknown(id: &InstanceId) -> Refusal {

@@ -13,7 +13,7 @@ use plan::shard::{
 };
 
 use super::{
-    memory::{Entry, Failing},
+    entries::{Entry, Failing},
     term::{Term, TermError, bounded, bounded_provider},
 };
 use crate::{
@@ -41,13 +41,14 @@ impl Term {
     async fn round(&self, tenant: &str, key: &str) -> Result<(bool, Option<Timestamp>), TermError> {
         self.resync(tenant, key).await?;
         let now = self.now();
-        let (current, members, settings, budget, create_after) = {
+        let (current, members, unreadable, settings, budget, create_after) = {
             let memory = self.memory();
             let budget = pace::create_budget(memory.groups.config().shard.create_rate_limit, &memory.made, now);
             let failing = memory.failing.get(&(tenant.to_owned(), key.to_owned()));
             (
                 memory.groups.get(tenant, key).cloned(),
                 memory.members(tenant, key),
+                memory.unreadable(tenant, key).count(),
                 Settings::from(&**memory.groups.config()),
                 budget,
                 failing.map(|failing| failing.retry_at),
@@ -55,7 +56,7 @@ impl Term {
         };
         let group = current.as_ref().map(|current| &current.group);
         let ids: Vec<u128> = (0..budget).map(|_| (self.context.ids)()).collect();
-        let observed = Observed { group, members: &members, subnets: &[], ids: &ids, create_after };
+        let observed = Observed { group, members: &members, subnets: &[], ids: &ids, create_after, unreadable };
         let mut round = plan(observed, &settings, now);
         if round.blocked.is_some() {
             // An instance is to be made: only then the provider is asked for room.
@@ -210,9 +211,9 @@ impl Term {
 
     /// Notes a call to the provider, and what is known after it.
     fn touch(&self, id: &InstanceId, after: impl FnOnce(&mut Entry)) {
-        if let Some(entry) = self.memory().entries.get_mut(id) {
+        if let Some(mut entry) = self.memory().entries.get_mut(id) {
             entry.calls += 1;
-            after(entry);
+            after(&mut entry);
         }
     }
 
@@ -225,16 +226,18 @@ impl Term {
 
     fn succeeded(&self, id: &InstanceId) {
         let mut memory = self.memory();
-        let Some(entry) = memory.entries.get_mut(id) else { return };
-        entry.failing = None;
-        let name = (entry.record.tenant.clone(), entry.record.group.clone());
+        let name = {
+            let Some(mut entry) = memory.entries.get_mut(id) else { return };
+            entry.failing = None;
+            (entry.record.tenant.clone(), entry.record.group.clone())
+        };
         memory.failing.remove(&name);
     }
 
     fn failed(&self, id: &InstanceId, text: &str) {
         let now = self.now();
         let Some(record) = self.record(id) else { return };
-        if let Some(entry) = self.memory().entries.get_mut(id) {
+        if let Some(mut entry) = self.memory().entries.get_mut(id) {
             let count = entry.failing.map_or(0, |failing| failing.count) + 1;
             let retry_at = pace::retry_at(count, seed(id.as_str(), count), now);
             entry.failing = Some(Failing { count, retry_at });

@@ -189,7 +189,7 @@ struct Server<'a> {
 impl Server<'_> {
     /// Stands for the shard, and serves while it leads.
     async fn stand(&self, election: &mut Election) -> Result<(), TermError> {
-        let mut standby = self.standby()?;
+        let (mut standby, mut said) = (self.standby()?, String::new());
         while !self.stop.is_cancelled() {
             match election.look().await {
                 Ok(Role::Leader(lead)) => {
@@ -197,10 +197,14 @@ impl Server<'_> {
                     let led = self.lead_shard(election, lead).await;
                     self.options.standing.set_shard(None);
                     self.options.standing.set_bound(None);
+                    self.options.standing.set_term(None);
                     self.bound.send_replace(None);
-                    if let Err(error) = led {
-                        tracing::error!(error = %explained(&error), "the lead ended");
+                    // Once: a damaged object ends every lead, and is tried every second.
+                    let why = led.err().map(|error| explained(&error)).unwrap_or_default();
+                    if !why.is_empty() && why != said {
+                        tracing::error!(error = why, "the lead ended");
                     }
+                    said = why;
                     if !self.stop.is_cancelled() {
                         self.port.hang_up();
                         self.stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
@@ -227,6 +231,7 @@ impl Server<'_> {
     async fn lead_shard(&self, election: &mut Election, lead: Lead) -> Result<(), TermError> {
         let options = self.options;
         let term = Arc::new(Term::open(Arc::clone(&options.context), lead.clone()).await?);
+        options.standing.set_term(Some(Arc::clone(&term)));
         let parts = parts(options, &term);
         let ports = open_ports(options, &parts, self.tls, self.bound).await?;
         options.standing.set_bound(*self.bound.borrow());
@@ -380,6 +385,9 @@ async fn collect(term: &Term, cluster: &ClusterLead) -> TermError {
     let mut purge_at = Instant::now();
     loop {
         tokio::time::sleep(term.collection_interval()).await;
+        if let Err(error) = term.recheck().await {
+            tracing::warn!(error = %explained(&error), "the damaged records were not read again");
+        }
         match term.sweep().await {
             Ok(_) => {}
             Err(TermError::Lost(error @ Lost::Ended)) => return error.into(),
@@ -388,10 +396,12 @@ async fn collect(term: &Term, cluster: &ClusterLead) -> TermError {
         if Instant::now() < purge_at {
             continue;
         }
-        match term.purge_certificate_log().await {
-            Ok(_) => purge_at = Instant::now() + PURGE,
+        match purge(term).await {
+            Ok(()) => purge_at = Instant::now() + PURGE,
             Err(TermError::Lost(error @ Lost::Ended)) => return error.into(),
-            Err(error) => tracing::warn!(error = %explained(&error), "the certificate log was not purged"),
+            Err(error) => {
+                tracing::warn!(error = %explained(&error), "the certificate log or agents' keys were not purged");
+            }
         }
         // The cluster's leader does it; its lead may end meanwhile, and this shard's goes on.
         if let Some(lead) = cluster.load_full().filter(|lead| lead.is_valid())
@@ -400,6 +410,12 @@ async fn collect(term: &Term, cluster: &ClusterLead) -> TermError {
             tracing::warn!(error = %explained(&error), "the nonces of operators were not purged");
         }
     }
+}
+
+async fn purge(term: &Term) -> Result<(), TermError> {
+    term.purge_certificate_log().await?;
+    term.purge_agent_keys().await?;
+    Ok(())
 }
 
 /// Looks at machines whose agents hung up.

@@ -99,6 +99,7 @@ impl From<TermError> for Status {
             TermError::Provider(error) => error.into(),
             TermError::Refused(refusal) => Self::new(code(refusal.code), refusal.message),
             TermError::Config { .. } => Self::failed_precondition(error.to_string()),
+            TermError::Quarantined(_) => Self::internal(error.to_string()),
             TermError::Damaged { .. } => {
                 tracing::error!(%error, "storage");
                 Self::internal("an object in storage is damaged; the server's log names it")

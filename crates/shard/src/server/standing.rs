@@ -10,7 +10,7 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 
-use super::run::Bound;
+use super::{run::Bound, term::Term};
 use crate::store::Lead;
 
 /// Clones speak of the same server.
@@ -24,6 +24,7 @@ struct Inner {
     bound: ArcSwapOption<Bound>,
     shard: ArcSwapOption<Lead>,
     cluster: ArcSwapOption<Lead>,
+    term: ArcSwapOption<Term>,
 }
 
 impl Standing {
@@ -49,6 +50,15 @@ impl Standing {
     /// Where it serves clients, while it leads.
     pub fn bound(&self) -> Option<Bound> {
         self.0.bound.load().as_deref().copied().filter(|_| self.leads_shard())
+    }
+
+    /// How many records in storage cannot be read, while it leads.
+    pub fn damaged(&self) -> usize {
+        self.0.term.load().as_deref().map_or(0, Term::damaged)
+    }
+
+    pub(super) fn set_term(&self, term: Option<Arc<Term>>) {
+        self.0.term.store(term);
     }
 
     pub(super) fn set_loaded(&self) {

@@ -14,18 +14,22 @@ use plan::shard::{
     id::InstanceId,
     instance::Record,
     refusal::Refusal,
+    sweep::{Found, orphans},
 };
 
 use super::{
+    entries::{Entries, Entry, Moment},
     groups::Groups,
     listing::Listed,
-    memory::{Answers, Entries, Entry, Memory},
+    memory::{Answers, Memory},
+    quarantine::{self, Quarantine, decode},
     watch::Hub,
 };
 use crate::{
     clock::Clock,
     config::parse,
     provider::{MachineInfo, Provider, ProviderError},
+    record::Damaged,
     store::{Etag, Expect, Lead, Lost, Object, Store, StoreError, layout::ShardLayout},
     wire,
 };
@@ -77,6 +81,8 @@ pub enum TermError {
     Config { key: String, problems: Vec<Problem> },
     #[error("{key} is damaged: {why}")]
     Damaged { key: String, why: String },
+    #[error("instance_id: the record of {0} is damaged; `strata shard status` and the server's log name it")]
+    Quarantined(InstanceId),
 }
 
 fn first(problems: &[Problem]) -> (&str, &str) {
@@ -109,28 +115,31 @@ impl Term {
     /// Reads everything: storage first, the provider last, so that a machine without a record is one that no record
     /// was stored for before.
     pub async fn open(context: Arc<Context>, lead: Lead) -> Result<Self, TermError> {
-        let now = context.clock.now();
+        let now = (context.clock.now(), context.clock.instant());
         let (config, object) = load_config(&context).await?;
         let (dynamic, dynamic_etag) = load_groups(&context).await?;
+        let (entries, quarantine) = load_entries(&context, now).await?;
         let mut memory = Memory {
             groups: Groups::new(config, dynamic),
             config_etag: object.etag,
             config_modified: object.modified,
             config_size: object.body.len(),
             dynamic_etag,
-            entries: load_entries(&context, now).await?,
+            entries,
+            quarantine,
+            unowned: HashMap::new(),
             failing: HashMap::new(),
             made: Vec::new(),
             answers: Answers::default(),
             listed: Listed::default(),
             epochs: HashMap::new(),
-            time: (now, context.clock.instant()),
+            time: now,
         };
         memory.epochs = epochs(memory.groups.dynamic());
         let registered = load_registered(&context).await?;
-        for entry in memory.entries.iter_mut() {
+        memory.entries.for_each_mut(|entry| {
             entry.agent.registered = registered.contains(entry.record.id.as_str());
-        }
+        });
         let machines = bounded_provider(context.provider.list(&context.cluster, &context.shard)).await?;
         // Nothing was called yet.
         observe(&mut memory, &machines, |entry| entry.calls == 0);
@@ -211,13 +220,13 @@ impl Term {
         let body = serde_json::to_vec_pretty(&record).expect("a record is plain data");
         let expect = {
             let mut memory = self.memory();
-            let now = self.context.clock.now();
-            let entry = memory.entries.add(&record, now);
+            let now = (self.context.clock.now(), self.context.clock.instant());
+            let mut entry = memory.entries.add(&record, now);
             // Unknown from here until the answer: a failed write may have arrived.
             entry.etag.take().map_or(Expect::Absent, Expect::Content)
         };
         let etag = bounded(&key, self.context.store.put(&key, body, expect)).await?;
-        if let Some(entry) = self.memory().entries.get_mut(&id) {
+        if let Some(mut entry) = self.memory().entries.get_mut(&id) {
             entry.replace(record, etag);
         }
         Ok(())
@@ -233,14 +242,18 @@ impl Term {
         for id in unknown {
             let key = self.context.layout.instance(tenant, &id.storage_key());
             let object = bounded(&key, self.context.store.get(&key)).await?;
-            let read = object.map(|object| decode(&key, object)).transpose()?;
+            let read = object.map(|object| decode(&self.context.layout, &key, object)).transpose();
             let mut memory = self.memory();
             match read {
-                None => memory.entries.remove(&id),
-                Some((record, etag)) => {
-                    if let Some(entry) = memory.entries.get_mut(&id) {
+                Ok(None) => drop(memory.entries.remove(&id)),
+                Ok(Some((record, etag))) => {
+                    if let Some(mut entry) = memory.entries.get_mut(&id) {
                         entry.replace(record, etag);
                     }
+                }
+                Err(damaged) => {
+                    let machine = memory.entries.remove(&id).as_ref().and_then(quarantine::last_known);
+                    memory.quarantine.put(damaged, machine);
                 }
             }
         }
@@ -269,24 +282,38 @@ impl Term {
         let machines = self.observe().await?;
         let found: Vec<_> = machines
             .iter()
-            .map(|machine| plan::shard::sweep::Found {
+            .map(|machine| Found {
                 instance_id: machine.instance_id.clone(),
                 provider_id: machine.provider_id.clone(),
                 created_at: machine.created_at,
             })
             .collect();
         let orphans = {
-            let memory = self.memory();
-            let record = |id: &str| memory.entries.find(id).map(|entry| &entry.record);
+            let mut memory = self.memory();
+            let (now, instant) = (self.context.clock.now(), self.context.clock.instant());
             let guard = memory.groups.config().shard.garbage_collection.registration_timeout.get();
-            plan::shard::sweep::orphans(&found, record, guard, self.context.clock.now())
+            let before = std::mem::take(&mut memory.unowned);
+            let mut unowned = HashMap::new();
+            let unowned_for = |found: &Found| {
+                let since = before.get(&found.provider_id).copied().unwrap_or(instant);
+                unowned.insert(found.provider_id.clone(), since);
+                instant.saturating_duration_since(since)
+            };
+            let orphans = orphans(&found, |id| memory.owner(id), unowned_for, guard, now);
+            memory.unowned = unowned;
+            orphans
         };
-        for orphan in &orphans {
+        let mut removed = 0;
+        for Found { instance_id, provider_id, .. } in orphans {
             self.lead.verify().await?;
-            tracing::warn!(instance = orphan.instance_id, machine = orphan.provider_id, "removing an orphan machine");
-            bounded_provider(self.context.provider.delete(&orphan.instance_id)).await?;
+            tracing::warn!(instance = instance_id, machine = provider_id, "removing an orphan machine");
+            // One that cannot be removed keeps none of the others.
+            match bounded_provider(self.context.provider.delete(instance_id)).await {
+                Ok(()) => removed += 1,
+                Err(error) => tracing::warn!(instance = instance_id, %error, "an orphan machine was not removed"),
+            }
         }
-        Ok(orphans.len())
+        Ok(removed)
     }
 }
 
@@ -301,9 +328,12 @@ fn epochs(dynamic: &Dynamic) -> HashMap<String, u64> {
 /// Takes over what a list of machines says, except of instances whose machines were touched since it began.
 fn observe(memory: &mut Memory, machines: &[MachineInfo], is_untouched: impl Fn(&Entry) -> bool) {
     let found: HashMap<&str, &MachineInfo> = machines.iter().map(|machine| (&*machine.instance_id, machine)).collect();
-    for entry in memory.entries.iter_mut().filter(|entry| is_untouched(entry)) {
-        entry.observe(found.get(entry.record.id.as_str()).copied());
-    }
+    memory.entries.for_each_mut(|entry| {
+        if is_untouched(entry) {
+            entry.observe(found.get(entry.record.id.as_str()).copied());
+        }
+    });
+    memory.quarantine.observe(&found);
 }
 
 /// A hanging store is an unavailable one.
@@ -350,31 +380,41 @@ pub(super) async fn load_groups_unless(
     if known == Some(&object.etag) {
         return Ok(None);
     }
-    let damaged = |why: String| TermError::Damaged { key: key.clone(), why };
+    let damaged = |why: String| {
+        // Without it no group has a size: to take it for empty would drain the instances of all of them.
+        let why = format!("{why}; correct it, or restore it from a backup of the storage");
+        TermError::Damaged { key: key.clone(), why }
+    };
     let text = std::str::from_utf8(&object.body).map_err(|error| damaged(error.to_string()))?;
     let groups = jsonc_parser::parse_to_serde_value(text, &jsonc_parser::ParseOptions::default());
     Ok(Some((groups.map_err(|error| damaged(error.to_string()))?, Some(object.etag))))
 }
 
-async fn load_entries(context: &Context, now: Timestamp) -> Result<Entries, TermError> {
+async fn load_entries(context: &Context, now: Moment) -> Result<(Entries, Quarantine), TermError> {
     let folder = context.layout.instances();
     let keys = bounded(&folder, context.store.list(&folder)).await?;
     // Boxed: the compiler cannot see through the borrow that these futures are `Send`.
     let chunks: Vec<BoxFuture<'_, _>> = keys.chunks(CHUNK).map(|keys| load_records(context, keys).boxed()).collect();
     let mut chunks = stream::iter(chunks).buffer_unordered(CHUNKS_AT_ONCE);
-    let mut entries = Entries::default();
+    let (mut entries, mut quarantine) = (Entries::default(), Quarantine::default());
     while let Some(records) = chunks.try_next().await? {
-        for (record, etag) in records {
-            entries.add(&record, now).etag = Some(etag);
+        for read in records {
+            match read {
+                Ok((record, etag)) => entries.add(&record, now).etag = Some(etag),
+                Err(damaged) => quarantine.put(damaged, None),
+            }
         }
     }
-    Ok(entries)
+    Ok((entries, quarantine))
 }
 
-async fn load_records(context: &Context, keys: &[String]) -> Result<Vec<(Record, Etag)>, TermError> {
+type Read = Result<(Record, Etag), Damaged>;
+
+async fn load_records(context: &Context, keys: &[String]) -> Result<Vec<Read>, TermError> {
     let objects = bounded(&context.layout.instances(), context.store.get_many(keys)).await?;
+    let read = |(key, object): (&String, Option<Object>)| Some(decode(&context.layout, key, object?));
     // One that vanished since the list was purged by the leader before.
-    keys.iter().zip(objects).filter_map(|(key, object)| Some(decode(key, object?))).collect()
+    Ok(keys.iter().zip(objects).filter_map(read).collect())
 }
 
 /// Instances whose agents registered. Their keys go with their records, so that there are not more of them.
@@ -383,11 +423,4 @@ async fn load_registered(context: &Context) -> Result<BTreeSet<String>, TermErro
     let keys = bounded(&folder, context.store.list(&folder)).await?;
     let id = |key: &String| Some(key.strip_prefix(&folder)?.strip_suffix(".pem")?.to_owned());
     Ok(keys.iter().filter_map(id).collect())
-}
-
-/// A record that cannot be read stops the server rather than being taken for absent: its machine runs.
-fn decode(key: &str, object: Object) -> Result<(Record, Etag), TermError> {
-    let record = serde_json::from_slice(&object.body);
-    let damaged = |error: serde_json::Error| TermError::Damaged { key: key.to_owned(), why: error.to_string() };
-    Ok((record.map_err(damaged)?, object.etag))
 }

@@ -1,6 +1,8 @@
 //! Servers in one process, on a stepped clock.
 
+mod clock;
 mod crash;
+mod damage;
 mod end;
 mod life;
 mod refusal;

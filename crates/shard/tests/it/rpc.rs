@@ -1,7 +1,7 @@
 //! Calls over the network: registration, groups, instances, watches, identities.
 
 use shard::{
-    client::{Client, Registrant, Watched},
+    client::{CallError, Client, Registrant, Watched},
     identity::{Authority, Claims, Role, client_tls, key_pair},
     server::Bound,
     wire::{self, Fence, agent_service_client::AgentServiceClient, operator_service_client::OperatorServiceClient},
@@ -122,6 +122,24 @@ async fn features_that_are_cut_are_unimplemented_or_silent() {
     server.stop().await;
 }
 
+/// Registers the agent of an instance by a nonce for a tenant.
+async fn register(
+    zone: &Zone,
+    bound: &Bound,
+    (tenant, id): (&str, &str),
+    public_key_pem: String,
+) -> Result<wire::RegisterClientResponse, CallError> {
+    let day = std::time::Duration::from_hours(24);
+    let claims = Claims { shard: "a".to_owned(), ..Claims::agent("dev", tenant, id, zone.clock.now(), day) };
+    let request = wire::RegisterClientRequest {
+        registration_nonce_jwt: zone.nonces.issue(&claims).expect("a nonce"),
+        public_key_pem: public_key_pem.into_bytes(),
+        ..wire::RegisterClientRequest::default()
+    };
+    let registration = bound.registration.to_string().parse().expect("an address");
+    shard::client::register(registration, zone.tls(None), Registrant::Agent, request).await
+}
+
 /// The static group's instance, and a channel of its agent, which registered.
 async fn agent(zone: &Zone, bound: &Bound) -> (String, Channel) {
     let id = eventually("the static group's instance", || async {
@@ -129,15 +147,7 @@ async fn agent(zone: &Zone, bound: &Bound) -> (String, Channel) {
     })
     .await;
     let key = key_pair();
-    let day = std::time::Duration::from_hours(24);
-    let claims = Claims { shard: "a".to_owned(), ..Claims::agent("dev", "default", &id, zone.clock.now(), day) };
-    let request = wire::RegisterClientRequest {
-        registration_nonce_jwt: zone.nonces.issue(&claims).expect("a nonce"),
-        public_key_pem: key.public_key_pem().into_bytes(),
-        ..wire::RegisterClientRequest::default()
-    };
-    let registration = bound.registration.to_string().parse().expect("an address");
-    let answer = shard::client::register(registration, zone.tls(None), Registrant::Agent, request).await;
+    let answer = register(zone, bound, ("default", &id), key.public_key_pem()).await;
     let certificate = String::from_utf8(answer.expect("registered").client_certificate_pem).expect("PEM");
     let pair = Some((&*certificate, &*key.serialize_pem()));
     let tls = client_tls(zone.authority.certificate_pem(), pair, std::sync::Arc::new(zone.clock.clone())).expect("TLS");
@@ -165,6 +175,23 @@ async fn an_agent_registers_and_reports_for_its_own_instance_only() {
     reports.abort();
     let foreign = agent.submit_health_report(tokio_stream::iter([report("web02")])).await.unwrap_err();
     assert_eq!(foreign.code(), Code::PermissionDenied);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_agent_of_an_instance_that_is_gone_or_anothers_gets_no_certificate_and_leaves_no_key() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let bound = server.leads().await;
+    let (id, _) = agent(&zone, &bound).await;
+    let before = zone.store.snapshot();
+    let never = "web00000000000000000000000000";
+    for (tenant, id, code) in [("default", never, Code::NotFound), ("acme", &*id, Code::PermissionDenied)] {
+        let answer = register(&zone, &bound, (tenant, id), key_pair().public_key_pem()).await;
+        assert_eq!(answer.unwrap_err().code(), code, "{id} of {tenant}");
+    }
+    let written: Vec<_> = zone.store.snapshot().into_keys().filter(|key| !before.contains_key(key)).collect();
+    assert!(written.iter().all(|key| key.ends_with("leader.json")), "{written:?}");
     server.stop().await;
 }
 

@@ -61,8 +61,19 @@ async fn groups(client: &Client) -> Vec<(bool, String)> {
 async fn instances(client: &Client) -> Vec<(bool, String)> {
     let absent = InstanceId::new("zzz", 0).to_string();
     let (none, create) = (Fence::default(), wire::CreateInstanceRequest::default());
+    let config = wire::InstanceConfig { group: ABSENT.to_owned(), ..wire::InstanceConfig::default() };
+    let stray = wire::CreateInstanceRequest { config: Some(config), ..create.clone() };
     vec![
         check("CreateInstance of nothing", "InvalidArgument", &client.create_instance(create, &none).await),
+        check("CreateInstance in an unknown group", "NotFound", &client.create_instance(stray, &none).await),
+        check("DeleteInstance of an unknown instance", "Ok", &client.delete_instance(&absent, &none).await),
+        check("DeleteInstance of nothing", "InvalidArgument", &client.delete_instance("", &none).await),
+        check(
+            "AcknowledgeDrained of an unknown instance",
+            "NotFound",
+            &client.acknowledge_drained(&absent, &none).await,
+        ),
+        check("AcknowledgeDrained of nothing", "InvalidArgument", &client.acknowledge_drained("", &none).await),
         check("GetInstanceStatus of an unknown instance", "NotFound", &client.instance_status(&absent).await),
         check("GetInstanceStatus of nothing", "InvalidArgument", &client.instance_status("").await),
     ]

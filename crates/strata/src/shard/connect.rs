@@ -2,19 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use plan::shard::election::Lock;
 use shard::{
     client::{Address, Addresses, Client, leader_ports},
     clock::Clock,
     identity::{Role, client_tls, key_pair, web_client_tls},
-    store::{
-        Store,
-        layout::{CA_CERTIFICATE, ShardLayout},
-    },
+    store::{Store, layout::CA_CERTIFICATE},
 };
 use tokio::time::Instant;
 
-use super::storage::{StorageFlags, cluster};
+use super::storage::{StorageFlags, cluster, lock};
 use crate::{Failure, explained};
 
 /// A command takes seconds; a certificate that lasts longer than its deadline is enough.
@@ -95,11 +91,9 @@ async fn look(
     shard: &str,
     tls: &Arc<rustls::ClientConfig>,
 ) -> Result<Result<Addresses, String>, Failure> {
-    let Some(object) = store.get(&ShardLayout::new(shard).lock()).await? else {
+    let Some(lock) = lock(store, shard).await?.map_err(Failure::new)? else {
         return Ok(Err("no server ever led it".to_owned()));
     };
-    let lock: Lock = serde_json::from_slice(&object.body)
-        .map_err(|error| Failure::new(format!("the lock of shard {shard:?} is damaged: {error}")))?;
     if lock.released {
         return Ok(Err("the last leader has stopped".to_owned()));
     }

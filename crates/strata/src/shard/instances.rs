@@ -3,10 +3,11 @@
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use plan::shard::instance::Record;
+use plan::shard::{id::InstanceId, instance::Record};
 use serde::Serialize;
 use shard::{
     provider::{Process, Provider, node_provider_id},
+    record::{self, Damaged},
     store::{Store, layout::ShardLayout},
 };
 
@@ -64,8 +65,18 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
         // A configuration that cannot be used hides no instance.
         let (config, _) = findings(&*store, &shard).await?;
         let machines = machines::local(&shard, config.as_ref());
-        let records = records(&*store, &shard).await?;
-        instances.extend(records.iter().map(|record| instance(&shard, record, machines.as_ref())));
+        let (records, damaged) = records(&*store, &shard).await?;
+        let known = records.iter().map(|record| instance(&shard, record, machines.as_ref()));
+        let mut all: Vec<_> = known.collect();
+        for damaged in &damaged {
+            anstream::eprintln!("shard {shard}: {damaged}");
+            let is_there = |id: &InstanceId| all.iter().any(|one| one.id == id.as_str());
+            if let Some((_, id)) = damaged.owner.as_ref().filter(|(_, id)| !is_there(id)) {
+                all.push(unknown(&shard, id, machines.as_ref()));
+            }
+        }
+        all.sort_by(|one, other| one.id.cmp(&other.id));
+        instances.extend(all);
     }
     if flags.output == Output::Json {
         print_data(&instances, Format::Json)?;
@@ -80,19 +91,33 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
     Ok(ExitCode::SUCCESS)
 }
 
-/// A shard's records without those of deleted instances, sorted.
-pub async fn records(store: &dyn Store, shard: &str) -> Result<Vec<Record>, Failure> {
-    let mut records = Vec::new();
-    for key in store.list(&ShardLayout::new(shard).instances()).await? {
+/// A shard's records without those of deleted instances, and what cannot be read among them.
+pub async fn records(store: &dyn Store, shard: &str) -> Result<(Vec<Record>, Vec<Damaged>), Failure> {
+    let layout = ShardLayout::new(shard);
+    let (mut records, mut damaged) = (Vec::new(), Vec::new());
+    for key in store.list(&layout.instances()).await? {
         // One that vanished since the list was purged.
         let Some(object) = store.get(&key).await? else { continue };
-        let record: Record = serde_json::from_slice(&object.body)
-            .map_err(|error| Failure::new(format!("{key} in the storage is damaged: {error}")))?;
-        records.push(record);
+        match record::read(&layout, &key, &object.body) {
+            Ok(record) => records.push(record),
+            Err(error) => damaged.push(error),
+        }
     }
     records.retain(|record| record.deleted_at.is_none());
-    records.sort_by(|a, b| a.id.cmp(&b.id));
-    Ok(records)
+    Ok((records, damaged))
+}
+
+/// An instance whose record cannot be read: it is not left out, because its machine may run.
+fn unknown(shard: &str, id: &InstanceId, machines: Option<&Process>) -> Instance {
+    Instance {
+        provider_id: node_provider_id(shard, id.as_str()),
+        pid: machines.and_then(|machines| machines.pid(id.as_str())),
+        id: id.to_string(),
+        group: String::new(),
+        shard: shard.to_owned(),
+        status: "unknown",
+        on_demand: false,
+    }
 }
 
 fn instance(shard: &str, record: &Record, machines: Option<&Process>) -> Instance {

@@ -33,19 +33,26 @@ impl ShardMetrics {
 }
 
 /// Name, help, and what it says of a server.
-type Metric = (&'static str, &'static str, fn(&Standing) -> bool);
+type Metric = (&'static str, &'static str, fn(&Standing) -> i64);
 
-const METRICS: [Metric; 3] = [
-    ("strata_shard_leader", "1 while this server leads its shard", Standing::leads_shard),
-    ("strata_shard_cluster_leader", "1 while this server leads the cluster of shards", Standing::leads_cluster),
-    ("strata_shard_config_loaded", "1 once a configuration was loaded", Standing::is_loaded),
+const METRICS: [Metric; 4] = [
+    ("strata_shard_leader", "1 while this server leads its shard", |one| one.leads_shard().into()),
+    ("strata_shard_cluster_leader", "1 while this server leads the cluster of shards", |one| {
+        one.leads_cluster().into()
+    }),
+    ("strata_shard_config_loaded", "1 once a configuration was loaded", |one| one.is_loaded().into()),
+    (
+        "strata_shard_damaged_records",
+        "Records of instances in storage that cannot be read, while this server leads",
+        |one| i64::try_from(one.damaged()).unwrap_or(i64::MAX),
+    ),
 ];
 
 impl Collector for ShardMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         for (name, help, read) in METRICS {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            ConstGauge::new(i64::from(read(&self.standing))).encode(metric.encode_family(&self.labels)?)?;
+            ConstGauge::new(read(&self.standing)).encode(metric.encode_family(&self.labels)?)?;
         }
         Ok(())
     }

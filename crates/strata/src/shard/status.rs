@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, process::ExitCode};
 
 use clap::Args;
 use plan::shard::{
-    election::Lock,
+    config::Config,
     group::{self, Dynamic},
 };
 use serde::Serialize;
@@ -15,7 +15,7 @@ use shard::{
 
 use super::{
     instances::{Output, records},
-    storage::{StorageFlags, config, shards},
+    storage::{StorageFlags, config, lock, shards},
 };
 use crate::{
     Failure,
@@ -26,7 +26,7 @@ use crate::{
 pub struct Flags {
     /// Only this shard
     shard: Option<String>,
-    /// json prints [{"shard", "leader", "epoch", "problem", "groups": [{"tenant", "name", "size", "instances"}]}]
+    /// json prints [{"shard", "leader", "epoch", "problem", "damaged", "groups": [{"tenant", "name", "size", "instances"}]}]
     #[arg(long, short, value_enum, default_value_t)]
     output: Output,
 }
@@ -39,6 +39,8 @@ struct Status {
     epoch: u64,
     /// Why the configuration cannot be used.
     problem: Option<String>,
+    /// Each object that cannot be read, why, and what to do about it.
+    damaged: Vec<String>,
     groups: Vec<Group>,
 }
 
@@ -46,7 +48,8 @@ struct Status {
 struct Group {
     tenant: String,
     name: String,
-    size: i32,
+    /// Null while the groups cannot be read.
+    size: Option<i32>,
     instances: usize,
 }
 
@@ -74,13 +77,17 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
         if let Some(problem) = &shard.problem {
             anstream::eprintln!("shard {}: {problem}", shard.shard);
         }
+        for damaged in &shard.damaged {
+            anstream::eprintln!("shard {}: {damaged}", shard.shard);
+        }
         if shard.groups.is_empty() {
             table.add([shard.shard, leader, "-".to_owned(), "-".to_owned(), "-".to_owned()]);
             continue;
         }
         for group in shard.groups {
             let name = format!("{}/{}", group.tenant, group.name);
-            let (size, instances) = (group.size.to_string(), group.instances.to_string());
+            let size = group.size.map_or_else(|| "-".to_owned(), |size| size.to_string());
+            let instances = group.instances.to_string();
             table.add([shard.shard.clone(), leader.clone(), name, size, instances]);
         }
     }
@@ -89,34 +96,44 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
 }
 
 async fn status(store: &dyn Store, shard: String) -> Result<Status, Failure> {
-    let layout = ShardLayout::new(&shard);
-    let lock = store.get(&layout.lock()).await?.map(|object| serde_json::from_slice::<Lock>(&object.body));
-    let lock = lock.transpose().map_err(|error| Failure::new(format!("{} is damaged: {error}", layout.lock())))?;
+    let (records, unreadable) = records(store, &shard).await?;
+    let mut damaged: Vec<String> = unreadable.iter().map(ToString::to_string).collect();
+    let lock = lock(store, &shard).await?.unwrap_or_else(|why| {
+        damaged.push(why);
+        None
+    });
+    let dynamic = dynamic(store, &shard).await?.map_err(|why| damaged.push(why)).ok();
     let mut counts: BTreeMap<(String, String), usize> = BTreeMap::new();
-    for record in records(store, &shard).await? {
+    for record in records {
         *counts.entry((record.tenant, record.group)).or_default() += 1;
     }
     let (problem, groups) = match config(store, &shard).await {
-        Ok(config) => {
-            let dynamic = dynamic(store, &layout).await?;
-            let of = |(tenant, name): (String, String)| {
-                let size = group::effective(&config, &dynamic, &tenant, &name).map_or(0, |group| group.size);
-                let instances = counts.get(&(tenant.clone(), name.clone())).copied().unwrap_or(0);
-                Group { tenant, name, size, instances }
-            };
-            let mut names = group::all(&config, &dynamic);
-            names.extend(counts.keys().cloned());
-            (None, names.into_iter().map(of).collect())
-        }
+        Ok(config) => (None, groups(&config, dynamic.as_ref(), &counts)),
         Err(failure) => (Some(failure.message), Vec::new()),
     };
     let leader = lock.as_ref().filter(|lock| !lock.released).map(|lock| lock.address.clone());
-    Ok(Status { shard, leader, epoch: lock.map_or(0, |lock| lock.epoch), problem, groups })
+    Ok(Status { shard, leader, epoch: lock.map_or(0, |lock| lock.epoch), problem, damaged, groups })
 }
 
-async fn dynamic(store: &dyn Store, layout: &ShardLayout) -> Result<Dynamic, Failure> {
-    let key = layout.groups();
-    let Some(object) = store.get(&key).await? else { return Ok(Dynamic::default()) };
-    parse_groups(&String::from_utf8_lossy(&object.body))
-        .map_err(|error| Failure::new(format!("{key} in the storage is damaged: {error}")))
+/// `dynamic` is absent where it cannot be read: then no size is known, of a static group neither.
+fn groups(config: &Config, dynamic: Option<&Dynamic>, counts: &BTreeMap<(String, String), usize>) -> Vec<Group> {
+    let none = Dynamic::default();
+    let mut names = group::all(config, dynamic.unwrap_or(&none));
+    names.extend(counts.keys().cloned());
+    let of = |(tenant, name): (String, String)| {
+        let size = |dynamic| group::effective(config, dynamic, &tenant, &name).map_or(0, |group| group.size);
+        let size = dynamic.map(size);
+        let instances = counts.get(&(tenant.clone(), name.clone())).copied().unwrap_or(0);
+        Group { tenant, name, size, instances }
+    };
+    names.into_iter().map(of).collect()
+}
+
+/// The groups of requests, or why they cannot be read.
+async fn dynamic(store: &dyn Store, shard: &str) -> Result<Result<Dynamic, String>, Failure> {
+    let key = ShardLayout::new(shard).groups();
+    let Some(object) = store.get(&key).await? else { return Ok(Ok(Dynamic::default())) };
+    let text = std::str::from_utf8(&object.body).map_err(|error| error.to_string());
+    let remedy = "correct it, or restore it from a backup of the storage";
+    Ok(text.and_then(parse_groups).map_err(|why| format!("{key} is damaged: {why}; {remedy}")))
 }

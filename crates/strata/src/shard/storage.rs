@@ -3,7 +3,10 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
-use plan::shard::config::{Config, Findings};
+use plan::shard::{
+    config::{Config, Findings, Problem},
+    election::Lock,
+};
 use shard::{
     config::parse,
     identity::{ClusterKeys, SealingKey},
@@ -136,9 +139,23 @@ pub async fn findings(store: &dyn Store, shard: &str) -> Result<(Option<Config>,
             "`strata shard init {shard} --cluster ID` makes one, `strata shard status` lists those there are"
         ))
     })?;
-    let text = String::from_utf8(object.body)
-        .map_err(|_| Failure::new(format!("the configuration of shard {shard:?} is not text")))?;
-    Ok(parse(&text))
+    Ok(String::from_utf8(object.body).map_or_else(|_| not_text(), |text| parse(&text)))
+}
+
+/// What is wrong with a configuration that has no text.
+fn not_text() -> (Option<Config>, Findings) {
+    let message = "is not text; write it anew, or restore it from a backup of the storage".to_owned();
+    let problem = Problem { field: "config".to_owned(), message };
+    (None, Findings { problems: vec![problem], warnings: Vec::new() })
+}
+
+/// A shard's lock, or why it cannot be read.
+pub async fn lock(store: &dyn Store, shard: &str) -> Result<Result<Option<Lock>, String>, Failure> {
+    let key = ShardLayout::new(shard).lock();
+    let Some(object) = store.get(&key).await? else { return Ok(Ok(None)) };
+    let remedy = "restore it, or stop every server of the shard and remove it";
+    let read = serde_json::from_slice(&object.body).map(Some);
+    Ok(read.map_err(|error| format!("{key} is damaged: {error}; {remedy}")))
 }
 
 /// A shard's configuration, if it can be used.

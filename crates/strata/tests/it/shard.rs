@@ -199,6 +199,72 @@ async fn commands_steer_a_server_and_the_storage_answers_without_it() -> Result<
     Ok(())
 }
 
+/// Two instances, one of which loses its record to a bad disk.
+#[tokio::test]
+async fn damaged_objects_are_named_and_hide_nothing_else() -> Result<()> {
+    let zone = Zone::new()?;
+    let alive = Alive::new(zone.file("alive"))?;
+    let mut config = config();
+    config["shard"]["provider"] =
+        json!({ "kind": "process", "directory": zone.file("machines"), "lock": alive.path.clone() });
+    config["groups"] = json!({ "default": { "web": { "template": "web", "size": 2 } } });
+    zone.init_with(&config).await?.data()?;
+    let server = zone.start()?;
+    let running = async || {
+        let instances = zone.json(&["instances", "-o", "json"]).await.ok()?;
+        let is_full = instances.as_array()?.iter().filter(|one| one["status"] == "running").count() == 2;
+        is_full.then_some(instances)
+    };
+    let before = eventually("two instances", running).await.with_context(|| server.child.log_tail())?;
+    server.child.kill().await?;
+    let folder = zone.file("storage/shard/a/instance");
+    let record = std::fs::read_dir(&folder)?.next().context("a record")??.path();
+    let (name, whole) = (record.file_name().context("a name")?.to_string_lossy().into_owned(), std::fs::read(&record)?);
+    std::fs::write(&record, &whole[..whole.len() / 2])?;
+
+    let said = zone.shard(&["instances", "-o", "json"]).await?;
+    ensure!(said.err.contains(&name) && said.err.contains("restore it from a backup"), "{said:?}");
+    let listed: Value = serde_json::from_str(&said.data()?)?;
+    let ids =
+        |all: &Value| all.as_array().map(|all| all.iter().map(|one| one["instanceID"].clone()).collect::<Vec<_>>());
+    ensure!(ids(&listed) == ids(&before), "none is left out: {listed}");
+    let count = |status: &str| listed.as_array().map(|all| all.iter().filter(|one| one["status"] == status).count());
+    ensure!(count("unknown") == Some(1) && count("running") == Some(1), "{listed}");
+    let server = zone.start()?;
+    server.metric("strata_shard_leader", 1).await?;
+    server.metric("strata_shard_damaged_records", 1).await?;
+    let log = std::fs::read_to_string(&server.child.program().log)?;
+    ensure!(log.lines().any(|line| line.contains("quarantined") && line.contains(&name)), "{log}");
+    let status = zone.json(&["status", "-o", "json"]).await?;
+    ensure!(status[0]["damaged"][0].as_str().is_some_and(|one| one.contains(&name)), "{status}");
+    std::fs::write(&record, &whole)?;
+    zone.shard(&["refresh", "a"]).await?.data()?;
+    server.metric("strata_shard_damaged_records", 0).await?;
+    server.child.kill().await?;
+
+    // Each of the shard's other objects is named with its remedy, and the rest is told.
+    for (file, remedy) in [("groups.jsonc", "correct it"), ("leader.json", "stop every server")] {
+        let path = zone.file(&format!("storage/shard/a/{file}"));
+        let whole = std::fs::read(&path).ok();
+        std::fs::write(&path, "{")?;
+        let status = zone.json(&["status", "-o", "json"]).await?;
+        let told = status[0]["damaged"][0].as_str().unwrap_or_default();
+        ensure!(told.contains(file) && told.contains(remedy), "{status}");
+        ensure!(status[0]["groups"][0]["instances"] == 2, "{status}");
+        match whole {
+            Some(whole) => std::fs::write(&path, whole)?,
+            None => std::fs::remove_file(&path)?,
+        }
+    }
+    std::fs::write(zone.file("storage/shard/a/config.jsonc"), b"\xff\xfe")?;
+    ensure!(ids(&zone.json(&["instances", "-o", "json"]).await?) == ids(&before), "no configuration hides them");
+    let status = zone.json(&["status", "-o", "json"]).await?;
+    ensure!(status[0]["problem"].as_str().is_some_and(|why| why.contains("is not text")), "{status}");
+    let found = zone.shard(&["validate"]).await?;
+    ensure!(found.code == 1 && found.out.contains("error: config: is not text"), "{found:?}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn init_keeps_what_is_there_and_nonce_prints_only_the_token() -> Result<()> {
     let zone = Zone::new()?;

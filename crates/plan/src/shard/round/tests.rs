@@ -59,7 +59,7 @@ fn member(number: u8) -> Member {
     record.machine = Some(MachineRef { provider_id: format!("i-{number}"), launched_at: created_at });
     let machine = Machine::There { provider_id: format!("i-{number}"), status: MachineStatus::Running };
     let agent = Agent { registered: true, last_seen: ago(10), reported: true, notice: None };
-    Member { record, machine, agent, acknowledged: false, retry_at: None }
+    Member { record, machine, agent, acknowledged: false, retry_at: None, known_for: 60 * MINUTE }
 }
 
 fn with(number: u8, change: impl FnOnce(&mut Member)) -> Member {
@@ -110,11 +110,12 @@ struct World {
     members: Vec<Member>,
     settings: Settings,
     next: u128,
+    unreadable: usize,
 }
 
 impl World {
     fn new(group: Option<Group>, members: Vec<Member>) -> Self {
-        Self { group, members, settings: settings(), next: 1000 }
+        Self { group, members, settings: settings(), next: 1000, unreadable: 0 }
     }
 
     fn plan(&self, at: Timestamp) -> Round {
@@ -126,6 +127,7 @@ impl World {
             subnets: &subnets,
             ids: &ids,
             create_after: None,
+            unreadable: self.unreadable,
         };
         plan(observed, &self.settings, at)
     }
@@ -144,7 +146,8 @@ impl World {
                 record.machine = Some(machine(&record.id));
                 let agent = Agent { registered: false, last_seen: at, reported: false, notice: None };
                 let machine = there(&record.id);
-                self.members.push(Member { record, machine, agent, acknowledged: false, retry_at: None });
+                let known_for = 60 * MINUTE;
+                self.members.push(Member { record, machine, agent, acknowledged: false, retry_at: None, known_for });
             }
             Action::Launch(id) => {
                 let member = self.find(id);
@@ -444,6 +447,56 @@ fn a77_expiry_replaces_the_oldest_and_on_demand_instances_only_leave() {
     check(Some(group(0)), vec![sick], &["drain 1 unhealthy"]);
 }
 
+/// A leader whose wall clock is a day ahead until it is set: it has just begun, and everything looks old.
+#[test]
+fn a77_what_only_the_wall_clock_calls_old_stays_until_this_server_has_known_it_for_a_while() {
+    let aged = Settings {
+        eligible_age: Some(30 * MINUTE),
+        forced_age: Some(40 * MINUTE),
+        ondemand_age: Some(2 * MINUTE),
+        ..settings()
+    };
+    let known = |on_demand, known_for| {
+        with(1, move |member| {
+            member.record.on_demand = on_demand;
+            member.known_for = known_for;
+        })
+    };
+    let next = |world: &World| world.plan(now()).next_look;
+    let world = check_with(Some(group(1)), vec![known(false, MINUTE)], aged.clone(), &[]);
+    assert!(next(&world).is_some_and(|next| next <= now() + 4 * MINUTE), "it is looked at again");
+    check_with(Some(group(1)), vec![known(false, 5 * MINUTE)], aged.clone(), &["create"]);
+    // An age that is shorter than the time to register is waited for and no longer.
+    let world = check_with(Some(group(0)), vec![known(true, MINUTE)], aged.clone(), &[]);
+    assert_eq!(next(&world), Some(now() + MINUTE));
+    check_with(Some(group(0)), vec![known(true, 2 * MINUTE)], aged, &["drain 1 ondemand-expiry"]);
+    let unregistered = |known_for| {
+        let member = with(1, |member| member.agent.registered = false);
+        Member { known_for, ..member }
+    };
+    check(Some(group(1)), vec![unregistered(4 * MINUTE)], &[]);
+    check(Some(group(1)), vec![unregistered(5 * MINUTE)], &["delete 1 unhealthy", "create"]);
+}
+
+#[test]
+fn an_instance_whose_record_cannot_be_read_holds_its_place_and_costs_no_other() {
+    let check = |size, members: Vec<Member>, unreadable, expected: &[&str]| {
+        let mut world = World { unreadable, ..World::new(Some(group(size)), members) };
+        assert_eq!(text(&world.round(now())), expected, "size {size}, {unreadable} unreadable");
+        world
+    };
+    check(2, vec![member(1)], 1, &[]);
+    check(3, vec![member(1)], 1, &["create"]);
+    check(0, vec![], 3, &[]);
+    check(2, vec![member(1), member(2)], 1, &[]);
+    check(1, vec![member(1), member(2)], 1, &["drain 1 scale-down"]);
+    // A replacement is made before its instance goes, also beside one that cannot be read.
+    let drifted = with(1, |member| member.record.hash = "old".to_owned());
+    let mut world = check(2, vec![drifted], 1, &["create"]);
+    world.register(now());
+    assert_eq!(text(&world.round(now())), ["drain 1 config-drift"]);
+}
+
 #[test]
 fn a85_drift_rotates_one_instance_at_a_time() {
     let drifted = |number| with(number, |member| member.record.hash = "old".to_owned());
@@ -508,8 +561,14 @@ fn deleted_records_are_forgotten_after_their_retention() {
 fn full_subnets_and_failed_creations_hold_creation_back() {
     let group = group(3);
     let subnets = [Subnet { id: "a".to_owned(), free: Some(0) }, Subnet { id: "b".to_owned(), free: Some(2) }];
-    let observed =
-        Observed { group: Some(&group), members: &[], subnets: &subnets, ids: &[1, 2, 3], create_after: None };
+    let observed = Observed {
+        group: Some(&group),
+        members: &[],
+        subnets: &subnets,
+        ids: &[1, 2, 3],
+        create_after: None,
+        unreadable: 0,
+    };
     let round = plan(observed, &settings(), now());
     assert_eq!(text(&round.actions), ["create", "create"]);
     assert_eq!(round.blocked, Some("every subnet of the pool is full"));

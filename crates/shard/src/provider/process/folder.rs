@@ -41,6 +41,9 @@ pub struct Labels {
     pub shard: String,
     pub tenant: String,
     pub group: String,
+    /// Machines of earlier versions do not say so.
+    #[serde(default)]
+    pub on_demand: bool,
     pub created_at: Timestamp,
 }
 
@@ -58,6 +61,8 @@ impl Labels {
             // Never old enough to be swept: it may be another shard's.
             created_at: now,
             noticed: false,
+            group: String::new(),
+            on_demand: false,
         }
     }
 
@@ -69,6 +74,8 @@ impl Labels {
             status,
             created_at: self.created_at,
             noticed: false,
+            group: self.group.clone(),
+            on_demand: self.on_demand,
         }
     }
 }

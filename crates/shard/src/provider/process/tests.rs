@@ -141,6 +141,7 @@ async fn a78_a_creation_that_was_cut_short_is_finished_or_removed() {
         shard: "dev-1".to_owned(),
         tenant: String::new(),
         group: String::new(),
+        on_demand: false,
         created_at: Clock::default().now(),
     };
     let steps: [Left; 4] = [

@@ -36,11 +36,12 @@ impl RegistrationService for Registration {
         if !self.0.term.lead().is_valid() {
             return Err(Status::failed_precondition("this server does not lead the shard; try again"));
         }
-        let issued = self.register(Kind::Agent, request.into_inner()).await?;
-        if let Some(claims) = &issued.claims {
-            // The instance may have been deleted since its nonce was issued: then its agent reports in vain.
-            let _ = self.0.term.report_health(&claims.tenant, &claims.sub, None);
-        }
+        let request = request.into_inner();
+        let claims = self.0.registrar.claims(Kind::Agent, &request.registration_nonce_jwt, self.0.clock.now())?;
+        self.0.term.may_register(&claims.tenant, &claims.sub)?;
+        let issued = self.register(Kind::Agent, request).await?;
+        // It may have been deleted meanwhile: then its agent reports in vain.
+        let _ = self.0.term.report_health(&claims.tenant, &claims.sub, None);
         Ok(answer(issued))
     }
 

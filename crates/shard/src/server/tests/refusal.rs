@@ -108,6 +108,7 @@ async fn bad_instances(server: &Server, taken: &str) {
         (create(|_, config| config.group = "none".into()), NotFound, "config.group"),
         (create(|_, config| config.template = "none".into()), NotFound, "config.template"),
         (create(|_, config| config.subnet_pool = "none".into()), InvalidArgument, "config.subnet_pool"),
+        (create(|_, config| config.subnet_pool = "shut".into()), InvalidArgument, "config.subnet_pool"),
         (create(|_, config| config.subnet_pool = "full".into()), ResourceExhausted, "config.subnet_pool"),
         (create(|_, config| config.vars = long), InvalidArgument, "config.vars"),
         (create(|request, _| request.instance_id = "x".into()), InvalidArgument, "instance_id"),
@@ -142,8 +143,7 @@ async fn bad_instances(server: &Server, taken: &str) {
 
 #[tokio::test(start_paused = true)]
 async fn a86_every_refused_request_has_its_code_and_changes_nothing() {
-    let pools =
-        r#""dynamic_subnet_pools": ["one"], "subnet_pools": {"shut": ["s3"], "full": ["s4"], "one": ["s1", "s2"]}"#;
+    let pools = r#""dynamic_subnet_pools": ["one", "full"], "subnet_pools": {"shut": ["s3"], "full": ["s4"], "one": ["s1", "s2"]}"#;
     let config = CONFIG.replace(r#""subnet_pools": {"one": ["s1", "s2"]}"#, pools);
     let world = World::with_config(&config).await;
     world.cloud.set_room("s4", 0);

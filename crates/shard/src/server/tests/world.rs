@@ -83,6 +83,11 @@ impl World {
 
     /// `None` if it died before it led.
     pub async fn start_with(&self, faults: Faults) -> Option<Server> {
+        Some(self.try_start(faults).await?.expect("opens"))
+    }
+
+    /// The same for one that may find that it cannot lead.
+    pub async fn try_start(&self, faults: Faults) -> Option<Result<Server, TermError>> {
         let number = self.servers.fetch_add(1, Ordering::Relaxed);
         let ids = Arc::clone(&self.ids);
         let store = Arc::new(FaultyStore::new(Arc::new(self.store.clone()), faults.clone()));
@@ -100,14 +105,14 @@ impl World {
         let open = async {
             loop {
                 match election.look().await {
-                    Ok(Role::Leader(lead)) => return Term::open(Arc::clone(&context), lead).await.expect("opens"),
+                    Ok(Role::Leader(lead)) => return Term::open(Arc::clone(&context), lead).await,
                     Ok(Role::Standby { look_in, .. }) => tokio::time::advance(look_in).await,
                     Err(error) => panic!("election: {error}"),
                 }
             }
         };
         let term = alive(&faults, open).await?;
-        Some(Server { term: Arc::new(term), faults, context, election })
+        Some(term.map(|term| Server { term: Arc::new(term), faults, context, election }))
     }
 
     /// What its registration leaves in storage, which the next leader reads.
