@@ -6,7 +6,7 @@ use talos::{Authority, certificate::Subject};
 
 use super::{
     etcd::client_url,
-    node::{Node, POLL, text},
+    node::{Node, POLL, on_disk, text},
 };
 use crate::{
     audit::POLICY,
@@ -119,7 +119,7 @@ fn flags(node: &Node) -> Result<Vec<(&'static str, String)>, String> {
         ("authorization-mode", "Node,RBAC".to_owned()),
         ("allow-privileged", "true".to_owned()),
         ("audit-policy-file", text(&node.write("audit-policy.json", POLICY)?)),
-        ("audit-log-path", "audit.log".to_owned()),
+        ("audit-log-path", on_disk("audit.log")),
         // In megabytes; never rotated, so that the whole history can be read from one file.
         ("audit-log-maxsize", "1000000".to_owned()),
     ])

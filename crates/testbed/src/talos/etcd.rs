@@ -12,14 +12,14 @@ use tonic::{Code, Status};
 
 use super::{
     etcd_api::{Alarm, EtcdApi, Member},
-    node::{Bootstrap, Node, POLL, State, text},
+    node::{Bootstrap, Node, POLL, State, on_disk, text},
 };
 use crate::process::Child;
 
 pub(super) const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
 
-/// On the disk, as programs of the node see it.
+/// On the disk.
 const DATA: &str = "etcd";
 const SNAPSHOT: &str = "etcd.snapshot";
 
@@ -187,7 +187,8 @@ impl Node {
         self.give(&self.recovery_file())?;
         let program = self
             .program("etcdutl", &world.programs.etcdutl)
-            .args(["snapshot", "restore", SNAPSHOT, "--data-dir", DATA])
+            .args(["snapshot".to_owned(), "restore".to_owned(), on_disk(SNAPSHOT)])
+            .args(["--data-dir".to_owned(), on_disk(DATA)])
             .args(["--name", &self.hostname, "--initial-cluster", me])
             .args(["--initial-advertise-peer-urls", &self.peer_url()])
             .args(skip_hash_check.then_some("--skip-hash-check"));
@@ -211,7 +212,7 @@ impl Node {
         let client_url = client_url(self.private);
         let flags = [
             ("name", self.hostname.clone()),
-            ("data-dir", DATA.to_owned()),
+            ("data-dir", on_disk(DATA)),
             ("listen-client-urls", client_url.clone()),
             ("advertise-client-urls", client_url),
             ("listen-peer-urls", self.peer_url()),

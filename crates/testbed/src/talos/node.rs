@@ -269,14 +269,14 @@ impl Node {
 
     /// Writes a file of the node that only its owner may read; the path is as its programs see it.
     pub(super) fn write(&self, file: &str, text: &str) -> Result<PathBuf, String> {
-        let inside = Path::new("pki").join(file);
-        let (directory, path) = (self.directory.join("pki"), self.directory.join(&inside));
+        let directory = self.directory.join("pki");
+        let path = directory.join(file);
         let make = |error: io::Error| format!("cannot create {}: {error}", directory.display());
         fs::create_dir_all(&directory).map_err(make)?;
         write_private(&path, text).map_err(|error| error.to_string())?;
         self.give(&directory)?;
         self.give(&path)?;
-        Ok(inside)
+        Ok(on_disk(&format!("pki/{file}")).into())
     }
 
     /// A file that we made for its programs.
@@ -328,6 +328,12 @@ fn etcd_credentials(keys: &ControlPlaneKeys) -> Result<Credentials, CertificateE
     let Pair { certificate, key } = authority.sign(&subject, now(), LEAF_LIFETIME)?;
     Credentials::from_pem(&keys.etcd.certificate, &certificate, &key)
         .map_err(|error| CertificateError::Certificate(error.to_string()))
+}
+
+/// A file on the disk, as programs of the node see it. They make paths absolute, and the folders above the disk are closed
+/// to them: this way leads there whatever is above.
+pub(super) fn on_disk(file: &str) -> String {
+    format!("/proc/self/cwd/{file}")
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

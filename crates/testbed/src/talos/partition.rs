@@ -42,7 +42,7 @@ impl Rules {
         }
         if !rules.is_empty() {
             let hook = "type filter hook output priority 0; policy accept;";
-            let _ = write!(text, "table inet {table} {{ chain output {{ {hook}\n{rules} }} }}\n");
+            let _ = write!(text, "table inet {table} {{\n chain output {{\n {hook}\n{rules} }}\n}}\n");
         }
         run("nft", &["-f", "-"], &text)?;
         for machine in machines.iter().filter(|machine| !machine.is_reachable()) {
