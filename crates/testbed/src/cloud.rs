@@ -6,6 +6,7 @@ mod fault;
 mod server;
 
 use std::{
+    fmt::Write,
     fs, io,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -26,8 +27,14 @@ use crate::{
 
 /// Health checks run this many times as often as asked for: three seconds, the shortest the vendor allows, become one.
 const CHECK_SPEED: u32 = 3;
+/// What stays the same, in the cloud's directory.
+const IDENTITY: &str = "cloud.json";
 /// Bytes of a token; written as hexadecimal digits it has the vendor's 64 characters.
 const TOKEN_BYTES: usize = 32;
+
+/// How long the control port waits for the rest of a request, or [`ask`] for a reply. A fault is set within
+/// milliseconds; a server that is turned off is gone within a second.
+const CONTROL_LIMIT: Duration = Duration::from_secs(30);
 
 /// Why a cloud does not start.
 #[derive(Debug, thiserror::Error)]
@@ -188,14 +195,15 @@ fn identity(directory: &Path) -> Result<(Identity, Loopback), CloudError> {
     let bytes = random().map_err(unusable)?;
     let seed = bytes.iter().fold(0, |seed: u64, byte| seed.rotate_left(8) ^ u64::from(*byte));
     let loopback = Loopback::claim_for(seed).ok_or(talos::Error::NoBlock)?;
-    let token = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut token = String::with_capacity(2 * TOKEN_BYTES);
+    for byte in bytes {
+        let _ = write!(token, "{byte:02x}");
+    }
     let identity = Identity { loopback: loopback.number(), port: 0, token };
     // Before anything has an address of it.
     write_identity(directory, &identity)?;
     Ok((identity, loopback))
 }
-
-const IDENTITY: &str = "cloud.json";
 
 fn write_identity(directory: &Path, identity: &Identity) -> Result<(), CloudError> {
     let text = serde_json::to_string(identity).expect("strings and numbers have a JSON form");
@@ -215,7 +223,3 @@ fn begin_anew(log: &Path) -> io::Result<()> {
         _ => Ok(()),
     }
 }
-
-/// How long the control port waits for the rest of a request, or [`ask`] for a reply. A fault is set within
-/// milliseconds; a server that is turned off is gone within a second.
-const CONTROL_LIMIT: Duration = Duration::from_secs(30);

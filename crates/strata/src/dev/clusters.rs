@@ -68,11 +68,6 @@ impl Clusters {
     /// Starts the simulators and brings the cluster up, or back with the servers it had.
     pub async fn start(place: &Place, mode: Mode, report: &Report) -> Result<Self, Failure> {
         let file = cluster_file(mode);
-        let others = place.cluster_names().into_iter().find(|name| *name != file.name);
-        if let Some(other) = others {
-            return Err(Failure::new(format!("this environment has the cluster {other}, not {}", file.name))
-                .hint(format!("start it with --cluster {other}, or begin anew with --fresh")));
-        }
         report.step("hcloud", "starting Hetzner's API and the servers there are");
         let cloud = Box::pin(Cloud::start(&place.cloud())).await?;
         report.done("hcloud", cloud.endpoint());
@@ -95,6 +90,16 @@ impl Clusters {
 
     pub async fn stop(self) {
         self.cloud.stop().await;
+    }
+}
+
+/// An environment has one cluster: found out before anything is started.
+pub fn check(place: &Place, mode: Mode) -> Result<(), Failure> {
+    let wanted = mode.name();
+    match place.cluster_names().into_iter().find(|name| name != wanted) {
+        Some(other) => Err(Failure::new(format!("this environment has the cluster {other}, not {wanted}"))
+            .hint(format!("start it with --cluster {other}, or begin anew with --fresh"))),
+        None => Ok(()),
     }
 }
 

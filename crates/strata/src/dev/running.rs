@@ -51,6 +51,9 @@ impl Running {
         if flags.fresh {
             place.wipe()?;
         }
+        if let Some(mode) = flags.cluster {
+            clusters::check(place, mode)?;
+        }
         let builds = Builds::of(flags);
         tools::ensure(&builds.first, report).await?;
         let after_first = builds.after_first();
