@@ -108,7 +108,8 @@ impl Person<'_> {
     /// The status of a Node's condition Ready.
     async fn readiness(&self, node: &Node) -> Result<String> {
         let kubectl = tools::path("kubectl").await?;
-        let nodes = self.run(&kubectl, &["get", "node", &node.name, "-o", "json"]).await?.fine()?;
+        let nodes =
+            self.run(&kubectl, &["--request-timeout=5s", "get", "node", &node.name, "-o", "json"]).await?.fine()?;
         let found: Value = serde_json::from_str(&nodes)?;
         let conditions = found["status"]["conditions"].as_array().context("no conditions")?;
         let ready = conditions.iter().find(|condition| condition["type"] == "Ready").context("no Ready")?;
@@ -255,17 +256,24 @@ async fn a_call_fails_as_asked(person: &Person<'_>, node: &Node) -> Result<()> {
 }
 
 async fn a_stopped_etcd_and_a_silent_kubelet_are_seen(person: &Person<'_>, node: &Node) -> Result<()> {
-    person.fault_of(node, "etcd-stopped").await?;
-    person.fault_of(node, "kubelet-stopped").await?;
-    person.etcdctl(node, &["endpoint", "health"]).await?.refused(&["unhealthy"])?;
-    let services = person.talosctl_at(node, &["service"]).await?.fine()?;
-    let is = |service: &str, state: &str| {
-        services.lines().any(|line| line.contains(&format!(" {service} ")) && line.contains(state))
+    let services_are = async |etcd: &str, kubelet: &str| {
+        let services = person.talosctl_at(node, &["service"]).await?.fine()?;
+        let is = |service: &str, state: &str| {
+            services.lines().any(|line| line.contains(&format!(" {service} ")) && line.contains(state))
+        };
+        ensure!(is("etcd", etcd) && is("kubelet", kubelet), "{services}");
+        anyhow::Ok(())
     };
-    ensure!(is("etcd", "Finished") && is("kubelet", "Finished"), "{services}");
-    person.until_ready_is(node, "Unknown").await?;
+    person.fault_of(node, "etcd-stopped").await?;
+    person.etcdctl(node, &["endpoint", "health"]).await?.refused(&["unhealthy"])?;
+    services_are("Finished", "").await?;
     person.clear().await?;
     person.until_member_is_back(node).await?;
+    person.until_ready_is(node, "True").await?;
+    person.fault_of(node, "kubelet-stopped").await?;
+    person.until_ready_is(node, "Unknown").await?;
+    services_are("Running", "Finished").await?;
+    person.clear().await?;
     person.until_ready_is(node, "True").await
 }
 

@@ -83,7 +83,7 @@ async fn ensure_balancer(
     });
     let role = [("k8zner.io/role", "kube-api"), ("role", "kube-api")];
     let balancer: LoadBalancer = client.ensure(&wanted(cluster, balancer_name(cluster), &role, body)).await?.resource;
-    let at = NetworkAddress { network, ip: last_host(subnet), ip_range: None };
+    let at = NetworkAddress { network, ip: Some(last_host(subnet)), ip_range: None };
     client.attach_load_balancer(balancer.id, &at).await?;
     // An API server asks everyone for a certificate: 401 is the answer of one that works.
     let version = json!({ "path": "/version", "status_codes": ["401"], "tls": true });
@@ -128,9 +128,9 @@ fn subnet(range: &str, index: u32) -> String {
 }
 
 /// The last address that a host may have, which is the API's.
-fn last_host(subnet: &str) -> Option<Ipv4Addr> {
+fn last_host(subnet: &str) -> Ipv4Addr {
     let size = 1 << (32 - u32::from(SUBNET_PREFIX));
-    Some(Ipv4Addr::from(u32::from(first_of(subnet)) + size - 2))
+    Ipv4Addr::from(u32::from(first_of(subnet)) + size - 2)
 }
 
 fn first_of(range: &str) -> Ipv4Addr {
@@ -148,6 +148,6 @@ mod tests {
             [0, 1, 2].map(|index| subnet("10.0.0.0/16", index)),
             ["10.0.0.0/25", "10.0.0.128/25", "10.0.1.0/25"]
         );
-        assert_eq!(last_host("10.0.0.128/25"), Some(Ipv4Addr::new(10, 0, 0, 254)));
+        assert_eq!(last_host("10.0.0.128/25"), Ipv4Addr::new(10, 0, 0, 254));
     }
 }
