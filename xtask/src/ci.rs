@@ -142,7 +142,7 @@ fn build_and_check(steps: &mut Steps) -> Option<()> {
 
 /// Where it cannot be done, the tests that need them say what is missing; CI must have them.
 fn install_packages() -> Result<()> {
-    match testbed::node::install() {
+    match testbed::node::install().and_then(|()| testbed::talos::install_partitions()) {
         Err(error) if !in_ci() => {
             eprintln!("    not installed: {error}");
             Ok(())

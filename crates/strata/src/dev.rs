@@ -2,12 +2,14 @@
 
 mod charts;
 mod cluster;
+mod clusters;
 mod credentials;
 mod detach;
 mod display;
 mod down;
 mod event;
 mod example;
+mod fault;
 mod leave;
 mod operator;
 mod order;
@@ -26,7 +28,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use clap::{Args, Subcommand};
 use place::Place;
 
-use crate::{Failure, config::duration, explained};
+use crate::{Failure, cluster::Mode, config::duration, explained};
 
 #[derive(Debug, Args)]
 pub struct Flags {
@@ -61,7 +63,9 @@ enum Command {
     /// Show what runs, with process ids and logs
     Status {
         /// json prints {"kubeconfig", "auditLog", "charts": {"repository", "registry"}, "storage", "ca",
-        /// "endpoints": {ZONE: {"health", "election", "registration", "operator", "agent"}}, "programs": [{"name", "pid", "log"}]}
+        /// "endpoints": {ZONE: {"health", "election", "registration", "operator", "agent"}},
+        /// "hcloud": {"endpoint", "token", "log"}, "clusters": [{"name", "namespace", "config", "kubeconfig", "talosconfig",
+        /// "talosLog", "etcd": {"ca", "cert", "key", "endpoints"}}], "programs": [{"name", "pid", "log"}]}
         #[arg(long, short, value_enum, default_value_t)]
         output: status::Output,
     },
@@ -70,6 +74,9 @@ enum Command {
     /// Certificates are embedded, so that kubectl and helm can use it from anywhere:
     /// export KUBECONFIG=$(strata dev kubeconfig)
     Kubeconfig,
+    /// Let something go wrong in a simulated cluster (`dev up --cluster`)
+    #[command(subcommand)]
+    Fault(fault::Command),
     /// The background half of `dev up --detach`
     #[command(hide = true)]
     Supervise(UpFlags),
@@ -80,6 +87,7 @@ Examples:
   strata dev up                          in the foreground, until Ctrl-C
   strata dev up --detach                 in the background; `strata dev down` ends it
   strata dev up --detach --fresh         the same, with nothing left of earlier runs
+  strata dev up --detach --cluster ha    with a simulated cluster: three control planes and three workers
   strata dev up --kubeconfig kind.yaml   on a cluster that is already there";
 
 /// What `dev up` is to start.
@@ -94,8 +102,12 @@ struct UpFlags {
     /// Add a real node: kubelet and containerd, with an example whose container really runs. Needs root
     #[arg(long)]
     real_node: bool,
+    /// Add a simulated cluster: Hetzner's API and Talos nodes with real etcd and kube-apiserver on this machine, for
+    /// hcloud, talosctl, etcdctl and kubectl. Its servers return with their disks at the next start unless --fresh
+    #[arg(long, value_enum, value_name = "SIZE")]
+    cluster: Option<Mode>,
     /// Use the cluster of this kubeconfig (its current context) instead of starting one
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["fresh", "real_node"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["fresh", "real_node", "cluster"])]
     kubeconfig: Option<PathBuf>,
     /// How long the examples may take to be ready [default: 2m; 30s with --kubeconfig, where that is no failure]
     #[arg(long, value_parser = duration, value_name = "DURATION")]
@@ -110,7 +122,8 @@ pub fn run(flags: Flags) -> Result<ExitCode, Failure> {
             Command::Up(up) => up::run(&place, up).await,
             Command::Supervise(up) => detach::supervise(&place, up).await,
             Command::Down => down::run(&place).await,
-            Command::Status { output } => return status::print(&place, output),
+            Command::Status { output } => return status::print(&place, output).await,
+            Command::Fault(command) => fault::run(&place, command).await,
             Command::Kubeconfig => status::print_kubeconfig(&place),
         }
         .map(|()| ExitCode::SUCCESS)
@@ -127,6 +140,15 @@ pub fn storage(dir: Option<PathBuf>, state_home: Option<PathBuf>) -> Result<Path
         .status
         .storage
         .ok_or_else(|| Failure::new("the environment that is up runs on a cluster of yours, without zones"))
+}
+
+/// Hetzner's API and the simulated clusters of the environment that is up; `None` where there are none.
+pub fn clusters(
+    dir: Option<PathBuf>,
+    state_home: Option<PathBuf>,
+) -> Option<(clusters::Hcloud, Vec<clusters::ClusterStatus>)> {
+    let session = status::current(&Place::choose(dir, state_home).ok()?).ok()?;
+    Some((session.status.hcloud?, session.status.clusters))
 }
 
 impl From<testbed::control_plane::Error> for Failure {

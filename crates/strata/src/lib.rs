@@ -1,9 +1,10 @@
-//! The one binary: `strata operator`, `strata agent`, `strata shard`, `strata release`, `strata workspace`, `strata drain`,
-//! `strata crd`, `strata rbac`, `strata dev`.
+//! The one binary: `strata operator`, `strata agent`, `strata shard`, `strata release`, `strata workspace`, `strata cluster`,
+//! `strata drain`, `strata crd`, `strata rbac`, `strata dev`.
 //!
 //! A library only so that [`layers`], the list of all layers, also serves the tests and `cargo xtask codegen`.
 
 mod agent;
+mod cluster;
 mod config;
 mod connection;
 #[cfg(feature = "dev")]
@@ -50,6 +51,8 @@ enum Command {
     Workspace(Box<workspace::Flags>),
     /// Run the server of a zone's machines, and look at zones and steer them
     Shard(Box<shard::Flags>),
+    /// Look at clusters of Talos nodes on Hetzner's servers
+    Cluster(Box<cluster::Flags>),
     /// Empty a node: cordon it, evict its pods within their budgets, and wait until they are gone
     Drain(Box<drain::Flags>),
     /// Print the CustomResourceDefinitions, ready for `kubectl apply -f -`
@@ -84,6 +87,7 @@ pub fn main() -> ExitCode {
         Command::Release(flags) => return exit_code(answer(release::run(*flags)), 1),
         Command::Workspace(flags) => return exit_code(answer(workspace::run(*flags)), 1),
         Command::Shard(flags) => return exit_code(shard::run(*flags), 1),
+        Command::Cluster(flags) => return exit_code(answer(cluster::run(*flags)), 1),
         Command::Drain(flags) => return exit_code(answer(drain::run(*flags)), 1),
         Command::Crd => manifest::print_crds(),
         Command::Rbac(flags) => manifest::print_rbac(&flags),

@@ -3,6 +3,7 @@
 pub mod audit;
 pub mod capi;
 pub mod charts;
+pub mod cloud;
 pub mod control_plane;
 pub mod fault;
 pub mod helm;

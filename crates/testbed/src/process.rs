@@ -6,10 +6,10 @@
 //! (daemons) are out of its reach.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::OpenOptions,
     io::{self, BufRead, BufReader, Read},
-    os::unix::process::CommandExt,
+    os::unix::{fs::fchown, process::CommandExt},
     path::{Path, PathBuf},
     process::{ChildStdin, Command, Stdio},
     sync::{Mutex, PoisonError},
@@ -36,10 +36,7 @@ kill -s KILL 0
 
 /// Removes a directory once its users are gone. They are being killed at the same moment and may still
 /// create files, hence the repetition.
-const REMOVER: &str = r#"
-read -r _
-for pause in 0.2 0.5 1 2 5; do sleep "$pause"; rm -rf "$1" && exit; done
-"#;
+const REMOVER: &str = r#"for pause in 0.2 0.5 1 2 5; do sleep "$pause"; rm -rf "$1" && exit; done"#;
 
 /// What a shell reports for a process that SIGKILL ended.
 const KILLED: i32 = 137;
@@ -75,6 +72,9 @@ pub struct Program {
     pub directory: Option<PathBuf>,
     /// Both output streams are appended to this file.
     pub log: PathBuf,
+    /// As whom it runs, user and group; as we do where `None`. Its log belongs to it. It gets no further than its
+    /// directory, whatever is above that, so that its own path and those in its arguments are relative.
+    pub uid: Option<u32>,
 }
 
 impl Program {
@@ -86,12 +86,25 @@ impl Program {
             environment: Vec::new(),
             directory: None,
             log: log.into(),
+            uid: None,
         }
     }
 
     #[must_use]
     pub fn args(mut self, args: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    #[must_use]
+    pub fn within(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.directory = Some(directory.into());
+        self
+    }
+
+    #[must_use]
+    pub fn run_as(mut self, uid: Option<u32>) -> Self {
+        self.uid = uid;
         self
     }
 
@@ -206,7 +219,13 @@ impl Running {
         let fail = |source| Error::Start { name: program.name.clone(), program: program.path.clone(), source };
         let log = OpenOptions::new().create(true).append(true).open(&program.log).map_err(fail)?;
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", GUARD, "strata-guard"]).arg(&program.path).args(&program.args);
+        command.args(["-c", GUARD, "strata-guard"]);
+        if let Some(uid) = program.uid {
+            fchown(&log, Some(uid), Some(uid)).map_err(fail)?;
+            // The guard stays what we are. It enters the directory before the program becomes another user.
+            command.args(["setpriv", &format!("--reuid={uid}"), &format!("--regid={uid}"), "--clear-groups", "--"]);
+        }
+        command.arg(&program.path).args(&program.args);
         command.envs(program.environment.iter().map(|(name, value)| (name, value)));
         if let Some(directory) = &program.directory {
             command.current_dir(directory);
@@ -257,22 +276,35 @@ impl Drop for Running {
 /// Removes `directory` when this process ends, however it ends.
 #[derive(Debug)]
 pub(crate) struct RemovedAtEnd {
-    _pipe: ChildStdin,
+    _remover: AtEnd,
 }
 
 impl RemovedAtEnd {
     pub(crate) fn new(directory: &Path) -> io::Result<Self> {
-        let mut remover = Command::new("/bin/sh")
-            .args(["-c", REMOVER, "strata-remover"])
-            .arg(directory)
+        Ok(Self { _remover: AtEnd::run(REMOVER, directory)? })
+    }
+}
+
+/// A shell that does its work when this is dropped or this process ends, however it ends.
+#[derive(Debug)]
+pub(crate) struct AtEnd {
+    _pipe: ChildStdin,
+}
+
+impl AtEnd {
+    /// `script` finds its argument in `$1`.
+    pub(crate) fn run(script: &str, argument: impl AsRef<OsStr>) -> io::Result<Self> {
+        let mut shell = Command::new("/bin/sh")
+            .args(["-c", &format!("read -r _\n{script}"), "strata-remover"])
+            .arg(argument)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()?;
-        let pipe = remover.stdin.take().expect("stdin is piped");
+        let pipe = shell.stdin.take().expect("stdin is piped");
         // Reaped by a thread, since the owner may live on for hours after this is dropped.
-        std::thread::spawn(move || remover.wait());
+        std::thread::spawn(move || shell.wait());
         Ok(Self { _pipe: pipe })
     }
 }

@@ -35,6 +35,8 @@ const ARROWS: &[(&str, &[&str])] = &[
             "machines",
             "performers",
             "workspaces",
+            "hetzner",
+            "talos",
             "testbed",
         ],
     ),

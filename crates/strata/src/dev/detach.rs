@@ -78,6 +78,9 @@ fn spawn(place: &Place, flags: &UpFlags) -> Result<Child, Failure> {
     let mut command = Command::new(binary);
     command.args(["dev", "supervise", "--dir"]).arg(place.directory());
     command.args(flags.fresh.then_some("--fresh")).args(flags.real_node.then_some("--real-node"));
+    if let Some(mode) = flags.cluster {
+        command.args(["--cluster", mode.name()]);
+    }
     if let Some(kubeconfig) = &flags.kubeconfig {
         command.arg("--kubeconfig").arg(kubeconfig);
     }

@@ -1,8 +1,8 @@
 //! What is built before what, so that a first start shows something before everything is there.
 
-use testbed::{Options, capi};
+use testbed::{Options, capi, cloud::Cloud};
 
-use super::UpFlags;
+use super::{UpFlags, clusters};
 
 /// What charts come from, and what installs them.
 const CHARTS: [&str; 2] = ["helm", "registry"];
@@ -28,7 +28,11 @@ impl Builds {
         let mut later = vec!["kubectl"];
         later.extend(CHARTS);
         later.extend(REAL_NODE.iter().filter(|_| flags.real_node));
-        Self { first: Options::default().programs().to_vec(), later, last: vec![capi::NAME] }
+        let mut last = vec![capi::NAME];
+        if flags.cluster.is_some() {
+            last.extend(Cloud::PROGRAMS.into_iter().chain(clusters::TOOLS));
+        }
+        Self { first: Options::default().programs().to_vec(), later, last }
     }
 
     /// What a start does without at first.
@@ -54,7 +58,14 @@ mod tests {
     use super::*;
 
     fn flags(real_node: bool, kubeconfig: Option<&str>) -> UpFlags {
-        UpFlags { detach: false, fresh: false, real_node, kubeconfig: kubeconfig.map(Into::into), wait: None }
+        UpFlags {
+            detach: false,
+            fresh: false,
+            real_node,
+            cluster: None,
+            kubeconfig: kubeconfig.map(Into::into),
+            wait: None,
+        }
     }
 
     #[test]

@@ -74,6 +74,34 @@ impl Place {
         self.directory.join("machines").join(shard)
     }
 
+    /// The simulators' own: what Hetzner's API knows, and the disks of its servers.
+    pub fn cloud(&self) -> PathBuf {
+        self.directory.join("cloud")
+    }
+
+    /// The files of a simulated cluster.
+    pub fn cluster(&self, name: &str) -> PathBuf {
+        self.clusters().join(name)
+    }
+
+    fn clusters(&self) -> PathBuf {
+        self.directory.join("clusters")
+    }
+
+    /// The simulated clusters that there are.
+    pub fn cluster_names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.clusters()).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    pub fn make_cluster(&self, name: &str) -> Result<(), Failure> {
+        fs::create_dir_all(self.cluster(name)).map_err(|error| self.unusable(&error))
+    }
+
+    pub fn write_cluster(&self, cluster: &str, name: &str, text: &str) -> Result<(), Failure> {
+        self.write(&format!("clusters/{cluster}/{name}"), text)
+    }
+
     /// Held by the process that runs the environment.
     pub fn lock(&self) -> PathBuf {
         self.file("lock")
@@ -158,7 +186,10 @@ impl Place {
 
     /// Removes data, certificates, charts, zones and logs of earlier runs.
     pub fn wipe(&self) -> Result<(), Failure> {
-        for directory in [self.control_plane(), self.charts(), self.storage(), self.file("machines")] {
+        let simulated = [self.cloud(), self.clusters()];
+        for directory in
+            [self.control_plane(), self.charts(), self.storage(), self.file("machines")].into_iter().chain(simulated)
+        {
             match fs::remove_dir_all(directory) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(self.unusable(&error)),
                 _ => {}

@@ -11,6 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     UpFlags,
     charts::Charts,
+    clusters::{self, Clusters},
     credentials::Credentials,
     event::Report,
     example,
@@ -28,6 +29,7 @@ use crate::Failure;
 /// Everything that runs.
 pub struct Running {
     // Dropped in this order: everything else needs the control plane.
+    clusters: Option<Clusters>,
     operator: Operator,
     shards: Option<Shards>,
     _renewal: AbortOnDropHandle<()>,
@@ -48,6 +50,9 @@ impl Running {
         }
         if flags.fresh {
             place.wipe()?;
+        }
+        if let Some(mode) = flags.cluster {
+            clusters::check(place, mode)?;
         }
         let builds = Builds::of(flags);
         tools::ensure(&builds.first, report).await?;
@@ -70,6 +75,13 @@ impl Running {
         let objects = example::with_charts().into_iter().chain(real).map(|object| addresses.fill(&object));
         let examples = serving::settle(&cluster, &operator, objects.collect(), flags, report);
         tokio::try_join!(examples, start_cluster_api(own.as_mut(), &builds.last, report))?;
+        let clusters = match flags.cluster {
+            Some(mode) => {
+                tools::ensure(&clusters::TOOLS, report).await?;
+                Some(Box::pin(Clusters::start(place, mode, report)).await?)
+            }
+            None => None,
+        };
         let renewal = AbortOnDropHandle::new(tokio::spawn(credentials.keep(&cluster, place)));
         let session = Session {
             status: Status {
@@ -79,13 +91,16 @@ impl Running {
                 storage: shards.as_ref().map(|_| place.storage()),
                 ca: shards.as_ref().map(|_| place.storage().join(CA_CERTIFICATE)),
                 endpoints: shards.as_ref().map(|shards| shards.endpoints.clone()).unwrap_or_default(),
+                hcloud: clusters.as_ref().map(Clusters::hcloud),
+                clusters: clusters.as_ref().map(|clusters| clusters.clusters.clone()).unwrap_or_default(),
                 programs: Vec::new(),
             },
+            control: clusters.as_ref().map(Clusters::control),
             metrics: String::new(),
             kubectl,
             ready_after_millis: u64::try_from(ready_after.as_millis()).unwrap_or(u64::MAX),
         };
-        Ok(Self { operator, shards, _renewal: renewal, credentials, charts, own, session })
+        Ok(Self { clusters, operator, shards, _renewal: renewal, credentials, charts, own, session })
     }
 
     pub fn session(&self) -> Session {
@@ -134,7 +149,13 @@ impl Running {
                 None => Ok(()),
             }
         };
-        tokio::try_join!(self.operator.stop(), zones)?;
+        let servers = async {
+            if let Some(clusters) = self.clusters {
+                clusters.stop().await;
+            }
+            Ok(())
+        };
+        tokio::try_join!(self.operator.stop(), zones, servers)?;
         match self.own {
             Some(own) => own.stop().await,
             None => Ok(()),

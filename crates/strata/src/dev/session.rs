@@ -1,16 +1,22 @@
 //! What is known about a running environment, by others as well.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{charts::Addresses, shards::Endpoints};
+use super::{
+    charts::Addresses,
+    clusters::{ClusterStatus, Hcloud},
+    shards::Endpoints,
+};
 
 /// Written when everything is up, removed at the end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Session {
     pub status: Status,
+    /// Where the simulators take requests for faults; it takes the token of Hetzner's API.
+    pub control: Option<SocketAddr>,
     pub metrics: String,
     /// The kubectl of our tools, where it was built.
     pub kubectl: Option<PathBuf>,
@@ -33,6 +39,11 @@ pub struct Status {
     pub ca: Option<PathBuf>,
     /// By zone.
     pub endpoints: BTreeMap<String, Endpoints>,
+    /// Hetzner's API, where there is a simulated cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hcloud: Option<Hcloud>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clusters: Vec<ClusterStatus>,
     pub programs: Vec<Program>,
 }
 

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::{
+    clusters,
     place::Place,
     session::{Program, Session},
 };
@@ -17,8 +18,12 @@ pub enum Output {
     Json,
 }
 
-pub fn print(place: &Place, output: Output) -> Result<ExitCode, Failure> {
-    match (current(place), output) {
+pub async fn print(place: &Place, output: Output) -> Result<ExitCode, Failure> {
+    let mut current = current(place);
+    if let Ok(session) = &mut current {
+        clusters::refresh(session).await;
+    }
+    match (current, output) {
         (Ok(session), Output::Json) => {
             let text = serde_json::to_string_pretty(&session.status).expect("a status has a JSON form");
             anstream::println!("{text}");
@@ -73,6 +78,20 @@ fn print_table(session: &Session) {
     if let Some(storage) = &session.status.storage {
         anstream::println!("zones in    {}", storage.display());
     }
+    if let Some(hcloud) = &session.status.hcloud {
+        anstream::println!("hcloud      {}, log {}", hcloud.endpoint, hcloud.log.display());
+    }
+    for cluster in &session.status.clusters {
+        anstream::println!("cluster     {}", cluster.name);
+        anstream::println!("            kubeconfig   {}", cluster.kubeconfig.display());
+        anstream::println!(
+            "            talosconfig  {}, log {}",
+            cluster.talosconfig.display(),
+            cluster.talos_log.display()
+        );
+        anstream::println!("            config       {}", cluster.config.display());
+        anstream::println!("            etcd         {}", cluster.etcd.endpoints.join(","));
+    }
 }
 
 /// What to try with the zones.
@@ -80,6 +99,30 @@ const ZONES: &str = "  \
   strata shard scale dev-1 web 3                              # three instances in a zone, each with its Node
   strata shard instances                                      # kill one of these processes, and see it replaced
 ";
+
+/// What to try with a simulated cluster.
+fn cluster_steps(session: &Session) -> String {
+    let Some((cluster, hcloud)) = session.status.clusters.first().zip(session.status.hcloud.as_ref()) else {
+        return String::new();
+    };
+    let tool = |name: &str| {
+        let place = testbed::tools::place(name);
+        place.map_or_else(|_| name.to_owned(), |place| place.display().to_string())
+    };
+    format!(
+        "
+  kubectl --kubeconfig {} get nodes
+  {} --talosconfig {} etcd members
+  export HCLOUD_ENDPOINT={} HCLOUD_TOKEN=$(strata dev status -o json | jq -r .hcloud.token)   # for hcloud
+  strata dev fault node NODE --kind power-off                 # kill a server; strata dev fault --help has more
+
+",
+        cluster.kubeconfig.display(),
+        tool("talosctl"),
+        cluster.talosconfig.display(),
+        hcloud.endpoint,
+    )
+}
 
 /// What a newcomer can do now.
 pub fn print_next_steps(session: &Session) {
@@ -100,13 +143,14 @@ pub fn print_next_steps(session: &Session) {
   kubectl get ws,hr,wsuser -A                                 # a team's workspace, its releases and people
   strata workspace stop analytics -n workspaces-demo          # all of it to zero; start brings it back
   kubectl delete service greeter -n releases-demo             # drift: set back at once
-{}  curl {}
+{}{}  curl {}
   tail -f {log}
 
 `strata dev status` shows what runs, `strata dev down` ends it.",
         std::time::Duration::from_millis(session.ready_after_millis).as_secs_f64(),
         session.status.kubeconfig.display(),
         if session.status.storage.is_some() { ZONES } else { "" },
+        cluster_steps(session),
         session.metrics,
     );
 }

@@ -59,6 +59,10 @@ fn already_up(session: &Session, flags: &UpFlags) -> Result<(), Failure> {
         return Err(Failure::new(format!("already up, but on the cluster of {up}"))
             .hint("end that with `strata dev down`, or choose another directory with --dir DIR"));
     }
+    if flags.cluster.is_some_and(|mode| session.status.clusters.iter().all(|cluster| cluster.name != mode.name())) {
+        return Err(Failure::new("already up, but without this cluster")
+            .hint("end it with `strata dev down`, or choose another directory with --dir DIR"));
+    }
     anstream::eprintln!("already up; `strata dev down` ends it");
     status::print_next_steps(session);
     Ok(())

@@ -1,5 +1,6 @@
 //! `strata dev` as its users and their scripts run it.
 
+mod clusters;
 mod environment;
 mod zones;
 

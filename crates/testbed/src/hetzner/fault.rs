@@ -1,6 +1,7 @@
 //! Faults on demand. They are set from outside the simulated API.
 
 use std::{
+    fmt,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -71,6 +72,26 @@ impl std::str::FromStr for Kind {
                 slow.ok_or_else(|| BadFault::Kind(other.to_owned()))?
             }
         })
+    }
+}
+
+/// In the form that is read; what a fault is limited to is added.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LostResponse => f.write_str("lost-response"),
+            Self::Cut => f.write_str("cut"),
+            Self::Slow(time) => write!(f, "slow={}", time.as_secs_f64()),
+            Self::Error { status, .. } => write!(f, "{status}"),
+            Self::StuckAction => f.write_str("stuck-action"),
+            Self::FailedAction => f.write_str("failed-action"),
+            Self::VanishedAction => f.write_str("vanished-action"),
+            Self::Capacity { location, server_type } => {
+                f.write_str("capacity")?;
+                [location, server_type].into_iter().flatten().try_for_each(|only| write!(f, " {only}"))
+            }
+            Self::RateLimit => f.write_str("rate-limit"),
+        }
     }
 }
 
@@ -232,7 +253,9 @@ mod tests {
 
     #[test]
     fn texts_that_name_nothing_say_what_would() {
-        assert!("slow=0.5".parse::<Kind>().is_ok());
+        for text in ["slow=0.5", "lost-response", "423", "capacity", "stuck-action"] {
+            assert_eq!(text.parse::<Kind>().unwrap().to_string(), text);
+        }
         for text in ["slow=x", "slow=-1", "418", "", "Lost"] {
             assert!(text.parse::<Kind>().unwrap_err().to_string().contains("lost-response"), "{text}");
         }

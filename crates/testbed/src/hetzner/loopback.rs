@@ -10,8 +10,9 @@ use std::{
 
 use super::cidr::Cidr;
 
-/// Second parts of 127.x.0.0/16: below are addresses that distributions use, 127.255 is for broadcast.
-const NUMBERS: std::ops::Range<u8> = 64..255;
+/// Second parts of 127.x.0.0/16: below are addresses that distributions and people's own experiments use, 127.255 is for
+/// broadcast.
+const NUMBERS: std::ops::Range<u8> = 40..255;
 
 /// One 127.x.0.0/16, ours as long as this lives: the kernel frees the claim when its owner ends, however it ends.
 #[derive(Debug)]
@@ -24,6 +25,14 @@ impl Loopback {
     /// `None` where all are taken.
     pub fn claim() -> Option<Self> {
         NUMBERS.into_iter().find_map(Self::claim_number)
+    }
+
+    /// The first free one from a number on that `seed` chooses: environments with different seeds that run by turns keep
+    /// their addresses.
+    pub fn claim_for(seed: u64) -> Option<Self> {
+        let count = u64::from(NUMBERS.end - NUMBERS.start);
+        let from = usize::try_from(seed % count).unwrap_or_default();
+        NUMBERS.skip(from).chain(NUMBERS.take(from)).find_map(Self::claim_number)
     }
 
     /// The one that servers which come back from a file had before; `None` where it is taken.
@@ -62,5 +71,7 @@ mod tests {
             assert!(!ranges[index + 1..].iter().any(|other| range.overlaps(*other)), "{ranges:?}");
         }
         assert!(Loopback::claim_number(one.number()).is_none());
+        let (chosen, next) = (Loopback::claim_for(200).unwrap(), Loopback::claim_for(200).unwrap());
+        assert_ne!(chosen.number(), next.number());
     }
 }

@@ -185,11 +185,12 @@ impl Simulator {
         state.projects.values().flat_map(|project| project.servers.values()).map(server::Server::machine).collect()
     }
 
-    /// A machine turned itself on or off.
+    /// A machine turned itself on or off. One that an action changes is the action's.
     pub fn power_changed(&self, server: i64, is_on: bool) {
         let mut state = self.shared.state();
+        let settled = if is_on { server::Status::Off } else { server::Status::Running };
         let servers = state.projects.values_mut().filter_map(|project| project.servers.get_mut(&server));
-        for server in servers {
+        for server in servers.filter(|server| server.status == settled) {
             server.status = if is_on { server::Status::Running } else { server::Status::Off };
         }
         self.shared.changed(&mut state);

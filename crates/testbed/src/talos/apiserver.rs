@@ -6,11 +6,11 @@ use talos::{Authority, certificate::Subject};
 
 use super::{
     etcd::client_url,
-    node::{Node, POLL, text},
+    node::{Node, POLL, on_disk, text},
 };
 use crate::{
     audit::POLICY,
-    process::{Child, Program},
+    process::Child,
     users::{self, Proof},
 };
 
@@ -22,7 +22,8 @@ const START_LIMIT: Duration = Duration::from_mins(3);
 /// Starts it and waits until it is ready.
 pub(super) async fn start(node: &Node) -> Result<Arc<Child>, String> {
     let world = node.world.upgrade().ok_or("the testbed has ended")?;
-    let program = Program::new("kube-apiserver", &world.programs.apiserver, node.fresh_log("kube-apiserver"))
+    let program = node
+        .program("kube-apiserver", &world.programs.apiserver)
         .args(flags(node)?.into_iter().map(|(name, value)| format!("--{name}={value}")));
     drop(world);
     let child = Arc::new(Child::start(program).map_err(|error| error.to_string())?);
@@ -118,7 +119,7 @@ fn flags(node: &Node) -> Result<Vec<(&'static str, String)>, String> {
         ("authorization-mode", "Node,RBAC".to_owned()),
         ("allow-privileged", "true".to_owned()),
         ("audit-policy-file", text(&node.write("audit-policy.json", POLICY)?)),
-        ("audit-log-path", text(&node.directory.join("audit.log"))),
+        ("audit-log-path", on_disk("audit.log")),
         // In megabytes; never rotated, so that the whole history can be read from one file.
         ("audit-log-maxsize", "1000000".to_owned()),
     ])

@@ -3,9 +3,13 @@
 
 use std::{path::Path, time::Duration};
 
-use talos::Authority;
+use talos::{Authority, Pair};
+use tokio_util::task::AbortOnDropHandle;
 
-use super::{Cluster, ClusterError, Error, apiserver};
+use super::{
+    Cluster, ClusterError, apiserver,
+    node::{Node, RESTART_PAUSE},
+};
 use crate::{
     control_plane::CLIENT_LIMITS,
     pki::write_private,
@@ -13,6 +17,8 @@ use crate::{
     tools,
     users::{self, Proof},
 };
+
+const PROGRAMS: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
 
 /// How soon a silent Node is noticed.
 #[derive(Clone, Copy, Debug)]
@@ -30,68 +36,96 @@ impl Default for ControllerOptions {
     }
 }
 
-/// Both programs; they end when this is dropped.
+/// Both programs; they end when this is dropped. One that ends before is started again.
 #[derive(Debug)]
 pub struct Controllers {
-    _programs: [Child; 2],
+    _programs: Vec<AbortOnDropHandle<()>>,
 }
 
 impl Cluster {
     /// Starts both against the cluster's endpoint.
     pub async fn start_controllers(&self, options: ControllerOptions) -> Result<Controllers, ClusterError> {
-        let names = ["kube-controller-manager", "kube-scheduler"];
-        let programs = tools::ensure(&names, &tools::Plain::default()).await.map_err(Error::from)?;
-        let directory = self.world.directory().join(format!("{}-controllers", self.name));
-        std::fs::create_dir_all(&directory).map_err(|source| Error::Machine {
-            name: self.name.clone(),
-            action: format!("cannot create {}", directory.display()),
-            source,
-        })?;
-        let file = |name: &str, text: &str| -> Result<String, ClusterError> {
+        let of = Of {
+            cluster: &self.name,
+            kubernetes: &self.secrets.kubernetes,
+            service_account_key: &self.secrets.service_account_key,
+            server: format!("https://{}:{}", self.endpoint, apiserver::PORT),
+        };
+        of.start(self.world.directory(), options).await.map_err(ClusterError::Controllers)
+    }
+}
+
+impl Controllers {
+    /// Of the cluster that a control plane is of.
+    pub(super) async fn of(node: &Node, directory: &Path, options: ControllerOptions) -> Result<Self, String> {
+        let keys = node.applied.control_plane.as_ref().ok_or("a worker has no keys")?;
+        let of = Of {
+            cluster: &node.applied.cluster_name,
+            kubernetes: &node.applied.kubernetes,
+            service_account_key: &keys.service_account,
+            server: node.applied.endpoint.clone(),
+        };
+        of.start(directory, options).await
+    }
+}
+
+/// Whose controllers they are.
+struct Of<'a> {
+    cluster: &'a str,
+    kubernetes: &'a Pair,
+    service_account_key: &'a str,
+    server: String,
+}
+
+impl Of<'_> {
+    async fn start(&self, directory: &Path, options: ControllerOptions) -> Result<Controllers, String> {
+        let programs = tools::ensure(&PROGRAMS, &tools::Plain::default()).await.map_err(|error| error.to_string())?;
+        let directory = directory.join(format!("{}-controllers", self.cluster));
+        std::fs::create_dir_all(&directory)
+            .map_err(|error| format!("cannot create {}: {error}", directory.display()))?;
+        let file = |name: &str, text: &str| -> Result<String, String> {
             let path = directory.join(name);
-            write_private(&path, text).map_err(|error| ClusterError::Controllers(error.to_string()))?;
+            write_private(&path, text).map_err(|error| error.to_string())?;
             Ok(path.display().to_string())
         };
-        let mut kubeconfigs = Vec::new();
-        for name in names {
-            let kubeconfig = self.component_kubeconfig(&format!("system:{name}"))?;
-            kubeconfigs.push(file(&format!("{name}.kubeconfig"), &kubeconfig)?);
-        }
         let manager = [
-            ("service-account-private-key-file", file("service-account.key", &self.secrets.service_account_key)?),
-            ("root-ca-file", file("ca.crt", &self.secrets.kubernetes.certificate)?),
+            ("service-account-private-key-file", file("service-account.key", self.service_account_key)?),
+            ("root-ca-file", file("ca.crt", &self.kubernetes.certificate)?),
             ("node-monitor-grace-period", format!("{}ms", options.node_grace.as_millis())),
             ("node-monitor-period", format!("{}ms", options.node_period.as_millis())),
         ];
-        let start = |number: usize, own: &[(&str, String)]| {
-            start(names[number], &programs[number], &directory, &kubeconfigs[number], own)
-        };
-        Ok(Controllers { _programs: [start(0, &manager)?, start(1, &[])?] })
+        let own: [&[(&str, String)]; 2] = [&manager, &[]];
+        let mut running = Vec::new();
+        for ((name, path), own) in PROGRAMS.into_iter().zip(&programs).zip(own) {
+            let kubeconfig = file(&format!("{name}.kubeconfig"), &self.kubeconfig(&format!("system:{name}"))?)?;
+            let flags = own.iter().map(|(name, value)| format!("--{name}={value}"));
+            let program = Program::new(name, path, directory.join(format!("{name}.log")))
+                .args([format!("--kubeconfig={kubeconfig}")])
+                .args(["--leader-elect=false", "--secure-port=0"])
+                .args(CLIENT_LIMITS)
+                .args(flags);
+            let child = Child::start(program).map_err(|error| error.to_string())?;
+            running.push(AbortOnDropHandle::new(tokio::spawn(keep(child))));
+        }
+        Ok(Controllers { _programs: running })
     }
 
     /// Its controllers act under this one name, which alone has too few rights for them.
-    fn component_kubeconfig(&self, user: &str) -> Result<String, ClusterError> {
-        let authority = Authority::open(self.secrets.kubernetes.clone());
-        let authority = authority.map_err(|error| ClusterError::Controllers(error.to_string()))?;
-        let identity = apiserver::admin(&authority, user).map_err(ClusterError::Controllers)?;
-        let server = format!("https://{}:{}", self.endpoint, apiserver::PORT);
-        let kubeconfig = users::kubeconfig(&server, authority.certificate(), &Proof::Certificate(identity));
+    fn kubeconfig(&self, user: &str) -> Result<String, String> {
+        let authority = Authority::open(self.kubernetes.clone()).map_err(|error| error.to_string())?;
+        let identity = apiserver::admin(&authority, user)?;
+        let kubeconfig = users::kubeconfig(&self.server, authority.certificate(), &Proof::Certificate(identity));
         Ok(serde_saphyr::to_string(&kubeconfig).expect("a JSON value has a YAML form"))
     }
 }
 
-fn start(
-    name: &str,
-    path: &Path,
-    directory: &Path,
-    kubeconfig: &str,
-    own: &[(&str, String)],
-) -> Result<Child, ClusterError> {
-    let flags = own.iter().map(|(name, value)| format!("--{name}={value}"));
-    let program = Program::new(name, path, directory.join(format!("{name}.log")))
-        .args([format!("--kubeconfig={kubeconfig}")])
-        .args(["--leader-elect=false", "--secure-port=0"])
-        .args(CLIENT_LIMITS)
-        .args(flags);
-    Ok(Child::start(program).map_err(Error::from)?)
+/// Both give up when they find no API server at their start.
+async fn keep(child: Child) {
+    loop {
+        child.exited().await;
+        tokio::time::sleep(RESTART_PAUSE).await;
+        if let Err(error) = child.restart().await {
+            tracing::warn!(program = child.program().name, %error, "a controller cannot be started again");
+        }
+    }
 }

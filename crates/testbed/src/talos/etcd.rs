@@ -12,12 +12,16 @@ use tonic::{Code, Status};
 
 use super::{
     etcd_api::{Alarm, EtcdApi, Member},
-    node::{Bootstrap, Node, POLL, State, text},
+    node::{Bootstrap, Node, POLL, State, on_disk, text},
 };
-use crate::process::{Child, Program};
+use crate::process::Child;
 
 pub(super) const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
+
+/// On the disk.
+const DATA: &str = "etcd";
+const SNAPSHOT: &str = "etcd.snapshot";
 
 /// A member that is started serves within seconds; two busy cores were seen to need ten times that.
 const START_LIMIT: Duration = Duration::from_mins(2);
@@ -31,12 +35,12 @@ impl Node {
     }
 
     fn etcd_data(&self) -> PathBuf {
-        self.directory.join("etcd")
+        self.directory.join(DATA)
     }
 
     /// Where an uploaded snapshot waits for `Bootstrap`.
     pub(super) fn recovery_file(&self) -> PathBuf {
-        self.directory.join("etcd.snapshot")
+        self.directory.join(SNAPSHOT)
     }
 
     pub(super) fn has_etcd_data(&self) -> bool {
@@ -180,9 +184,11 @@ impl Node {
     async fn prepare_bootstrap(&self, how: Bootstrap, me: &str) -> Result<(), String> {
         let Bootstrap::Recover { skip_hash_check } = how else { return Ok(()) };
         let world = self.world.upgrade().ok_or("the testbed has ended")?;
-        let program = Program::new("etcdutl", &world.programs.etcdutl, self.fresh_log("etcdutl"))
-            .args(["snapshot".to_owned(), "restore".to_owned(), text(&self.recovery_file())])
-            .args(["--data-dir".to_owned(), text(&self.etcd_data())])
+        self.give(&self.recovery_file())?;
+        let program = self
+            .program("etcdutl", &world.programs.etcdutl)
+            .args(["snapshot".to_owned(), "restore".to_owned(), on_disk(SNAPSHOT)])
+            .args(["--data-dir".to_owned(), on_disk(DATA)])
             .args(["--name", &self.hostname, "--initial-cluster", me])
             .args(["--initial-advertise-peer-urls", &self.peer_url()])
             .args(skip_hash_check.then_some("--skip-hash-check"));
@@ -206,7 +212,7 @@ impl Node {
         let client_url = client_url(self.private);
         let flags = [
             ("name", self.hostname.clone()),
-            ("data-dir", text(&self.etcd_data())),
+            ("data-dir", on_disk(DATA)),
             ("listen-client-urls", client_url.clone()),
             ("advertise-client-urls", client_url),
             ("listen-peer-urls", self.peer_url()),
@@ -223,7 +229,8 @@ impl Node {
             ("peer-client-cert-auth", "true".to_owned()),
             ("log-level", "warn".to_owned()),
         ];
-        let program = Program::new("etcd", &world.programs.etcd, self.fresh_log("etcd"))
+        let program = self
+            .program("etcd", &world.programs.etcd)
             .args(flags.map(|(name, value)| format!("--{name}={value}")))
             .args((!world.options.fsync).then_some("--unsafe-no-fsync"));
         let child = Child::start(program).map_err(|error| error.to_string())?;
@@ -234,7 +241,8 @@ impl Node {
     fn other_control_planes(&self) -> Vec<Arc<Node>> {
         let Some(world) = self.world.upgrade() else { return Vec::new() };
         let mut nodes = world.control_planes(&self.applied.cluster_id);
-        nodes.retain(|node| node.private != self.private && node.etcd_child().is_some());
+        let is_within_reach = |node: &Node| !self.is_isolated() && !node.is_isolated();
+        nodes.retain(|node| node.private != self.private && node.etcd_child().is_some() && is_within_reach(node));
         nodes
     }
 

@@ -15,9 +15,10 @@ use kube::{
     runtime::{WatchStreamExt, watcher},
 };
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use super::{
-    apiserver,
+    Impairment, apiserver,
     node::{Node, State},
 };
 
@@ -30,11 +31,28 @@ const RETRY: Duration = Duration::from_millis(500);
 
 /// Plays the kubelet for as long as the node runs.
 pub(super) async fn run(node: &Node) {
+    let mut impaired = node.impaired.clone();
     loop {
-        let Err(why) = session(node).await;
-        node.report("kubelet", State::Waiting, &why);
-        tokio::time::sleep(RETRY).await;
+        // Its sender is the server, which outlives its node.
+        let _ = impaired.wait_for(|impaired| Node::has_kubelet(impaired)).await;
+        tokio::select! {
+            end = session(node) => {
+                let Err(why) = end;
+                node.report("kubelet", State::Waiting, &why);
+                tokio::time::sleep(RETRY).await;
+            }
+            is_stopped = silenced(&mut impaired) => {
+                let state = if is_stopped { State::Finished } else { State::Running };
+                node.report("kubelet", state, "Cut off");
+            }
+        }
     }
+}
+
+/// Waits until it can do nothing any more; whether it was stopped, and not only cut off.
+async fn silenced(impaired: &mut watch::Receiver<Vec<Impairment>>) -> bool {
+    let now = impaired.wait_for(|impaired| !Node::has_kubelet(impaired)).await;
+    now.is_ok_and(|impaired| impaired.contains(&Impairment::KubeletStopped))
 }
 
 async fn session(node: &Node) -> Result<Infallible, String> {
@@ -128,12 +146,12 @@ async fn play(client: &Client, node: &Node, pod: &Pod, number: u32) -> Result<()
     Ok(())
 }
 
-/// An address of the node's pods; never loopback, which Endpoints refuse. The first is the node's own.
+/// An address of the node's pods; never loopback, which Endpoints refuse. The first is the node's own. Nothing is ever
+/// sent there, so that clusters may share them.
 fn pod_address(node: &Node, number: u32) -> String {
-    let [_, _, _, index] = node.private.octets();
-    let pods = node.world.upgrade().map_or([10, 0, index], |world| world.block.pods(index));
+    let [_, _, high, low] = node.private.octets();
     let last = if number == 0 { 1 } else { 2 + number % 250 };
-    format!("{}.{}.{}.{last}", pods[0], pods[1], pods[2])
+    format!("10.{}.{low}.{last}", high & 127)
 }
 
 fn running(node: &Node, pod: &Pod, number: u32) -> Value {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::StreamExt;
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use rustls::{
     RootCertStore, ServerConfig,
     crypto::aws_lc_rs::default_provider,
@@ -34,6 +34,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::{Server, server::Connected};
 
 use super::{
+    Impairment,
     machine::Machine,
     node::Node,
     service::Agent,
@@ -57,13 +58,13 @@ pub(super) struct Caller {
 /// Answers calls until the power is cut.
 pub(super) async fn serve(agent: Agent, node: Option<Arc<Node>>, world: Arc<Inner>, listeners: Vec<TcpListener>) {
     let tls = match node {
-        None => maintenance_tls(),
+        None => maintenance_tls().map(Tls::without_expiry),
         Some(node) => configured_tls(&node, &world).await,
     };
     // A running server does not keep its testbed alive.
     drop(world);
     let tls = match tls {
-        Ok(tls) => TlsAcceptor::from(Arc::new(tls)),
+        Ok(tls) => tls,
         Err(why) => {
             tracing::warn!(server = agent.name(), why, "a simulated node has no certificate to serve with");
             return;
@@ -84,10 +85,30 @@ pub(super) async fn serve(agent: Agent, node: Option<Arc<Node>>, world: Arc<Inne
     }
 }
 
-async fn accept(listener: TcpListener, tls: TlsAcceptor, machine: Arc<Machine>, sender: mpsc::Sender<Connection>) {
+/// What a node shows, and what it shows when its certificate has expired.
+#[derive(Clone)]
+struct Tls {
+    valid: TlsAcceptor,
+    expired: TlsAcceptor,
+}
+
+impl Tls {
+    /// Made at every boot, so that it never expires.
+    fn without_expiry(config: ServerConfig) -> Self {
+        let valid = TlsAcceptor::from(Arc::new(config));
+        Self { expired: valid.clone(), valid }
+    }
+
+    fn of(&self, machine: &Machine) -> TlsAcceptor {
+        let is_expired = machine.impairments.has(Impairment::CertificateExpired);
+        if is_expired { self.expired.clone() } else { self.valid.clone() }
+    }
+}
+
+async fn accept(listener: TcpListener, tls: Tls, machine: Arc<Machine>, sender: mpsc::Sender<Connection>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };
-        let (tls, cut, sender) = (tls.clone(), machine.connections(), sender.clone());
+        let (tls, cut, sender) = (tls.of(&machine), machine.connections(), sender.clone());
         tokio::spawn(async move {
             let handshake = tokio::time::timeout(HANDSHAKE_LIMIT, tls.accept(stream));
             let Some(Ok(Ok(stream))) = cut.clone().run_until_cancelled_owned(handshake).await else { return };
@@ -135,7 +156,7 @@ fn maintenance_tls() -> Result<ServerConfig, String> {
 
 /// A certificate of the cluster's authority, and clients must have one too. A worker waits for a control plane that
 /// signs it.
-async fn configured_tls(node: &Node, world: &Inner) -> Result<ServerConfig, String> {
+async fn configured_tls(node: &Node, world: &Inner) -> Result<Tls, String> {
     let mut changes = world.changes();
     let authority = loop {
         if let Some(authority) = world.authority(&node.applied.os, |node| &node.applied.os) {
@@ -146,8 +167,6 @@ async fn configured_tls(node: &Node, world: &Inner) -> Result<ServerConfig, Stri
     let hosts = node.hosts();
     let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
     let subject = Subject { common_name: Some(&node.hostname), hosts: &hosts, ..Subject::default() };
-    let pair = authority.sign(&subject, now(), LEAF_LIFETIME).map_err(|error| error.to_string())?;
-    let (chain, key) = identity(&pair)?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(authority.certificate().as_bytes()) {
         roots.add(certificate.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
@@ -155,11 +174,15 @@ async fn configured_tls(node: &Node, world: &Inner) -> Result<ServerConfig, Stri
     let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(default_provider()))
         .build()
         .map_err(|error| error.to_string())?;
-    let config = builder()?
-        .with_client_cert_verifier(clients)
-        .with_single_cert(chain, key)
-        .map_err(|error| error.to_string())?;
-    Ok(http2(config))
+    let acceptor = |from: Timestamp| -> Result<TlsAcceptor, String> {
+        let pair = authority.sign(&subject, from, LEAF_LIFETIME).map_err(|error| error.to_string())?;
+        let (chain, key) = identity(&pair)?;
+        let config = builder()?.with_client_cert_verifier(clients.clone()).with_single_cert(chain, key);
+        Ok(TlsAcceptor::from(Arc::new(http2(config.map_err(|error| error.to_string())?))))
+    };
+    // It ended when the valid one began.
+    let expired = acceptor(now() - LEAF_LIFETIME - SignedDuration::from_hours(1))?;
+    Ok(Tls { valid: acceptor(now())?, expired })
 }
 
 fn identity(pair: &Pair) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), String> {

@@ -11,6 +11,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tonic::Code;
 
+/// Its name in the folder of all disks.
+pub(crate) const FILE: &str = "talos.log";
+
 /// One call as a node answered it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Call {

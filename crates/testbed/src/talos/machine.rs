@@ -4,7 +4,10 @@ use std::{
     fs, io,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use talos::PORT;
@@ -12,11 +15,15 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
-    Dialect, Error, apiserver,
+    Dialect, Error,
+    addresses::Addresses,
+    apiserver,
     applied::Applied,
     fault::{CallFault, CallFaults},
+    impairment::{Impairment, Impairments},
     listener,
     node::{Node, lock},
+    owner::{self, Owner},
     service::Agent,
     world::{Inner, Shared},
 };
@@ -33,11 +40,14 @@ pub struct MachineOptions {
 pub struct Machine {
     name: String,
     id: u64,
-    public: Ipv4Addr,
-    private: Ipv4Addr,
+    /// Those of the next boot; a network may come and go.
+    addresses: Mutex<Addresses>,
     directory: PathBuf,
     options: MachineOptions,
     world: Shared,
+    /// It turned itself off, and nothing turned it on since.
+    has_halted: AtomicBool,
+    pub(super) impairments: Impairments,
     /// Held while power changes, so that two changes never mix.
     power: tokio::sync::Mutex<()>,
     running: Mutex<Option<Running>>,
@@ -56,7 +66,7 @@ impl Machine {
     pub(super) fn new(
         name: &str,
         id: u64,
-        (public, private): (Ipv4Addr, Ipv4Addr),
+        addresses: Addresses,
         directory: PathBuf,
         options: MachineOptions,
         world: Shared,
@@ -69,11 +79,12 @@ impl Machine {
         Ok(Arc::new(Self {
             name: name.to_owned(),
             id,
-            public,
-            private,
+            addresses: Mutex::new(addresses),
             directory,
             options,
             world,
+            has_halted: AtomicBool::new(false),
+            impairments: Impairments::default(),
             power: tokio::sync::Mutex::default(),
             running: Mutex::default(),
             connections: Mutex::default(),
@@ -92,16 +103,26 @@ impl Machine {
     }
 
     pub fn public(&self) -> Ipv4Addr {
-        self.public
+        lock(&self.addresses).public
     }
 
     pub fn private(&self) -> Ipv4Addr {
-        self.private
+        lock(&self.addresses).private
+    }
+
+    /// Changes what it has from its next boot on; `false` where it has these already.
+    pub(crate) fn set_addresses(&self, addresses: Addresses) -> bool {
+        std::mem::replace(&mut *lock(&self.addresses), addresses) != addresses
     }
 
     /// Where the machine API answers.
     pub fn endpoint(&self) -> SocketAddr {
-        (self.public, PORT).into()
+        (self.public(), PORT).into()
+    }
+
+    /// As whom its programs run.
+    pub(super) fn owner(&self) -> Option<Owner> {
+        Owner::of(self.private())
     }
 
     /// Holds the disk and the logs of its programs.
@@ -126,6 +147,11 @@ impl Machine {
         self.running().is_some()
     }
 
+    /// Whether a call to it turned it off, and not the power.
+    pub(crate) fn has_halted(&self) -> bool {
+        self.has_halted.load(Ordering::Relaxed)
+    }
+
     /// Boots from the disk; nothing where it runs already.
     pub async fn power_on(self: &Arc<Self>) -> Result<(), Error> {
         let _power = self.power.lock().await;
@@ -133,19 +159,24 @@ impl Machine {
         if self.is_on() {
             return Ok(());
         }
+        self.has_halted.store(false, Ordering::Relaxed);
+        self.impairments.forget(Impairment::EtcdStopped);
+        let given = owner::close(&self.directory, self.owner());
+        given.map_err(|source| self.failed("its disk cannot be given to it", source))?;
+        let Addresses { public, private } = *lock(&self.addresses);
         let node = self.boot_configuration().map(|applied| Node::new(self, applied, &world));
         self.node.write().unwrap_or_else(PoisonError::into_inner).clone_from(&node);
         let mut listeners = Vec::new();
-        for address in [self.public, self.private] {
+        for address in [Some(public), Some(private).filter(|private| *private != public)].into_iter().flatten() {
             listeners.push(self.listen(address, PORT).await?);
         }
         let mut tasks = Vec::new();
         let agent = Agent::new(self.clone());
         tasks.push(spawn(listener::serve(agent, node.clone(), world.clone(), listeners)));
         if let Some(node) = node {
-            if node.is_control_plane() {
-                let public = self.listen(self.public, apiserver::PORT).await?;
-                tasks.push(spawn(listener::forward(public, (self.private, apiserver::PORT).into())));
+            if node.is_control_plane() && public != private {
+                let public = self.listen(public, apiserver::PORT).await?;
+                tasks.push(spawn(listener::forward(public, (private, apiserver::PORT).into())));
             }
             tasks.push(spawn(node.run()));
         }
@@ -178,6 +209,11 @@ impl Machine {
     /// The next `times` calls of `rpc` that this server answers meet a fault.
     pub fn fail(&self, rpc: &str, fault: CallFault, times: u32) {
         self.faults.add(rpc, fault, times);
+    }
+
+    /// Faults that wait for their calls: the call, the fault, and how often it still happens.
+    pub fn faults(&self) -> Vec<(String, CallFault, u32)> {
+        self.faults.list()
     }
 
     /// Forgets faults that met no call yet.
@@ -234,7 +270,7 @@ impl Machine {
     }
 
     /// Empties the disk: what `Reset` does.
-    pub(super) fn wipe_disk(&self) -> io::Result<()> {
+    pub(crate) fn wipe_disk(&self) -> io::Result<()> {
         self.wipe();
         fs::create_dir_all(&self.directory)
     }
@@ -265,6 +301,10 @@ impl Machine {
             {
                 tracing::warn!(server = machine.name, %error, "cannot wipe a simulated disk");
             }
+            machine.has_halted.store(!then.boots(), Ordering::Relaxed);
+            if let Some(world) = machine.world() {
+                world.changed();
+            }
             if then.boots()
                 && let Err(error) = machine.power_on().await
             {
@@ -279,12 +319,18 @@ impl Machine {
         Applied::read(&data).ok()
     }
 
+    /// The cluster that its disk has a configuration of.
+    pub(super) fn cluster_id(&self) -> Option<String> {
+        self.boot_configuration().map(|applied| applied.cluster_id)
+    }
+
     async fn listen(&self, address: Ipv4Addr, port: u16) -> Result<TcpListener, Error> {
-        TcpListener::bind((address, port)).await.map_err(|source| Error::Machine {
-            name: self.name.clone(),
-            action: format!("cannot listen on {address}:{port}"),
-            source,
-        })
+        let bound = TcpListener::bind((address, port)).await;
+        bound.map_err(|source| self.failed(&format!("cannot listen on {address}:{port}"), source))
+    }
+
+    fn failed(&self, action: &str, source: io::Error) -> Error {
+        Error::Machine { name: self.name.clone(), action: action.to_owned(), source }
     }
 
     fn running(&self) -> std::sync::MutexGuard<'_, Option<Running>> {

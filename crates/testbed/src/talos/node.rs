@@ -21,24 +21,25 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use super::{
-    apiserver,
+    Impairment, apiserver,
     applied::{Applied, ControlPlaneKeys},
     kubelet,
     listener::LEAF_LIFETIME,
     machine::Machine,
+    owner::{self, Owner},
     world::{Inner, Shared, now},
 };
 use crate::{
     control_plane::ProgramInfo,
     pki::write_private,
-    process::{self, Child},
+    process::{self, Child, Program},
 };
 
 /// How often a service that is not ready yet is asked again: invisible beside its own start.
 pub(super) const POLL: Duration = Duration::from_millis(100);
 
 /// Before a program that ended is started again; Talos waits five seconds.
-const RESTART_PAUSE: Duration = Duration::from_secs(1);
+pub(super) const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// States of a service, as Talos names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +89,10 @@ pub(super) struct Node {
     /// Of the configuration's installer, or of the last upgrade.
     pub talos_version: String,
     pub world: Shared,
+    /// As whom its programs run.
+    pub owner: Option<Owner>,
+    /// What is wrong with the server.
+    pub impaired: watch::Receiver<Vec<Impairment>>,
     pub bootstrap: watch::Sender<Option<Bootstrap>>,
     /// With which etcd is asked.
     etcd_credentials: Option<Credentials>,
@@ -111,6 +116,8 @@ impl Node {
             directory: machine.directory().to_owned(),
             applied,
             world: Arc::downgrade(world),
+            owner: machine.owner(),
+            impaired: machine.impairments.watch(),
             bootstrap: watch::Sender::new(None),
             etcd_credentials,
             services: Mutex::default(),
@@ -141,6 +148,7 @@ impl Node {
             }
             if let Some(world) = self.world.upgrade() {
                 world.changed();
+                world.ensure_controllers(&self).await;
             }
         }
         let keep_etcd = self.keep_running("etcd", || self.etcd_child());
@@ -259,18 +267,32 @@ impl Node {
         Ok([certificate, self.write(&format!("{file}.key"), &pair.key)?])
     }
 
-    /// Writes a file of the node that only its owner may read.
+    /// Writes a file of the node that only its owner may read; the path is as its programs see it.
     pub(super) fn write(&self, file: &str, text: &str) -> Result<PathBuf, String> {
         let directory = self.directory.join("pki");
+        let path = directory.join(file);
         let make = |error: io::Error| format!("cannot create {}: {error}", directory.display());
         fs::create_dir_all(&directory).map_err(make)?;
-        let path = directory.join(file);
         write_private(&path, text).map_err(|error| error.to_string())?;
-        Ok(path)
+        self.give(&directory)?;
+        self.give(&path)?;
+        Ok(on_disk(&format!("pki/{file}")).into())
+    }
+
+    /// A file that we made for its programs.
+    pub(super) fn give(&self, path: &Path) -> Result<(), String> {
+        let given = self.owner.map_or(Ok(()), |owner| owner::give_one(path, owner));
+        given.map_err(|error| format!("cannot give {} to its server: {error}", path.display()))
+    }
+
+    /// A program that runs on the server: on its disk, as its user. Its arguments see files from there.
+    pub(super) fn program(&self, name: &str, path: &Path) -> Program {
+        let program = Program::new(name, path, self.fresh_log(name));
+        program.within(&self.directory).run_as(self.owner.map(|Owner(uid)| uid))
     }
 
     /// Of the last start: a failed one is explained by its own lines only.
-    pub(super) fn fresh_log(&self, program: &str) -> PathBuf {
+    fn fresh_log(&self, program: &str) -> PathBuf {
         let path = self.directory.join(format!("{program}.log"));
         let _ = fs::remove_file(&path);
         path
@@ -306,6 +328,12 @@ fn etcd_credentials(keys: &ControlPlaneKeys) -> Result<Credentials, CertificateE
     let Pair { certificate, key } = authority.sign(&subject, now(), LEAF_LIFETIME)?;
     Credentials::from_pem(&keys.etcd.certificate, &certificate, &key)
         .map_err(|error| CertificateError::Certificate(error.to_string()))
+}
+
+/// A file on the disk, as programs of the node see it. They make paths absolute, and the folders above the disk are closed
+/// to them: this way leads there whatever is above.
+pub(super) fn on_disk(file: &str) -> String {
+    format!("/proc/self/cwd/{file}")
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

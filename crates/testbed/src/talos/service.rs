@@ -170,7 +170,10 @@ impl Agent {
             let address: Ipv4Addr = node.parse().ok()?;
             let machine = self.machine.world()?.at(address)?;
             let (theirs, ours) = (machine.node()?, self.machine.node()?);
-            (theirs.applied.os.certificate == ours.applied.os.certificate).then_some(machine)
+            // A node forwards to itself also when nothing else reaches it.
+            let is_within_reach =
+                Arc::ptr_eq(&machine, &self.machine) || (machine.is_reachable() && self.machine.is_reachable());
+            (is_within_reach && theirs.applied.os.certificate == ours.applied.os.certificate).then_some(machine)
         };
         found().ok_or_else(|| {
             let status = Status::unavailable(format!("connection error: desc = \"transport: dialing {node}:50000\""));

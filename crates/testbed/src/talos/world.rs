@@ -2,8 +2,9 @@
 
 use std::{
     collections::BTreeMap,
-    io,
+    fs, io,
     net::Ipv4Addr,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -16,9 +17,17 @@ use jiff::Timestamp;
 use talos::{Authority, Pair, configuration::Role};
 use tokio::sync::watch;
 
-use super::{Block, Call, Machine, MachineOptions, log::CallLog, node::Node};
+use super::{
+    Block, Call, ControllerOptions, Machine, MachineOptions,
+    addresses::Addresses,
+    controllers::Controllers,
+    log::{self, CallLog},
+    node::Node,
+    partition::Rules,
+};
 use crate::{
     control_plane::{self, Directory},
+    hetzner::Loopback,
     process, tools,
 };
 
@@ -44,6 +53,12 @@ pub enum Error {
     },
     #[error("cannot open the record of calls")]
     Log(#[source] io::Error),
+    #[error("the programs of simulated servers cannot be put beside their disks")]
+    Programs(#[source] io::Error),
+    #[error("a partition needs {0}; as root: apt-get install nftables iproute2")]
+    NoPartitions(String),
+    #[error("the rules of a partition cannot be changed")]
+    Rules(#[source] io::Error),
 }
 
 /// How servers of a testbed behave.
@@ -57,6 +72,10 @@ pub struct WorldOptions {
     pub reboot_delay: Duration,
     /// How often the stand-in kubelets renew their leases.
     pub lease_interval: Duration,
+    /// Where servers have their addresses; the first free range if `None`.
+    pub loopback: Option<Arc<Loopback>>,
+    /// Of each cluster's controller-manager and scheduler, which start with its first API server; none if `None`.
+    pub controllers: Option<ControllerOptions>,
 }
 
 impl Default for WorldOptions {
@@ -68,16 +87,45 @@ impl Default for WorldOptions {
             reboot_delay: Duration::from_millis(100),
             // A third of the time after which a shortened controller-manager calls a node unknown.
             lease_interval: Duration::from_secs(3),
+            loopback: None,
+            controllers: None,
         }
     }
 }
 
-/// Paths of the programs that nodes run.
+/// Paths of the programs that nodes run, as seen from a disk: a server's programs get no further than the folder of all
+/// disks.
 #[derive(Debug)]
 pub(super) struct Programs {
     pub etcd: PathBuf,
     pub etcdutl: PathBuf,
     pub apiserver: PathBuf,
+}
+
+impl Programs {
+    fn beside_disks(directory: &Path, sources: &[PathBuf]) -> io::Result<Self> {
+        let folder = directory.join("bin");
+        fs::create_dir_all(&folder)?;
+        // Other users may go through the folder of the disks, and see nothing in it.
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o711))?;
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))?;
+        let put = |name: &str, source: &Path| -> io::Result<PathBuf> {
+            let path = folder.join(name);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            // The same file where both are on one file system.
+            fs::hard_link(source, &path).or_else(|_| fs::copy(source, &path).map(|_| ()))?;
+            Ok(Path::new("../bin").join(name))
+        };
+        let [etcd, etcdutl, apiserver] = sources else { unreachable!("three programs were asked for") };
+        Ok(Self {
+            etcd: put("etcd", etcd)?,
+            etcdutl: put("etcdutl", etcdutl)?,
+            apiserver: put("kube-apiserver", apiserver)?,
+        })
+    }
 }
 
 /// All servers of one testbed. Dropping it ends them.
@@ -86,6 +134,10 @@ pub struct World(Arc<Inner>);
 pub(super) struct Inner {
     // Dropped in this order: servers first, their files last.
     machines: Mutex<BTreeMap<String, Arc<Machine>>>,
+    /// By the id of their cluster.
+    controllers: tokio::sync::Mutex<BTreeMap<String, Controllers>>,
+    /// Made with the first partition.
+    rules: Mutex<Option<Rules>>,
     pub(super) block: Block,
     pub(super) log: CallLog,
     pub(super) programs: Programs,
@@ -103,16 +155,17 @@ impl World {
     /// An empty testbed. Missing programs are built first.
     pub async fn start(options: WorldOptions) -> Result<Self, Error> {
         let programs = tools::ensure(&Self::PROGRAMS, &tools::Plain::default()).await?;
-        let Ok([etcd, etcdutl, apiserver]) = <[PathBuf; 3]>::try_from(programs) else {
-            unreachable!("three programs were asked for")
-        };
         let directory = Directory::open(options.directory.as_deref())?;
-        let log = CallLog::open(&directory.path.join("talos.log")).map_err(Error::Log)?;
+        let programs = Programs::beside_disks(&directory.path, &programs).map_err(Error::Programs)?;
+        let log = CallLog::open(&directory.path.join(log::FILE)).map_err(Error::Log)?;
+        let block = options.loopback.clone().map(Block::new).or_else(Block::claim);
         Ok(Self(Arc::new(Inner {
             machines: Mutex::default(),
-            block: Block::claim().ok_or(Error::NoBlock)?,
+            controllers: tokio::sync::Mutex::default(),
+            rules: Mutex::default(),
+            block: block.ok_or(Error::NoBlock)?,
             log,
-            programs: Programs { etcd, etcdutl, apiserver },
+            programs,
             options,
             // Hetzner's numbers are large and never reused.
             next_id: AtomicU64::new(1001),
@@ -124,13 +177,26 @@ impl World {
     /// A new server with an empty disk: it boots into maintenance.
     pub async fn create(&self, name: &str, options: MachineOptions) -> Result<Arc<Machine>, Error> {
         let number = self.0.next_id.fetch_add(1, Ordering::Relaxed);
-        let directory = self.0.directory.path.join(name);
+        let machine = self.add(name, number, self.0.block.next(), options)?;
+        machine.power_on().await?;
+        Ok(machine)
+    }
+
+    /// A server without power, under a number and addresses that are chosen elsewhere. A disk that is there already is
+    /// its own.
+    pub(crate) fn add(
+        &self,
+        name: &str,
+        number: u64,
+        addresses: Addresses,
+        options: MachineOptions,
+    ) -> Result<Arc<Machine>, Error> {
         if self.machine(name).is_some() {
             return Err(Error::NameTaken(name.to_owned()));
         }
-        let machine = Machine::new(name, number, self.0.block.next(), directory, options, Arc::downgrade(&self.0))?;
+        let directory = self.0.directory.path.join(name);
+        let machine = Machine::new(name, number, addresses, directory, options, Arc::downgrade(&self.0))?;
         self.0.lock().insert(name.to_owned(), machine.clone());
-        machine.power_on().await?;
         Ok(machine)
     }
 
@@ -139,8 +205,23 @@ impl World {
         let machine = self.0.lock().remove(name);
         if let Some(machine) = machine {
             machine.power_off().await;
+            // Its rules go with it.
+            if let Err(error) = machine.repair().await {
+                tracing::warn!(server = name, %error, "a server that is gone leaves rules behind");
+            }
             machine.wipe();
+            self.0.end_idle_controllers().await;
         }
+    }
+
+    /// All servers, by name.
+    pub fn machines(&self) -> Vec<Arc<Machine>> {
+        self.0.lock().values().cloned().collect()
+    }
+
+    /// Counts changes of power.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changes()
     }
 
     pub fn machine(&self, name: &str) -> Option<Arc<Machine>> {
@@ -175,6 +256,9 @@ impl Drop for World {
         for machine in machines.into_values() {
             drop(machine.cut_power());
         }
+        if let Ok(mut controllers) = self.0.controllers.try_lock() {
+            controllers.clear();
+        }
     }
 }
 
@@ -204,6 +288,42 @@ impl Inner {
         let mut nodes = machines.values().filter_map(|machine| machine.node());
         let signer = nodes.find(|node| !of(node).key.is_empty() && of(node).certificate == pair.certificate)?;
         Authority::open(of(&signer).clone()).ok()
+    }
+
+    /// Starts the controllers of a node's cluster, unless they run.
+    pub(super) async fn ensure_controllers(&self, node: &Node) {
+        let Some(options) = self.options.controllers else { return };
+        let mut running = self.controllers.lock().await;
+        if running.contains_key(&node.applied.cluster_id) {
+            return;
+        }
+        match Controllers::of(node, &self.directory.path, options).await {
+            Ok(controllers) => {
+                running.insert(node.applied.cluster_id.clone(), controllers);
+            }
+            Err(error) => tracing::warn!(cluster = node.applied.cluster_name, %error, "a cluster has no controllers"),
+        }
+    }
+
+    /// Ends the controllers of clusters that have no server any more.
+    async fn end_idle_controllers(&self) {
+        let servers: Vec<Arc<Machine>> = self.lock().values().cloned().collect();
+        let clusters: Vec<String> = servers.iter().filter_map(|machine| machine.cluster_id()).collect();
+        self.controllers.lock().await.retain(|cluster, _| clusters.contains(cluster));
+    }
+
+    /// Brings the rules of the machine's network in line with what is wrong with the servers.
+    pub(super) async fn apply_partitions(self: &Arc<Self>) -> Result<(), Error> {
+        let inner = self.clone();
+        let applied = tokio::task::spawn_blocking(move || {
+            let machines: Vec<Arc<Machine>> = inner.lock().values().cloned().collect();
+            let mut rules = inner.rules.lock().unwrap_or_else(PoisonError::into_inner);
+            if rules.is_none() {
+                *rules = Some(Rules::new(inner.block.number())?);
+            }
+            rules.as_ref().map_or(Ok(()), |rules| rules.apply(&machines))
+        });
+        applied.await.unwrap_or_else(|error| Err(Error::Rules(io::Error::other(error))))
     }
 
     /// Wakes those who wait for another node.

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "all of this is tests; clippy takes only the marked functions for such")]
 
 mod charts;
+mod cloud;
 mod cluster_api;
 mod control_plane;
 mod fault_proxy;
