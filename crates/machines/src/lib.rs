@@ -2,6 +2,8 @@
 //! shards' servers own them, and no instance goes before its node was drained.
 
 pub mod config;
+pub mod identity;
+mod secrets;
 
 /// Field manager of everything this layer writes.
 const MANAGER: &str = "strata-machines";

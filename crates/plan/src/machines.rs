@@ -5,6 +5,7 @@
 //! pool::{plan, report}              NstanceMachinePool: its shard groups, its members, who of them goes
 //! shard_group::{plan, report}       NstanceShardGroup: what a shard is asked for, and what it says
 //! import::import                    pools for groups that only shards have
+//! identity::decide                  the operator's certificate: register, renew, wait
 //! machine::{plan, report}           NstanceMachine: one instance, until its shard reports it gone
 //! ```
 //!
@@ -13,6 +14,7 @@
 
 mod condition;
 mod distribute;
+pub mod identity;
 pub mod import;
 pub mod machine;
 pub mod node;
