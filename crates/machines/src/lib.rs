@@ -4,6 +4,7 @@
 pub mod config;
 pub mod identity;
 mod secrets;
+pub mod shards;
 
 /// Field manager of everything this layer writes.
 const MANAGER: &str = "strata-machines";
