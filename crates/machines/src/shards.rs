@@ -28,9 +28,8 @@ use shard::client::{CallError, Client, Code};
 use tokio::sync::watch;
 
 use crate::{config, identity::Credentials};
-pub use call::{Call, CallState, Ended, Request, job_key};
+pub use call::{Call, CallState, Ended, Request, job_key, request_id};
 pub use convert::{Notice, Progress};
-pub use errors::Reported;
 use errors::Errors;
 
 /// What the shards are reached by, while the operator runs.
@@ -180,13 +179,13 @@ impl Shards {
     }
 
     /// What a shard reported as failed for a group and is not recorded yet.
-    pub fn errors(&self, name: &str, group: &str) -> Vec<Reported> {
+    pub fn errors(&self, name: &str, group: &str) -> Vec<String> {
         self.0.errors.of(name, group)
     }
 
-    /// Forgets what was recorded, up to this number.
-    pub fn forget_errors(&self, name: &str, group: &str, number: u64) {
-        self.0.errors.forget(name, group, number);
+    /// Forgets what was recorded.
+    pub fn forget_errors(&self, name: &str, group: &str, recorded: &[String]) {
+        self.0.errors.forget(name, group, recorded);
     }
 
     /// Hands a call over, in place of one that waits for the same object. Never waits.
@@ -199,9 +198,14 @@ impl Shards {
         self.0.calls.state(key)
     }
 
-    /// Forgets the end of the object's last call: it is reported, or the object is gone.
-    pub fn forget_call(&self, key: &runtime::Key) {
-        self.0.calls.forget(key);
+    /// Forgets the end of the call with this label: it is reported.
+    pub fn forget_call(&self, key: &runtime::Key, label: &str) {
+        self.0.calls.forget(key, label);
+    }
+
+    /// Drops what waits for an object that is gone, and how its last call ended.
+    pub fn drop_call(&self, key: &runtime::Key) {
+        self.0.calls.drop_all(key);
     }
 
     /// Looks at calls of objects of this kind: `ended` is called with the object's key when one has ended, and answers

@@ -109,7 +109,7 @@ pub fn job_key(kind: &str, object: &Key) -> Key {
 }
 
 /// An id for a request that may be sent once per list of its shard and lead.
-pub(crate) fn request_id(digest: &str, fence: &Fence, poll: u64) -> String {
+pub fn request_id(digest: &str, fence: &Fence, poll: u64) -> String {
     let digest: String = digest.chars().filter(char::is_ascii_alphanumeric).take(DIGEST_LENGTH).collect();
     format!("{digest}-{}-{poll}", fence.epoch().unwrap_or_default())
 }
@@ -181,9 +181,15 @@ impl Calls {
         }
     }
 
-    pub fn forget(&self, key: &Key) {
+    pub fn forget(&self, key: &Key, label: &str) {
+        if matches!(self.jobs.state(key), State::Finished(finished) if &*finished.label == label) {
+            self.jobs.take(key);
+        }
+    }
+
+    pub fn drop_all(&self, key: &Key) {
         self.labels().remove(key);
-        self.jobs.take(key);
+        self.jobs.forget(key);
     }
 
     fn labels(&self) -> MutexGuard<'_, HashMap<Key, Arc<str>>> {

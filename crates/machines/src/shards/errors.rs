@@ -11,21 +11,14 @@ const MOST: usize = 8;
 /// Groups that no pool has are never recorded.
 const MOST_GROUPS: usize = 1000;
 
-/// One failure in the shard's words.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reported {
-    pub number: u64,
-    pub message: String,
-}
-
-/// By shard and group.
+/// In the shards' words, by shard and group.
 #[derive(Debug, Default)]
 pub(super) struct Errors(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     last: u64,
-    groups: BTreeMap<(String, String), VecDeque<Reported>>,
+    groups: BTreeMap<(String, String), VecDeque<String>>,
 }
 
 impl Errors {
@@ -38,24 +31,24 @@ impl Errors {
             inner.groups.pop_first();
         }
         let known = inner.groups.entry((shard.to_owned(), group.to_owned())).or_default();
-        known.retain(|reported| reported.message != message);
-        known.push_back(Reported { number, message });
+        known.retain(|reported| *reported != message);
+        known.push_back(message);
         if known.len() > MOST {
             known.pop_front();
         }
         number
     }
 
-    pub fn of(&self, shard: &str, group: &str) -> Vec<Reported> {
+    pub fn of(&self, shard: &str, group: &str) -> Vec<String> {
         let inner = self.lock();
         inner.groups.get(&(shard.to_owned(), group.to_owned())).into_iter().flatten().cloned().collect()
     }
 
-    pub fn forget(&self, shard: &str, group: &str, number: u64) {
+    pub fn forget(&self, shard: &str, group: &str, recorded: &[String]) {
         let mut inner = self.lock();
         let key = (shard.to_owned(), group.to_owned());
         if let Some(known) = inner.groups.get_mut(&key) {
-            known.retain(|reported| reported.number > number);
+            known.retain(|message| !recorded.contains(message));
             if known.is_empty() {
                 inner.groups.remove(&key);
             }
@@ -76,13 +69,14 @@ mod tests {
         let errors = Errors::default();
         let first = errors.add("a", "web", "no quota".to_owned());
         let again = errors.add("a", "web", "no quota".to_owned());
-        assert_eq!(errors.of("a", "web"), [Reported { number: again, message: "no quota".to_owned() }]);
         assert!(first < again);
-        let later = errors.add("a", "web", "no subnet".to_owned());
-        errors.forget("a", "web", again);
-        assert_eq!(errors.of("a", "web").len(), 1);
-        assert_eq!(errors.of("b", "web"), []);
-        errors.forget("a", "web", later);
+        let recorded = errors.of("a", "web");
+        assert_eq!(recorded, ["no quota"]);
+        errors.add("a", "web", "no subnet".to_owned());
+        errors.forget("a", "web", &recorded);
+        assert_eq!(errors.of("a", "web"), ["no subnet"]);
+        assert!(errors.of("b", "web").is_empty());
+        errors.forget("a", "web", &["no subnet".to_owned()]);
         assert!(errors.lock().groups.is_empty());
         (0..20).for_each(|number| drop(errors.add("a", "web", number.to_string())));
         assert_eq!(errors.of("a", "web").len(), MOST);
