@@ -10,7 +10,7 @@ mod stored;
 use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use plan::machines::identity::{self as plan, Action, Attempt, Certificate, Names, Observed, Part, Standing};
+use plan::machines::identity::{Action, Attempt, Certificate, Names, Observed, Part, Standing, decide};
 use process::{Clock, explained};
 use runtime::{Key, Kind, Leadership, Operator, Selection, Writer};
 use tokio::{sync::watch, time::Instant};
@@ -193,7 +193,7 @@ impl Identity {
             message: last.failure.message.clone(),
             age: self.clock.instant().saturating_duration_since(last.at),
         });
-        let decision = plan::decide(&observed, last.as_ref(), self.clock.now());
+        let decision = decide(&observed, last.as_ref(), self.clock.now());
         self.publish(&observed, decision.standing);
         let Some(action) = decision.action else { return decision.next_look };
         let result = self.execute(action).await;
