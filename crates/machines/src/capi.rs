@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use api::machine::{
-    DELETE_MACHINE_ANNOTATION, EXCLUDE_DRAINING_ANNOTATION, GROUP, NstanceMachine, NstanceMachinePool,
-    PAUSED_ANNOTATION, PRE_DRAIN_HOOK,
+    DELETE_MACHINE_ANNOTATION, EXCLUDE_DRAINING_ANNOTATION, GROUP, NstanceMachine, NstanceMachinePool, PRE_DRAIN_HOOK,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use runtime::{lean_metadata, readable};
@@ -48,15 +47,8 @@ macro_rules! cluster_api_kind {
     };
 }
 
-cluster_api_kind!(ClusterView, "Cluster", "clusters", ClusterSpec);
 cluster_api_kind!(MachinePoolView, "MachinePool", "machinepools", MachinePoolSpec);
 cluster_api_kind!(MachineView, "Machine", "machines", MachineSpec);
-
-#[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct ClusterSpec {
-    #[serde(default)]
-    paused: Option<bool>,
-}
 
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct MachinePoolSpec {
@@ -110,23 +102,6 @@ impl Reference {
 
 fn has(metadata: &ObjectMeta, annotation: &str) -> bool {
     metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(annotation))
-}
-
-/// Whether an object's own annotation pauses it.
-pub(crate) fn is_paused(metadata: &ObjectMeta) -> bool {
-    has(metadata, PAUSED_ANNOTATION)
-}
-
-/// Whether a Cluster is paused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cluster {
-    pub is_paused: bool,
-}
-
-#[expect(clippy::unnecessary_wraps, reason = "the form that every projection has")]
-pub(crate) fn cluster(view: ClusterView) -> Option<Cluster> {
-    let is_paused = view.spec.and_then(|spec| spec.paused).unwrap_or_default() || is_paused(&view.metadata);
-    Some(Cluster { is_paused })
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,14 +14,16 @@ use plan::machines::{
 use runtime::{Change, Index, Key, Kind, Operator, Parts, Queue, Selection, Writer, lean_metadata, readable, view_of};
 use serde::Deserialize;
 
-use crate::capi::{self, Cluster, ClusterView, Machine, MachinePool, MachinePoolView, MachineView};
+use crate::{
+    capi::{self, Machine, MachinePool, MachinePoolView, MachineView},
+    cluster::{Clusters, is_paused},
+};
 
 pub(crate) type Pools = Kind<Parts<NstanceMachinePool>, NstanceMachinePool>;
 pub(crate) type ShardGroups = Kind<Parts<NstanceShardGroup>, NstanceShardGroup>;
 pub(crate) type Members = Kind<Parts<NstanceMachine>, NstanceMachine>;
 pub(crate) type MachinePools = Kind<MachinePoolView, MachinePool>;
 pub(crate) type Machines = Kind<MachineView, Machine>;
-pub(crate) type Clusters = Kind<ClusterView, Cluster>;
 pub(crate) type Nodes = Kind<NodeView, NodeFacts>;
 
 /// All objects of the layer are in one namespace; Nodes are those of the cluster that the operator runs for.
@@ -112,14 +114,14 @@ fn uid_of(metadata: &ObjectMeta, kind: &str) -> Option<Box<str>> {
 }
 
 impl Kinds {
-    pub fn new(writer: &Writer, cluster: Key) -> Arc<Self> {
+    pub fn new(writer: &Writer, clusters: Arc<Clusters>, cluster: Key) -> Arc<Self> {
         Arc::new(Self {
             pools: Kind::new("nstancemachinepools", writer.clone(), pool),
             shard_groups: Kind::new("nstanceshardgroups", writer.clone(), shard_group),
             members: Kind::new("nstancemachines", writer.clone(), member),
             machine_pools: Kind::new("machinepools", writer.clone(), capi::machine_pool),
             machines: Kind::new("machines", writer.clone(), capi::machine),
-            clusters: Kind::new("clusters", writer.clone(), capi::cluster),
+            clusters,
             nodes: Kind::new("nodes", writer.clone(), node),
             indexes: Indexes::default(),
             cluster,
@@ -217,7 +219,7 @@ impl Kinds {
         let asked = |pool: Option<&NstanceMachinePool>| {
             pool.map(|pool| {
                 let metadata = &pool.metadata;
-                (metadata.generation, metadata.deletion_timestamp.is_some(), capi::is_paused(metadata))
+                (metadata.generation, metadata.deletion_timestamp.is_some(), is_paused(metadata))
             })
         };
         if asked(change.before) != asked(change.after) {

@@ -1,27 +1,101 @@
 //! Machines: groups of instances in zone shards as resources of Cluster API. Pools and Machines ask for instances, the
 //! shards' servers own them, and no instance goes before its node was drained.
 
+mod capi;
 mod cluster;
 pub mod config;
 mod control_plane;
 pub mod identity;
+mod import;
+mod kinds;
+mod pool;
+pub mod rights;
 mod secrets;
+mod shard_group;
 pub mod shards;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use runtime::Operator;
+use runtime::{Key, LayerSpec, Operator};
 use tokio::sync::watch;
 
 pub use control_plane::ApiServer;
+
+use kinds::{Kinds, Queues};
+use shards::{Pace, Shards};
+
+pub const LAYER: LayerSpec = LayerSpec {
+    name: "machines",
+    is_default: false,
+    demands_definitions: false,
+    rights: rights::CLUSTER,
+    roles: Vec::new,
+    crds: || api::machine::crds().into(),
+};
 
 /// Field manager of everything this layer writes.
 const MANAGER: &str = "strata-machines";
 
 /// What the rest of the layer is built on.
 pub struct Ground {
-    pub shards: watch::Receiver<std::sync::Arc<config::Shards>>,
+    pub shards: watch::Receiver<Arc<config::Shards>>,
     pub identity: identity::Known,
+    clusters: Arc<cluster::Clusters>,
+}
+
+/// How the layer works; every interval is here, so that tests shorten it instead of waiting.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub settings: config::Settings,
+    /// How Cluster API reaches the API server of the own cluster.
+    pub api_server: ApiServer,
+    /// Rounds of one kind that run at once.
+    pub concurrency: usize,
+    /// Period of the check that costs nothing.
+    pub resync: Duration,
+    pub pace: Pace,
+}
+
+impl Config {
+    pub fn new(settings: config::Settings, api_server: ApiServer) -> Self {
+        Self { settings, api_server, concurrency: 10, resync: Duration::from_mins(2), pace: Pace::default() }
+    }
+}
+
+/// Adds the layer to an operator.
+pub fn install(operator: &mut Operator, config: &Config) {
+    let settings = &config.settings;
+    let ground = install_ground(operator, settings, &config.api_server, config.resync);
+    let inputs = shards::Inputs { addresses: ground.shards, credentials: ground.identity.credentials };
+    let shards = Shards::install(operator, inputs, config.pace);
+    let cluster = Key::new(settings.namespace.as_str(), settings.cluster_name());
+    let kinds = Kinds::new(&operator.writer(MANAGER), ground.clusters, cluster);
+    let queues = Queues { pools: operator.queue(config.resync), shard_groups: operator.queue(config.resync) };
+    kinds.watch(operator, &queues);
+    notify_of_shards(&shards, &kinds, &queues);
+    import::install(operator, &kinds, &shards);
+    let pools = pool::PoolController {
+        kinds: kinds.clone(),
+        shards: shards.clone(),
+        server_clock: operator.server_clock.clone(),
+    };
+    operator.control(pools, queues.pools, config.concurrency);
+    let shard_groups = shard_group::ShardGroupController { kinds, shards };
+    operator.control(shard_groups, queues.shard_groups, config.concurrency);
+}
+
+/// What a shard says concerns its shard groups, and every pool: also of a shard that a pool does not have yet.
+fn notify_of_shards(shards: &Shards, kinds: &Arc<Kinds>, queues: &Queues) {
+    let (of_shard, targets) = (kinds.clone(), queues.clone());
+    shards.listen(move |shard| {
+        of_shard.indexes.shards.keys(&shard.into()).iter().for_each(|key| targets.shard_groups.changed(key));
+        of_shard.pools.store().keys().iter().for_each(|key| targets.pools.changed(key));
+    });
+    let (of_call, target) = (kinds.clone(), queues.shard_groups.clone());
+    shards.on_ended(shard_group::CALLS, move |key| {
+        target.changed(key);
+        of_call.shard_groups.get(key).is_some()
+    });
 }
 
 /// Adds configuration, identity and the operator's Cluster to an operator.
@@ -36,6 +110,6 @@ pub fn install_ground(
     let identity = identity::install(operator, settings, &secrets, shards.clone());
     let inputs =
         cluster::Inputs { settings, api_server, secrets: &secrets, shards: shards.clone(), identity: &identity, resync };
-    cluster::install(operator, &inputs);
-    Ground { shards, identity }
+    let clusters = cluster::install(operator, &inputs).clusters;
+    Ground { shards, identity, clusters }
 }

@@ -20,7 +20,7 @@ use runtime::{Controller, Error, InputsOf, Key, Kind, Parts, RoundOf, ServerCloc
 use serde_json::{Value, json};
 
 use crate::{
-    capi::is_paused,
+    cluster::is_paused,
     kinds::{Kinds, owner},
     shards::Shards,
 };

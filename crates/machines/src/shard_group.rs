@@ -21,7 +21,7 @@ use runtime::{Controller, Error, InputsOf, Key, Kind, Parts, RoundOf, Turn};
 use serde_json::json;
 
 use crate::{
-    capi::is_paused,
+    cluster::is_paused,
     kinds::{Kinds, owner},
     shards::{self, CallState, Request, Shards, job_key, request_id},
 };
