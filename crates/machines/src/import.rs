@@ -107,15 +107,15 @@ impl Importer {
         }
     }
 
-    /// The MachinePool first: without it the pool would count as one whose user is still to make it.
+    /// The pool first: for one that has no MachinePool its own rounds make one.
     async fn make(&self, pool: Import) -> Result<(), Error> {
         tracing::info!(group = pool.group, differs = pool.differs, "importing a group of the shards as a pool");
         let key = |body: &Value| {
             let name = body["metadata"]["name"].as_str().unwrap_or_default();
             Key::new(self.kinds.cluster.namespace.clone(), name)
         };
-        accept(self.kinds.machine_pools.create(&key(&pool.machine_pool), &pool.machine_pool).await)?;
-        accept(self.kinds.pools.create(&key(&pool.pool), &pool.pool).await)
+        accept(self.kinds.pools.create(&key(&pool.pool), &pool.pool).await)?;
+        accept(self.kinds.machine_pools.create(&key(&pool.machine_pool), &pool.machine_pool).await)
     }
 }
 
