@@ -5,6 +5,7 @@ mod capi;
 mod cluster;
 pub mod config;
 mod control_plane;
+pub mod ground;
 pub mod identity;
 mod import;
 mod kinds;
@@ -17,7 +18,6 @@ pub mod shards;
 use std::{sync::Arc, time::Duration};
 
 use runtime::{Key, LayerSpec, Operator};
-use tokio::sync::watch;
 
 pub use control_plane::ApiServer;
 
@@ -29,19 +29,14 @@ pub const LAYER: LayerSpec = LayerSpec {
     is_default: false,
     demands_definitions: false,
     rights: rights::CLUSTER,
-    roles: Vec::new,
+    own_namespace: rights::OWN_NAMESPACE,
+    roles: ground::roles,
+    accounts: ground::ACCOUNTS,
     crds: || api::machine::crds().into(),
 };
 
 /// Field manager of everything this layer writes.
 const MANAGER: &str = "strata-machines";
-
-/// What the rest of the layer is built on.
-pub struct Ground {
-    pub shards: watch::Receiver<Arc<config::Shards>>,
-    pub identity: identity::Known,
-    clusters: Arc<cluster::Clusters>,
-}
 
 /// How the layer works; every interval is here, so that tests shorten it instead of waiting.
 #[derive(Clone, Debug)]
@@ -65,7 +60,7 @@ impl Config {
 /// Adds the layer to an operator.
 pub fn install(operator: &mut Operator, config: &Config) {
     let settings = &config.settings;
-    let ground = install_ground(operator, settings, &config.api_server, config.resync);
+    let ground = ground::install(operator, settings, &config.api_server, config.resync);
     let inputs = shards::Inputs { addresses: ground.shards, credentials: ground.identity.credentials };
     let shards = Shards::install(operator, inputs, config.pace);
     let cluster = Key::new(settings.namespace.as_str(), settings.cluster_name());
@@ -96,20 +91,4 @@ fn notify_of_shards(shards: &Shards, kinds: &Arc<Kinds>, queues: &Queues) {
         target.changed(key);
         of_call.shard_groups.get(key).is_some()
     });
-}
-
-/// Adds configuration, identity and the operator's Cluster to an operator.
-pub fn install_ground(
-    operator: &mut Operator,
-    settings: &config::Settings,
-    api_server: &ApiServer,
-    resync: Duration,
-) -> Ground {
-    let secrets = secrets::watch(operator, &settings.namespace, |_| {});
-    let shards = config::Reload::follow(operator, settings);
-    let identity = identity::install(operator, settings, &secrets, shards.clone());
-    let inputs =
-        cluster::Inputs { settings, api_server, secrets: &secrets, shards: shards.clone(), identity: &identity, resync };
-    let clusters = cluster::install(operator, &inputs).clusters;
-    Ground { shards, identity, clusters }
 }

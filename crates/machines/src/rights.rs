@@ -2,25 +2,35 @@
 
 use runtime::rights::Right;
 
+use crate::ground;
+
 const GROUP: &str = api::machine::GROUP;
 const CLUSTER_API: &str = "cluster.x-k8s.io";
 
-/// Needed in every namespace that may hold its objects.
-pub const CLUSTER: &[Right] = &[
-    Right {
-        group: GROUP,
-        resource: "nstanceclusters",
-        verbs: &["get", "list", "watch", "create", "patch"],
-        why: "keep the infrastructure of the operator's Cluster",
-    },
-    Right { group: GROUP, resource: "nstanceclusters/status", verbs: &["patch"], why: "report conditions" },
-    Right {
-        group: GROUP,
-        resource: "nstancecontrolplanes",
-        verbs: &["get", "list", "watch", "create", "patch"],
-        why: "keep the control plane of the operator's Cluster, which is made elsewhere",
-    },
-    Right { group: GROUP, resource: "nstancecontrolplanes/status", verbs: &["patch"], why: "report conditions" },
+/// Nodes are of the whole cluster.
+pub const CLUSTER: &[Right] = &[Right {
+    group: "",
+    resource: "nodes",
+    verbs: &["get", "list", "watch"],
+    why: "find the node of an instance",
+}];
+
+/// All of its objects are in one namespace.
+pub const OWN_NAMESPACE: &[Right] = &joined();
+
+const fn joined() -> [Right; GROUPS.len() + ground::OWN_NAMESPACE.len()] {
+    let mut all = [GROUPS[0]; GROUPS.len() + ground::OWN_NAMESPACE.len()];
+    let mut next = 0;
+    while next < all.len() {
+        all[next] =
+            if next < GROUPS.len() { GROUPS[next] } else { ground::OWN_NAMESPACE[next - GROUPS.len()] };
+        next += 1;
+    }
+    all
+}
+
+/// For pools, their shard groups and machines.
+const GROUPS: &[Right] = &[
     Right {
         group: GROUP,
         resource: "nstancemachinepools",
@@ -56,12 +66,6 @@ pub const CLUSTER: &[Right] = &[
     },
     Right {
         group: CLUSTER_API,
-        resource: "clusters",
-        verbs: &["get", "list", "watch", "create", "patch"],
-        why: "make the operator's Cluster where it is missing; change nothing while it is paused",
-    },
-    Right {
-        group: CLUSTER_API,
         resource: "machinepools",
         verbs: &["get", "list", "watch", "create"],
         why: "read how many replicas a pool shall have; make one for an imported group",
@@ -72,5 +76,4 @@ pub const CLUSTER: &[Right] = &[
         verbs: &["get", "list", "watch", "patch", "delete"],
         why: "hold a deletion until the node is drained; delete those that a smaller pool gives up",
     },
-    Right { group: "", resource: "nodes", verbs: &["get", "list", "watch"], why: "find the node of an instance" },
 ];

@@ -15,7 +15,9 @@ pub const LAYER: LayerSpec = LayerSpec {
     is_default: true,
     demands_definitions: false,
     rights: rights::CLUSTER,
+    own_namespace: &[],
     roles: Vec::new,
+    accounts: &[],
     crds: || vec![api::performer::crd()],
 };
 

@@ -14,7 +14,10 @@ use k8s_openapi::{
 use process::Health;
 use tokio::{sync::watch as signal, time::Instant};
 
-use crate::{kind::Cache, rights::Right};
+use crate::{
+    kind::Cache,
+    rights::{Account, Right},
+};
 
 /// What a layer is to the outside: a constant of its crate, from which `--layers`, roles, definitions and the chart are
 /// made.
@@ -28,8 +31,12 @@ pub struct LayerSpec {
     pub demands_definitions: bool,
     /// Needed in every namespace that may hold its objects.
     pub rights: &'static [Right],
+    /// Needed in the operator's own namespace only.
+    pub own_namespace: &'static [Right],
     /// Roles beyond those rights, which an administrator binds or not. Their names begin with `strata-`.
     pub roles: fn() -> Vec<ClusterRole>,
+    /// Accounts beside the operator's own, each bound to one of those roles.
+    pub accounts: &'static [Account],
     /// The kinds that users write.
     pub crds: fn() -> Vec<CustomResourceDefinition>,
 }

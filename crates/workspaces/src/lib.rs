@@ -22,7 +22,9 @@ pub const LAYER: LayerSpec = LayerSpec {
     is_default: true,
     demands_definitions: false,
     rights: rights::CLUSTER,
+    own_namespace: &[],
     roles: || vec![rights::helm_role()],
+    accounts: &[],
     crds: || api::workspace::crds().into(),
 };
 
