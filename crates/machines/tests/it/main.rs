@@ -8,4 +8,4 @@ mod fault;
 mod import;
 mod pool;
 mod scene;
-mod zone;
+mod zones;

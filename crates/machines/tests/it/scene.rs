@@ -22,18 +22,14 @@ use runtime::{Fatal, Operator};
 use serde_json::{Value, json};
 use shard::provider::InProcess;
 use tempfile::TempDir;
-use testbed::{
-    ControlPlane,
-    capi::{self, ClusterApi},
-    kwok::NODE_LABEL,
-};
-use tokio::{
-    sync::{OnceCell, oneshot},
-    task::JoinHandle,
-};
+use testbed::{ControlPlane, kwok::NODE_LABEL};
+use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::zone::{CLUSTER, TENANT, Zones};
+use crate::{
+    bed,
+    zones::{CLUSTER, TENANT, Zones},
+};
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
 pub const PATIENCE: Duration = Duration::from_mins(2);
@@ -43,33 +39,6 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// As often as a shard is listed at rest.
 pub const POLL: Duration = Duration::from_secs(2);
-
-static CAPI: OnceCell<()> = OnceCell::const_new();
-
-/// The control plane with Cluster API on it. Its controllers live on a thread of their own: that of a test ends with it.
-async fn control_plane() -> Result<&'static ControlPlane> {
-    let control_plane = ControlPlane::shared().await?;
-    let start = || async {
-        let crds: Vec<Value> = api::machine::crds().iter().map(|crd| json!(crd)).collect();
-        let roles = machines::LAYER.roles;
-        let roles: Vec<Value> = roles().iter().map(|role| json!(role)).collect();
-        control_plane.install(&[crds, roles].concat()).await?;
-        let (sender, started) = oneshot::channel();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let capi = ClusterApi::start(control_plane, &capi::Options::default()).await;
-                let (capi, error) = capi.map_or_else(|error| (None, Some(error)), |capi| (Some(capi), None));
-                let _ = sender.send(error.map_or(Ok(()), Err));
-                let _running = capi;
-                std::future::pending::<()>().await;
-            });
-        });
-        Ok::<_, anyhow::Error>(started.await??)
-    };
-    CAPI.get_or_try_init(start).await?;
-    Ok(control_plane)
-}
 
 pub struct Scene {
     pub zones: Arc<Zones>,
@@ -94,7 +63,7 @@ impl Scene {
     }
 
     pub async fn without_operator(name: &str, shards: &[&str], groups: Value) -> Result<Self> {
-        let control_plane = control_plane().await?;
+        let control_plane = bed::shared().await?;
         let namespace = control_plane.namespace(name).await?;
         let zones = Arc::new(Zones::start(shards, &groups).await?);
         let client = control_plane.client().await?;
@@ -119,8 +88,10 @@ impl Scene {
             "subjects": [{ "kind": "ServiceAccount", "name": account.name, "namespace": namespace }],
         });
         let metadata = |name: &str| json!({ "name": name, "namespace": namespace });
-        ControlPlane::shared()
-            .await?
+        let roles: Vec<Value> = (machines::LAYER.roles)().iter().map(|role| json!(role)).collect();
+        let control_plane = ControlPlane::shared().await?;
+        control_plane.install(&roles).await?;
+        control_plane
             .install(&[
                 json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata(account.name) }),
                 binding,
