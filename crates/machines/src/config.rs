@@ -52,27 +52,28 @@ impl ConfigError {
 /// What flags and environment say; the variables are the original's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given {
-    /// The configuration file, the original's `--config`.
+    /// `--machines-config`: the configuration file, the original's `--config`.
     pub file: Option<PathBuf>,
-    /// A ConfigMap of the namespace with the shards, in place of the file's: a key per shard with its address, or the
+    /// `--machines-shards-config-map`: a ConfigMap of the namespace with the shards, in place of the file's: a key per shard with its address, or the
     /// key `config.yaml` with a configuration file.
     pub shards_config_map: Option<String>,
-    /// Each wins over the file.
+    /// `--machines-cluster-id`; wins over the file.
     pub cluster_id: Option<String>,
+    /// `--machines-tenant`; wins over the file.
     pub tenant: Option<String>,
-    /// `NSTANCE_NAMESPACE`.
+    /// `--machines-namespace`, `NSTANCE_NAMESPACE`.
     pub namespace: Option<String>,
-    /// `NSTANCE_CA_CONFIGMAP`.
+    /// `--machines-ca-config-map`, `NSTANCE_CA_CONFIGMAP`.
     pub ca_config_map: Option<String>,
-    /// `NSTANCE_CERT_SECRET`.
+    /// `--machines-cert-secret`, `NSTANCE_CERT_SECRET`.
     pub cert_secret: Option<String>,
-    /// `NSTANCE_KEY_SECRET`.
+    /// `--machines-key-secret`, `NSTANCE_KEY_SECRET`.
     pub key_secret: Option<String>,
-    /// `NSTANCE_NONCE_SECRET`.
+    /// `--machines-nonce-secret`, `NSTANCE_NONCE_SECRET`.
     pub nonce_secret: Option<String>,
-    /// `NSTANCE_CAPI_ENDPOINT`.
+    /// `--machines-capi-endpoint`, `NSTANCE_CAPI_ENDPOINT`.
     pub capi_endpoint: Option<String>,
-    /// `NSTANCE_CAPI_SERVICEACCOUNT`.
+    /// `--machines-capi-service-account`, `NSTANCE_CAPI_SERVICEACCOUNT`.
     pub capi_service_account: Option<String>,
 }
 

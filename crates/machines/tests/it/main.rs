@@ -4,8 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should end")]
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
+mod bed;
+mod cluster;
 mod fault;
+mod identity;
 mod import;
 mod pool;
 mod scene;
+mod space;
+mod zone;
 mod zones;
