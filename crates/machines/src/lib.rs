@@ -33,7 +33,11 @@ pub const LAYER: LayerSpec = LayerSpec {
     roles: ground::roles,
     accounts: ground::ACCOUNTS,
     crds: || api::machine::crds().into(),
+    foreign: &[("clusters", CLUSTER_API), ("machinepools", CLUSTER_API), ("machines", CLUSTER_API)],
 };
+
+/// How Cluster API comes into a cluster.
+const CLUSTER_API: &str = "clusterctl init, or the core components of Cluster API 1.14 or later";
 
 /// Field manager of everything this layer writes.
 const MANAGER: &str = "strata-machines";

@@ -70,6 +70,7 @@ pub(crate) fn install(operator: &mut Operator, values: &Values, client: &ClientC
         } else {
             operator.layer(layer.spec.name);
         }
+        operator.foreign_definitions(layer.spec.foreign);
         (layer.install)(operator, values, client)?;
     }
     Ok(())
