@@ -50,7 +50,7 @@ pub const OWN_NAMESPACE: &[Right] = &[
     Right {
         group: "",
         resource: "configmaps",
-        verbs: &["get", "list", "watch"],
+        verbs: &["list", "watch"],
         why: "read the shards' CA certificate, and the list of shards where a ConfigMap has it",
     },
     Right {
