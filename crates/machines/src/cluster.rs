@@ -44,7 +44,8 @@ pub(crate) struct Inputs<'a> {
 }
 
 /// Adds the Cluster, the NstanceCluster and the NstanceControlPlane to an operator.
-pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) {
+/// Returns the Clusters, which the rest of the layer looks at.
+pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) -> Arc<Clusters> {
     let namespace = inputs.settings.namespace.as_str();
     let writer = operator.writer(MANAGER);
     let clusters = Kind::new("clusters", writer.clone(), facts);
@@ -89,6 +90,7 @@ pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) {
     };
     operator.control(controller, queue, CONCURRENCY);
     control_plane::install(operator, inputs, &clusters, &control_planes, of_control_planes);
+    clusters
 }
 
 /// What the shards and the identity say is news for the operator's own NstanceCluster.

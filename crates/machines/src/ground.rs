@@ -24,6 +24,7 @@ use crate::{
 pub struct Ground {
     pub shards: watch::Receiver<Arc<Shards>>,
     pub identity: identity::Known,
+    pub(crate) clusters: Arc<cluster::Clusters>,
 }
 
 /// Adds configuration, identity and the operator's Cluster to an operator.
@@ -39,8 +40,8 @@ pub fn install(operator: &mut Operator, settings: &Settings, api_server: &ApiSer
         identity: &identity,
         resync,
     };
-    cluster::install(operator, &inputs);
-    Ground { shards, identity }
+    let clusters = cluster::install(operator, &inputs);
+    Ground { shards, identity, clusters }
 }
 
 /// Needed in the namespace of the layer only.

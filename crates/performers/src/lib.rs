@@ -19,6 +19,7 @@ pub const LAYER: LayerSpec = LayerSpec {
     roles: Vec::new,
     accounts: &[],
     crds: || vec![api::performer::crd()],
+    foreign: &[],
 };
 
 /// Field manager of everything this layer writes.

@@ -26,6 +26,7 @@ pub const LAYER: LayerSpec = LayerSpec {
     roles: || vec![rights::helm_role()],
     accounts: &[],
     crds: || api::workspace::crds().into(),
+    foreign: &[],
 };
 
 /// Field manager of everything this layer writes.
