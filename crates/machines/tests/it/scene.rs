@@ -70,8 +70,7 @@ impl Scene {
         let stop = CancellationToken::new();
         tokio::spawn(kubelets(client.clone(), zones.cloud.clone(), stop.clone()));
         let directory = tempfile::tempdir()?;
-        let scene =
-            Self { zones, namespace, client, directory, operator: None, _kubelets: stop.drop_guard() };
+        let scene = Self { zones, namespace, client, directory, operator: None, _kubelets: stop.drop_guard() };
         scene.install().await?;
         scene.write_shards(shards)?;
         Ok(scene)
@@ -128,8 +127,7 @@ impl Scene {
         let mut layer = Config::new(settings, ApiServer::of(&config, None));
         layer.pace = Pace { poll: POLL };
         let stop = CancellationToken::new();
-        let mut operator =
-            Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), stop.clone());
+        let mut operator = Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), stop.clone());
         operator.layer("machines");
         machines::install(&mut operator, &layer);
         tokio::spawn(operator.run(|_| {}));
@@ -156,7 +154,8 @@ impl Scene {
 
     pub async fn create_pool_with(&self, name: &str, spec: Value) -> Result<()> {
         let metadata = json!({ "name": name, "namespace": self.namespace });
-        let object = json!({ "apiVersion": API_VERSION, "kind": "NstanceMachinePool", "metadata": metadata, "spec": spec });
+        let object =
+            json!({ "apiVersion": API_VERSION, "kind": "NstanceMachinePool", "metadata": metadata, "spec": spec });
         self.api::<NstanceMachinePool>().create(&PostParams::default(), &serde_json::from_value(object)?).await?;
         Ok(())
     }
@@ -305,9 +304,10 @@ impl Scene {
         let pools = self.api::<NstanceMachinePool>().list(&ListParams::default()).await;
         let groups = self.api::<NstanceShardGroup>().list(&ListParams::default()).await;
         let shown = |value: Value| serde_json::to_string(&value).unwrap_or_default();
-        let pools = pools.map(|all| all.items.iter().map(|pool| shown(json!([pool.spec, pool.status]))).collect::<Vec<_>>());
-        let groups =
-            groups.map(|all| all.items.iter().map(|found| shown(json!([found.spec, found.status]))).collect::<Vec<_>>());
+        let pools =
+            pools.map(|all| all.items.iter().map(|pool| shown(json!([pool.spec, pool.status]))).collect::<Vec<_>>());
+        let groups = groups
+            .map(|all| all.items.iter().map(|found| shown(json!([found.spec, found.status]))).collect::<Vec<_>>());
         format!("pools {pools:?}; shard groups {groups:?}")
     }
 }
