@@ -289,7 +289,7 @@ impl Kinds {
             return;
         }
         for found in [change.before, change.after].into_iter().flatten() {
-            let Some(name) = &found.machine else { continue };
+            let Some(name) = &found.infrastructure else { continue };
             let key = Key::new(change.key.namespace.clone(), name.as_str());
             if let Some(member) = self.members.get(&key) {
                 self.concerns(queues, &key.namespace, &member.value);

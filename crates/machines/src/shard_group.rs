@@ -12,7 +12,7 @@ use plan::{
     fact::Never,
     machines::{
         machine::is_released,
-        shard::{Group, Members},
+        shard::{Group, Instance, Members},
         shard_group::{self, Action, Call, DELETE, Note, Observed, Tried},
     },
     round::{Plan, Report},
@@ -129,7 +129,7 @@ impl Controller for ShardGroupController {
 /// Every ID that is known of a group's instances.
 fn ids(group: &Group) -> Vec<&str> {
     match &group.members {
-        Members::Listed(instances) => instances.iter().flat_map(|instance| instance.ids()).collect(),
+        Members::Listed(instances) => instances.iter().flat_map(Instance::ids).collect(),
         Members::Counted(ids) => ids.iter().map(String::as_str).collect(),
     }
 }
