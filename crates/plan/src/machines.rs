@@ -6,6 +6,7 @@
 //! shard_group::{plan, report}       NstanceShardGroup: what a shard is asked for, and what it says
 //! import::import                    pools for groups that only shards have
 //! machine::{plan, report}           NstanceMachine: one instance, until its shard reports it gone
+//! notice::next                      an instance that its shard is about to delete: drain and acknowledgement
 //! ```
 //!
 //! No size is lowered below what is not drained: a member goes by the deletion of its Machine, which waits for the drain
@@ -16,6 +17,7 @@ mod distribute;
 pub mod import;
 pub mod machine;
 pub mod node;
+pub mod notice;
 pub mod pool;
 pub mod shard;
 pub mod shard_group;
