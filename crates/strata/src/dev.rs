@@ -9,6 +9,7 @@ mod down;
 mod event;
 mod example;
 mod leave;
+mod machines;
 mod operator;
 mod order;
 mod own;
