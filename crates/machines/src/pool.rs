@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 use crate::{
     cluster::is_paused,
     kinds::{Kinds, owner},
+    nodes::shard_of,
     shards::Shards,
 };
 
@@ -203,6 +204,7 @@ impl PoolController {
         };
         Member {
             instance_id: member.metadata.name.clone().unwrap_or_default(),
+            shard: shard_of(member).map(str::to_owned),
             uid: member.metadata.uid.clone().unwrap_or_default(),
             resource_version: member.metadata.resource_version.clone().unwrap_or_default(),
             is_deleting: member.metadata.deletion_timestamp.is_some(),
@@ -213,6 +215,7 @@ impl PoolController {
                 resource_version: owner.resource_version,
                 is_deleting: owner.is_deleting,
                 has_hook: owner.has_hook,
+                is_excluded: owner.is_excluded,
                 is_cordoned,
             }),
         }
