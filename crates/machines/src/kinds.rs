@@ -314,7 +314,7 @@ impl Kinds {
     }
 
     fn machine_changed(&self, queues: &Queues, change: &Change<'_, Machine>) {
-        let named = change.after.and_then(|machine| machine.machine.as_deref());
+        let named = change.after.and_then(|machine| machine.infrastructure.as_deref());
         self.indexes.named.set(change.key, named.map(|name| Key::new(change.key.namespace.clone(), name)));
         if change.before == change.after {
             return;
