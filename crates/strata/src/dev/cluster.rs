@@ -130,10 +130,10 @@ pub fn installed() -> Vec<DynamicObject> {
         dynamic(&rbac.cluster_binding),
         dynamic(&rbac.role),
         dynamic(&rbac.binding),
-        // On one's own machine helm may act as the operator.
-        dynamic(&workspaces::rights::helm_role()),
-        dynamic(&workspaces::rights::helm_binding(NAMESPACE, ACCOUNT)),
     ]);
+    objects.extend(layers::roles().iter().map(dynamic));
+    // On one's own machine helm may act as the operator.
+    objects.push(dynamic(&workspaces::rights::helm_binding(NAMESPACE, ACCOUNT)));
     for spec in layers::all() {
         if !spec.own_namespace.is_empty() {
             let (role, binding) = layer_role(NAMESPACE, ACCOUNT, spec.name, spec.own_namespace);

@@ -86,7 +86,7 @@ impl Shards {
         choose(place, &shards.endpoints)?;
         report.done(
             "zones",
-            format!("{} serve; `strata shard scale {} web 3` starts instances", NAMES.join(", "), NAMES[0]),
+            format!("{} serve; their instances are the Nodes of the pool `web`", NAMES.join(", ")),
         );
         Ok(shards)
     }
