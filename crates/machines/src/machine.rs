@@ -76,7 +76,7 @@ impl Controller for MachineController {
         }
         let call = self.call(key);
         let id = instance_id(object, &role, &call);
-        let ids = ids(object, &shards);
+        let ids = ids(object, id.as_deref(), &shards);
         self.kinds.seeks(key, &ids);
         let shard = match &role {
             Role::Member { shard } => shard.clone(),
@@ -204,10 +204,11 @@ fn instance_id(object: &NstanceMachine, role: &Role, call: &Call) -> Option<Stri
 }
 
 /// Every ID that is known of the instance.
-fn ids(object: &NstanceMachine, shards: &BTreeMap<String, Shard>) -> Vec<String> {
+fn ids(object: &NstanceMachine, id: Option<&str>, shards: &BTreeMap<String, Shard>) -> Vec<String> {
     let stored = object.status.as_ref().and_then(|status| status.provider_id.clone());
     let linked = object.spec.as_ref().and_then(|spec| spec.provider_id.clone());
-    let mut ids: Vec<String> = stored.into_iter().chain(linked).collect();
+    let named = id.map(str::to_owned);
+    let mut ids: Vec<String> = stored.into_iter().chain(linked).chain(named).collect();
     let groups = shards.values().filter_map(|shard| shard.answer()?.group.as_ref());
     for instance in groups.flat_map(Group::instances) {
         if Some(&instance.id) == object.metadata.name.as_ref() {

@@ -182,7 +182,8 @@ impl Follower {
             CallState::Idle => of_last(entry.acknowledged, age),
         };
         Observed {
-            nodes: self.kinds.node_refs(ids.iter().map(String::as_str)),
+            nodes: self.kinds.node_refs(ids.iter().map(String::as_str).chain([id])),
+            id: id.to_owned(),
             ids,
             is_over: listed == Some(None),
             delete_at: notice.delete_at,

@@ -6,9 +6,11 @@
 
 mod bed;
 mod cluster;
+mod drains;
 mod fault;
 mod identity;
 mod import;
+mod machine;
 mod pool;
 mod scene;
 mod space;

@@ -24,7 +24,9 @@ const RETRY: Duration = Duration::from_secs(2);
 /// What is known of one deletion that a shard announced.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
-    /// Every ID that is known of the instance.
+    /// The instance's own.
+    pub id: String,
+    /// Every provider ID that is known of the instance.
     pub ids: Vec<String>,
     /// The shard has deleted it, or lists it no more.
     pub is_over: bool,
@@ -92,11 +94,13 @@ pub fn next(observed: &Observed, now: Timestamp) -> Next {
         Drain::None => {}
     }
     let Fact::Known { value: nodes, .. } = &observed.nodes else { return wait(left) };
-    let ids: Vec<&str> = observed.ids.iter().map(String::as_str).filter(|id| !id.is_empty()).collect();
+    let mut ids: Vec<&str> = observed.ids.iter().map(String::as_str).filter(|id| !id.is_empty()).collect();
+    let is_named = !ids.is_empty();
+    ids.push(&observed.id);
     match find(&ids, nodes) {
-        // Which Node it is will not be known before the shard's deadline.
-        _ if ids.is_empty() => wait(left),
-        Found::Nothing => acknowledge,
+        Found::Nothing if is_named => acknowledge,
+        // Which Node it is, is not known.
+        Found::Nothing => wait(left),
         Found::Node(node) => {
             Next { action: Some(Action::Drain { node: node.name.clone(), time: left }), look: Some(left) }
         }
@@ -136,6 +140,7 @@ mod tests {
     /// Announced just now, to be deleted in a minute.
     fn observed() -> Observed {
         Observed {
+            id: "web1".to_owned(),
             ids: vec!["i-1".to_owned(), String::new()],
             is_over: false,
             delete_at: Some(NOW + Duration::from_mins(1)),

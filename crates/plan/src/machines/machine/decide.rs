@@ -4,7 +4,7 @@ use api::condition::Reason;
 use api::machine::{MACHINE_FINALIZER, NstanceMachine, NstanceMachineSpec};
 
 use super::super::node::{Found, find};
-use super::super::shard::{Outcome, Shard, peer};
+use super::super::shard::{Instance, Outcome, Shard, peer};
 use super::known::{
     Known, LATER, Place, SOON, UNNAMED, ambiguous, has_expired, instance_id, is_askable, is_lost, known, place,
     shard_of,
@@ -38,7 +38,7 @@ pub fn plan(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) ->
     match known {
         Known::Unmade => create(&mut plan, machine, spec, observed),
         Known::There(instance) => {
-            if let Some(id) = node_id(spec, instance.ids(), observed) {
+            if let Some(id) = node_id(spec, instance, observed) {
                 plan.push(Action::SetProviderId { id });
             }
         }
@@ -175,15 +175,15 @@ fn choose_shard(
 
 /// The ID as the Node has it. Cluster API compares it with Nodes, so the provider's own never stands there; once set, it
 /// stays.
-fn node_id(spec: &NstanceMachineSpec, ids: [&str; 2], observed: &Observed) -> Option<String> {
+fn node_id(spec: &NstanceMachineSpec, instance: &Instance, observed: &Observed) -> Option<String> {
     if spec.provider_id.is_some() {
         return None;
     }
-    let of_node = match find(&ids, latest(&observed.nodes).map(Vec::as_slice).unwrap_or_default()) {
+    let of_node = match find(&instance.names(), latest(&observed.nodes).map(Vec::as_slice).unwrap_or_default()) {
         Found::Node(node) => Some(node.provider_id.clone()),
         Found::Nothing | Found::Ambiguous(_) => None,
     };
-    of_node.or_else(|| Some(ids[1].to_owned()).filter(|id| id.contains("://")))
+    of_node.or_else(|| Some(instance.node_provider_id.clone()).filter(|id| id.contains("://")))
 }
 
 /// Whether nothing of the Node is left that a drain waits for; begins the drain if it was not begun.

@@ -173,28 +173,35 @@ pub(super) enum Place<'a> {
 
 /// Where the Node of the instance is. Nothing counts as absent that could not be looked for.
 pub(super) fn place<'a>(machine: &NstanceMachine, observed: &'a Observed, known: &Known<'_>) -> Place<'a> {
+    let id = instance_id(machine, observed);
     let mut ids = stored_ids(machine);
     if let Known::There(instance) = known {
         ids.extend(instance.ids().into_iter().filter(|id| !id.is_empty()));
     }
-    if ids.is_empty() {
-        return match known {
-            // The provider has not made it, or it never will.
-            Known::There(_) | Known::Gone => Place::Nowhere,
-            _ if !is_askable(machine, observed) => Place::Nowhere,
-            Known::Unmade if matches!(observed.call, Call::Ended(Outcome::Refused(_))) => Place::Nowhere,
-            Known::Unmade => Place::Unknown("the shard was asked for the instance, and has not named it".to_owned()),
-            Known::Unknown(why) => Place::Unknown(format!("which Node the instance has is not known: {why}")),
-        };
-    }
-    match &observed.nodes {
-        Fact::Unknown { why, .. } => Place::Unknown(format!("the Node is not known: {}", why.message)),
-        Fact::Known { value, .. } => match find(&ids, value) {
-            Found::Nothing => Place::Nowhere,
-            Found::Node(node) => Place::Node(node),
-            Found::Ambiguous(nodes) => Place::Ambiguous(nodes),
+    let is_never = ids.is_empty() && is_never_made(machine, observed, known);
+    let why = match known {
+        _ if !ids.is_empty() => None,
+        Known::There(_) | Known::Gone => None,
+        Known::Unmade => Some("the shard was asked for the instance, and has not named it".to_owned()),
+        Known::Unknown(why) => Some(format!("which Node the instance has is not known: {why}")),
+    };
+    ids.extend(id.as_deref());
+    match (&observed.nodes, why) {
+        _ if is_never => Place::Nowhere,
+        (Fact::Unknown { why, .. }, _) => Place::Unknown(format!("the Node is not known: {}", why.message)),
+        (Fact::Known { value, .. }, why) => match (find(&ids, value), why) {
+            (Found::Nothing, None) => Place::Nowhere,
+            (Found::Nothing, Some(why)) => Place::Unknown(why),
+            (Found::Node(node), _) => Place::Node(node),
+            (Found::Ambiguous(nodes), _) => Place::Ambiguous(nodes),
         },
     }
+}
+
+/// Whether there is no instance, and no shard left that could make or have made it.
+fn is_never_made(machine: &NstanceMachine, observed: &Observed, known: &Known<'_>) -> bool {
+    let is_refused = matches!(observed.call, Call::Ended(Outcome::Refused(_)));
+    *known == Known::Gone || !is_askable(machine, observed) || (*known == Known::Unmade && is_refused)
 }
 
 /// Whether the deadline of its drain has passed, in this process or before it.

@@ -138,7 +138,7 @@ impl Words<'_> {
 
     fn ambiguity(&self) -> Option<String> {
         let Known::There(instance) = self.known else { return None };
-        match find(&instance.ids(), latest(&self.round.observed.nodes)?) {
+        match find(&instance.names(), latest(&self.round.observed.nodes)?) {
             Found::Ambiguous(nodes) => Some(ambiguous(&nodes)),
             Found::Nothing | Found::Node(_) => None,
         }

@@ -533,6 +533,17 @@ fn a59_an_own_instance_is_asked_for_until_it_runs_and_has_a_node() {
 }
 
 #[test]
+fn a59_a_node_may_be_named_by_the_instance() {
+    let object = machine("mine", &json!({ "group": "web" }), &json!({ "shard": "dev-1", "instanceID": "x" }));
+    let node = NodeRef { name: "x".to_owned(), provider_id: "process:///dev-1/x".to_owned() };
+    let mut observed = Observed { nodes: known(vec![node]), ..own() };
+    let running = answered("dev-1", "x", Some(instance("x")));
+    assert_eq!(actions(&object, &observed, &running), ["id process:///dev-1/x"]);
+    observed.owner = Owner::Machine(Machine { is_deleting: true, ..owner() });
+    assert_eq!(actions(&object, &observed, &none()), ["drain x"], "also while its shard does not answer");
+}
+
+#[test]
 fn a60_a61_an_own_instance_is_drained_deleted_and_released_only_when_proven_gone() {
     let status = json!({ "instanceID": "a", "shard": "dev-1", "providerID": "raw-a", "ready": true });
     let mut object = machine("mine", &json!({ "group": "web" }), &status);
