@@ -74,6 +74,8 @@ fn stale<'a>(files: impl IntoIterator<Item = &'a Generated>) -> Vec<&'a str> {
 fn from_code() -> Result<Vec<Generated>> {
     let cluster = [layers::rights().as_slice(), runtime::rights::CLUSTER].concat();
     let own_namespace = runtime::rights::OWN_NAMESPACE;
+    let of_layers = layers::all().flat_map(|spec| spec.own_namespace).copied();
+    let in_namespace: Vec<Right> = own_namespace.iter().copied().chain(of_layers).collect();
     let in_chart = |name: &str| format!("charts/strata/generated/{name}-rules.yaml");
     let crds = layers::crds();
     let mut generated = vec![
@@ -81,7 +83,7 @@ fn from_code() -> Result<Vec<Generated>> {
         Generated::new(in_chart("role"), yaml(&own_rules(own_namespace))?),
         Generated::new(in_chart("view"), yaml(&user_rules(&crds, &["get", "list", "watch"], &["", "/status"]))?),
         Generated::new(in_chart("edit"), yaml(&user_rules(&crds, &EDIT, &[""]))?),
-        Generated::new("docs/reference/rights.md", reference::rights(&cluster, own_namespace)),
+        Generated::new("docs/reference/rights.md", reference::rights(&cluster, &in_namespace)),
         layer_names("charts/strata/values.schema.json", ["\"layers\": {", "\"enum\": ["], "]", |spec| {
             Some(format!("\n              \"{}\"", spec.name))
         })?,
@@ -91,6 +93,10 @@ fn from_code() -> Result<Vec<Generated>> {
     ];
     for spec in layers::all() {
         generated.push(Generated::new(in_chart(spec.name), rules(spec.rights)?));
+        if !spec.own_namespace.is_empty() {
+            let name = format!("{}-namespace", spec.name);
+            generated.push(Generated::new(in_chart(&name), rules(spec.own_namespace)?));
+        }
     }
     for role in layers::roles() {
         let name = role.metadata.name.context("the role has no name")?;

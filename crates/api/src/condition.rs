@@ -43,6 +43,10 @@ pub enum ConditionType {
     ServerDeleted,
     /// The object is left as it is because it, or its Cluster, is paused.
     Paused,
+    /// The shards know the operator by its certificate.
+    Registered,
+    /// Cluster API can reach the workload cluster.
+    KubeconfigReady,
 }
 
 impl ConditionType {
@@ -64,6 +68,8 @@ impl ConditionType {
             Self::Drained => "Drained",
             Self::ServerDeleted => "ServerDeleted",
             Self::Paused => "Paused",
+            Self::Registered => "Registered",
+            Self::KubeconfigReady => "KubeconfigReady",
         }
     }
 }
@@ -255,6 +261,20 @@ reasons! {
     Preemption,
     /// It did not say why.
     ServerDeleted,
+    /// The ConfigMap with the CA certificate of the shards is missing or cannot be used.
+    AuthorityMissing,
+    /// The Secret with the nonce for the operator's first certificate is missing.
+    NonceMissing,
+    /// The shards refuse the nonce: it was used with another key, expired, or is of another cluster.
+    NonceRefused,
+    /// The Secret with the operator's key cannot be used.
+    KeyUnusable,
+    /// The ServiceAccount whose tokens the kubeconfig holds is missing, or a token was refused.
+    TokenRefused,
+    /// The Secret with the kubeconfig is missing, and the administrator's to make.
+    KubeconfigMissing,
+    /// The operator asks a shard for its certificate.
+    Registering,
     /// The instance is being made.
     Provisioning,
     /// A pool's shards do not all have the group as declared yet.
@@ -271,6 +291,10 @@ reasons! {
     Drained,
     /// There is nothing more to provision.
     Provisioned,
+    /// The shards know the operator.
+    Registered,
+    /// The kubeconfig is there.
+    KubeconfigStored,
     /// The instance runs.
     Running,
     /// Neither the object nor its Cluster is paused.

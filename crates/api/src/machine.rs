@@ -17,7 +17,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-pub use cluster::{ControlPlaneEndpoint, NstanceCluster, NstanceClusterSpec, NstanceClusterStatus};
+pub use cluster::{
+    ControlPlaneEndpoint, FailureDomain, MOST_FAILURE_DOMAINS, NstanceCluster, NstanceClusterSpec, NstanceClusterStatus,
+};
 pub use control_plane::{
     ControlPlaneInitialization, NstanceControlPlane, NstanceControlPlaneSpec, NstanceControlPlaneStatus,
 };

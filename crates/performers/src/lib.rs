@@ -15,8 +15,11 @@ pub const LAYER: LayerSpec = LayerSpec {
     is_default: true,
     demands_definitions: false,
     rights: rights::CLUSTER,
+    own_namespace: &[],
     roles: Vec::new,
+    accounts: &[],
     crds: || vec![api::performer::crd()],
+    foreign: &[],
 };
 
 /// Field manager of everything this layer writes.

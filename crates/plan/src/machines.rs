@@ -5,17 +5,25 @@
 //! pool::{plan, report}              NstanceMachinePool: its shard groups, its members, who of them goes
 //! shard_group::{plan, report}       NstanceShardGroup: what a shard is asked for, and what it says
 //! import::import                    pools for groups that only shards have
+//! cluster::{missing, plan, report}   the operator's Cluster, and NstanceClusters
+//! control_plane::{plan, report}     NstanceControlPlane: the kubeconfig by which Cluster API works
+//! identity::decide                  the operator's certificate: register, renew, wait
 //! machine::{plan, report}           NstanceMachine: one instance, until its shard reports it gone
+//! notice::next                      an instance that its shard is about to delete: drain and acknowledgement
 //! ```
 //!
 //! No size is lowered below what is not drained: a member goes by the deletion of its Machine, which waits for the drain
 //! of its Node, and only then is its shard asked to remove it.
 
+pub mod cluster;
 mod condition;
+pub mod control_plane;
 mod distribute;
+pub mod identity;
 pub mod import;
 pub mod machine;
 pub mod node;
+pub mod notice;
 pub mod pool;
 pub mod shard;
 pub mod shard_group;

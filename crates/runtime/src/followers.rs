@@ -221,14 +221,14 @@ impl Followers {
 
     /// What the task of this watch is called, briefly or so that no other is called the same.
     pub(crate) fn label(&self, is_brief: bool) -> String {
-        let Target { path, is_metadata, selection } = &self.target;
+        let Target { is_metadata, selection, .. } = &self.target;
         if is_brief && self.resource != DYNAMIC {
             return format!("watch {}", self.resource);
         }
         let selectors = [&selection.labels, &selection.fields].into_iter().flatten();
         let metadata = is_metadata.then_some("metadata").into_iter();
         let apart: Vec<&str> = metadata.chain(selectors.map(String::as_str)).collect();
-        format!("watch {path} ({})", apart.join("; "))
+        format!("watch {} ({})", self.target.place(), apart.join("; "))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Member>>> {

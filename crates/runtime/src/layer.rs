@@ -14,7 +14,10 @@ use k8s_openapi::{
 use process::Health;
 use tokio::{sync::watch as signal, time::Instant};
 
-use crate::{kind::Cache, rights::Right};
+use crate::{
+    kind::Cache,
+    rights::{Account, Right},
+};
 
 /// What a layer is to the outside: a constant of its crate, from which `--layers`, roles, definitions and the chart are
 /// made.
@@ -28,11 +31,23 @@ pub struct LayerSpec {
     pub demands_definitions: bool,
     /// Needed in every namespace that may hold its objects.
     pub rights: &'static [Right],
+    /// Needed in the operator's own namespace only.
+    pub own_namespace: &'static [Right],
     /// Roles beyond those rights, which an administrator binds or not. Their names begin with `strata-`.
     pub roles: fn() -> Vec<ClusterRole>,
+    /// Accounts beside the operator's own, each bound to one of those roles.
+    pub accounts: &'static [Account],
     /// The kinds that users write.
     pub crds: fn() -> Vec<CustomResourceDefinition>,
+    /// Resources that it follows and whose definitions another product brings, each with how to install them.
+    pub foreign: Foreign,
 }
+
+/// Resources, each with how its definition is installed.
+pub type Foreign = &'static [(&'static str, &'static str)];
+
+/// How our own definitions are installed.
+const INSTALL: &str = "strata crd | kubectl apply --server-side -f -";
 
 /// Short beside the seconds that filling takes, long beside the cost of asking.
 const LOOK: Duration = Duration::from_millis(20);
@@ -53,11 +68,25 @@ pub(crate) struct Layer {
     filled: signal::Sender<bool>,
     /// Without its definitions the process ends instead of waiting.
     pub demands_definitions: bool,
+    pub foreign: Foreign,
+}
+
+/// A definition that the API server does not have, and without which a layer cannot run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub layer: &'static str,
+    pub resource: &'static str,
+    pub remedy: &'static str,
 }
 
 impl Layer {
     pub fn new(name: &'static str, demands_definitions: bool) -> Self {
-        Self { name, caches: Arc::default(), filled: signal::Sender::new(false), demands_definitions }
+        let filled = signal::Sender::new(false);
+        Self { name, caches: Arc::default(), filled, demands_definitions, foreign: &[] }
+    }
+
+    fn remedy(&self, resource: &str) -> &'static str {
+        self.foreign.iter().find(|(foreign, _)| *foreign == resource).map_or(INSTALL, |(_, remedy)| remedy)
     }
 
     pub fn add(&self, resource: &'static str, cache: Arc<dyn Cache>) {
@@ -81,9 +110,7 @@ impl Layer {
     /// What the layer waits for, for people.
     fn waits_for(&self) -> Option<String> {
         let resource = self.undefined()?;
-        Some(format!(
-            "waits for the definition of {resource}; install it: strata crd | kubectl apply --server-side -f -"
-        ))
+        Some(format!("waits for the definition of {resource}; install it: {}", self.remedy(resource)))
     }
 
     fn lock(&self) -> MutexGuard<'_, Caches> {
@@ -116,9 +143,8 @@ impl Layers {
     }
 
     /// Lets each layer begin when its caches are full, and the elector campaign when every layer has begun or waits for
-    /// a definition: that holds up the layer only. Returns the name of a layer, and of its resource, that cannot be
-    /// without.
-    pub async fn begin(&self, may_lead: signal::Sender<bool>) -> (&'static str, &'static str) {
+    /// a definition: that holds up the layer only. Returns what a layer cannot be without.
+    pub async fn begin(&self, may_lead: signal::Sender<bool>) -> Missing {
         let mut first_at = None;
         loop {
             let mut waiting = 0;
@@ -130,7 +156,9 @@ impl Layers {
                 }
                 let undefined = layer.undefined().filter(|_| !*layer.filled.borrow());
                 match undefined {
-                    Some(resource) if layer.demands_definitions => return (layer.name, resource),
+                    Some(resource) if layer.demands_definitions => {
+                        return Missing { layer: layer.name, resource, remedy: layer.remedy(resource) };
+                    }
                     Some(_) => waiting += 1,
                     None => {}
                 }
@@ -191,11 +219,25 @@ mod tests {
         // As a layer does.
         let _events = operator.events.clone();
         let ended = operator.run(|_| {}).await.unwrap_err();
-        assert!(matches!(ended, Fatal::DefinitionMissing { layer: "maps", resource: "configmaps" }), "{ended}");
+        assert!(matches!(ended, Fatal::DefinitionMissing { layer: "maps", resource: "configmaps", .. }), "{ended}");
         let text = ended.to_string();
         for part in ["definition of configmaps", "the layer maps", "strata crd | kubectl apply --server-side -f -"] {
             assert!(text.contains(part), "{part} in {text}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a15_a_definition_of_another_product_is_named_with_that_products_remedy() {
+        let script = Script::new([Answer::Refusal(404, None)]);
+        let add = |operator: &mut Operator| {
+            operator.demanding_layer("maps");
+            operator.foreign_definitions(&[("configmaps", "clusterctl init")]);
+        };
+        let operator = operator(&script, add, &CancellationToken::new());
+        // As a layer does.
+        let _events = operator.events.clone();
+        let text = operator.run(|_| {}).await.unwrap_err().to_string();
+        assert!(text.contains("definition of configmaps") && text.ends_with("install it: clusterctl init"), "{text}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -24,7 +24,7 @@ use crate::{
     followers::WatchMetrics,
     hub::Context,
     kind::{Cache, Change, Kind},
-    layer::{Begun, Layer, Layers},
+    layer::{Begun, Foreign, Layer, Layers, Missing},
     lease::{Elector, Leadership, LeaseConfig},
     metrics::Metrics,
     queue::Queue,
@@ -61,9 +61,9 @@ pub enum Fatal {
     #[error("task {0} ended")]
     TaskEnded(String),
     #[error(
-        "the API server does not have the definition of {resource}, without which the layer {layer} cannot run; install it: strata crd | kubectl apply --server-side -f -"
+        "the API server does not have the definition of {resource}, without which the layer {layer} cannot run; install it: {remedy}"
     )]
-    DefinitionMissing { layer: &'static str, resource: &'static str },
+    DefinitionMissing { layer: &'static str, resource: &'static str, remedy: &'static str },
 }
 
 /// What the last events may take after a stop: a handful in the ordinary case, and a standby is waiting.
@@ -175,6 +175,11 @@ impl Operator {
         self.layers.push(Layer::new(name, true));
     }
 
+    /// Definitions that another product brings to the layer that was named last, and how.
+    pub fn foreign_definitions(&mut self, foreign: Foreign) {
+        self.layers.last_mut().expect("there is one from the start").foreign = foreign;
+    }
+
     pub(crate) fn current_layer(&self) -> &Layer {
         self.layers.last().expect("there is one from the start")
     }
@@ -182,6 +187,11 @@ impl Operator {
     /// How long the lease lasts without a renewal; none without leader election.
     pub fn lease_duration(&self) -> Option<Duration> {
         self.settings.lease.as_ref().map(|lease| lease.duration)
+    }
+
+    /// The cluster that the operator runs for.
+    pub fn cluster(&self) -> Cluster {
+        self.cluster.clone()
     }
 
     /// Writes of one layer carry its field manager.
@@ -370,7 +380,9 @@ impl Operator {
             () = stop.cancelled() => Ok(()),
             name = tasks.any_ended() => Err(Fatal::TaskEnded(name)),
             name = parts.any_ended() => Err(Fatal::TaskEnded(name)),
-            (layer, resource) = beginning => Err(Fatal::DefinitionMissing { layer, resource }),
+            Missing { layer, resource, remedy } = beginning => {
+                Err(Fatal::DefinitionMissing { layer, resource, remedy })
+            }
             _ = &mut publishing => Err(Fatal::TaskEnded("events".into())),
             Some(_) = draining.join_next(), if !stop.is_cancelled() => Err(Fatal::TaskEnded("driver".into())),
         };

@@ -63,6 +63,61 @@ pub fn own_rule(right: &Right, lease: &str) -> PolicyRule {
     PolicyRule { resource_names: is_for_one.then(|| vec![lease.to_owned()]), ..right.rule() }
 }
 
+/// An account of a layer beside the operator's own, in the operator's namespace, with the rights of one of the layer's
+/// roles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Account {
+    pub name: &'static str,
+    /// The ClusterRole that it is bound to, and that the binding is named after.
+    pub role: &'static str,
+}
+
+impl Account {
+    pub fn objects(&self, namespace: &str) -> (ServiceAccount, ClusterRoleBinding) {
+        let account = ServiceAccount { metadata: within(namespace, self.name), ..ServiceAccount::default() };
+        let binding = ClusterRoleBinding {
+            metadata: named(self.role),
+            role_ref: role_ref("ClusterRole", self.role),
+            subjects: Some(vec![subject(namespace, self.name)]),
+        };
+        (account, binding)
+    }
+}
+
+/// What a layer needs in the operator's own namespace only. `name` is the operator's account, and the beginning of the
+/// role's name.
+pub fn layer_role(namespace: &str, name: &str, layer: &str, rights: &[Right]) -> (Role, RoleBinding) {
+    let role_name = format!("{name}-{layer}");
+    let role = Role { metadata: within(namespace, &role_name), rules: Some(rights.iter().map(Right::rule).collect()) };
+    let binding = RoleBinding {
+        metadata: within(namespace, &role_name),
+        role_ref: role_ref("Role", &role_name),
+        subjects: Some(vec![subject(namespace, name)]),
+    };
+    (role, binding)
+}
+
+fn named(name: &str) -> ObjectMeta {
+    ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
+}
+
+fn within(namespace: &str, name: &str) -> ObjectMeta {
+    ObjectMeta { namespace: Some(namespace.to_owned()), ..named(name) }
+}
+
+fn role_ref(kind: &str, name: &str) -> RoleRef {
+    RoleRef { api_group: "rbac.authorization.k8s.io".to_owned(), kind: kind.to_owned(), name: name.to_owned() }
+}
+
+fn subject(namespace: &str, account: &str) -> Subject {
+    Subject {
+        kind: "ServiceAccount".to_owned(),
+        name: account.to_owned(),
+        namespace: Some(namespace.to_owned()),
+        ..Subject::default()
+    }
+}
+
 /// Everything the operator is allowed to do, and the account that is allowed to.
 pub struct Rbac {
     pub account: ServiceAccount,
@@ -96,39 +151,24 @@ impl Rbac {
 /// `layers` are the rights that the layers add to those of the runtime.
 pub fn rbac(namespace: &str, name: &str, layers: &[Right]) -> Rbac {
     let lease_name = format!("{name}-lease");
-    let cluster_wide = |name: &str| ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
-    let namespaced = |name: &str| ObjectMeta { namespace: Some(namespace.to_owned()), ..cluster_wide(name) };
-    let role_ref = |kind: &str, name: &str| RoleRef {
-        api_group: "rbac.authorization.k8s.io".to_owned(),
-        kind: kind.to_owned(),
-        name: name.to_owned(),
-    };
-    let subjects = || {
-        Some(vec![Subject {
-            kind: "ServiceAccount".to_owned(),
-            name: name.to_owned(),
-            namespace: Some(namespace.to_owned()),
-            ..Subject::default()
-        }])
-    };
     let cluster_rights = layers.iter().chain(CLUSTER);
     let rbac = Rbac {
-        account: ServiceAccount { metadata: namespaced(name), ..ServiceAccount::default() },
+        account: ServiceAccount { metadata: within(namespace, name), ..ServiceAccount::default() },
         cluster_role: ClusterRole {
-            metadata: cluster_wide(name),
+            metadata: named(name),
             rules: Some(cluster_rights.map(Right::rule).collect()),
             ..ClusterRole::default()
         },
         cluster_binding: ClusterRoleBinding {
-            metadata: cluster_wide(name),
+            metadata: named(name),
             role_ref: role_ref("ClusterRole", name),
-            subjects: subjects(),
+            subjects: Some(vec![subject(namespace, name)]),
         },
-        role: Role { metadata: namespaced(&lease_name), rules: None },
+        role: Role { metadata: within(namespace, &lease_name), rules: None },
         binding: RoleBinding {
-            metadata: namespaced(&lease_name),
+            metadata: within(namespace, &lease_name),
             role_ref: role_ref("Role", &lease_name),
-            subjects: subjects(),
+            subjects: Some(vec![subject(namespace, name)]),
         },
     };
     rbac.with_lease(DEFAULT_LEASE)
@@ -137,6 +177,24 @@ pub fn rbac(namespace: &str, name: &str, layers: &[Right]) -> Rbac {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_layers_rights_in_one_namespace_are_bound_there() {
+        let secrets = Right { group: "", resource: "secrets", verbs: &["get"], why: "" };
+        let (role, binding) = layer_role("n", "strata", "machines", &[secrets]);
+        assert_eq!(
+            (role.metadata.namespace.as_deref(), role.metadata.name.as_deref()),
+            (Some("n"), Some("strata-machines"))
+        );
+        assert_eq!(binding.metadata, role.metadata);
+        assert_eq!((binding.role_ref.kind.as_str(), binding.role_ref.name.as_str()), ("Role", "strata-machines"));
+        assert_eq!(binding.subjects.unwrap()[0].name, "strata");
+        let (account, bound) = Account { name: "workload", role: "strata-workload" }.objects("n");
+        assert_eq!(account.metadata.namespace.as_deref(), Some("n"));
+        let subject = &bound.subjects.unwrap()[0];
+        assert_eq!((subject.name.as_str(), subject.namespace.as_deref()), ("workload", Some("n")));
+        assert_eq!((bound.role_ref.kind.as_str(), bound.role_ref.name.as_str()), ("ClusterRole", "strata-workload"));
+    }
 
     #[test]
     fn only_the_own_lease_may_be_read_and_changed() {

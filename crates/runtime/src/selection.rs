@@ -10,6 +10,8 @@ use crate::key::Key;
 /// an object that is read after a conflict is not asked for its selectors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
+    /// Those of one namespace: asked for there, so that a right in that namespace suffices. `None`: of all.
+    pub namespace: Option<String>,
     pub labels: Option<String>,
     pub fields: Option<String>,
 }
@@ -31,10 +33,22 @@ struct Field {
 impl Selection {
     /// `None` for a text that is no selector: such a selection is shared with nothing but its equal.
     pub(crate) fn requirements(&self) -> Option<Requirements> {
+        let namespace = self.namespace.iter().map(|namespace| Some(Field::namespace(namespace)));
         Some(Requirements {
             labels: parts(self.labels.as_deref()).map(expression).collect::<Option<_>>()?,
-            fields: parts(self.fields.as_deref()).map(field).collect::<Option<_>>()?,
+            fields: parts(self.fields.as_deref()).map(field).chain(namespace).collect::<Option<_>>()?,
         })
+    }
+
+    /// The objects of one namespace.
+    pub fn in_namespace(namespace: &str) -> Self {
+        Self { namespace: Some(namespace.to_owned()), ..Self::default() }
+    }
+
+    /// The one object of a key.
+    pub fn of(key: &Key) -> Self {
+        let fields = Some(format!("metadata.name={}", key.name));
+        Self { namespace: Some(key.namespace.to_string()), labels: None, fields }
     }
 
     /// Whether every object of this selection is in `wider`, and can be distinguished there from the others without the
@@ -67,6 +81,10 @@ impl Requirements {
 }
 
 impl Field {
+    fn namespace(namespace: &str) -> Self {
+        Self { path: "metadata.namespace".to_owned(), value: namespace.to_owned(), is_equal: true }
+    }
+
     fn is_local(&self) -> bool {
         matches!(self.path.as_str(), "metadata.name" | "metadata.namespace")
     }
@@ -137,7 +155,7 @@ mod tests {
 
     fn selection(labels: &str, fields: &str) -> Selection {
         let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        Selection { labels: text(labels), fields: text(fields) }
+        Selection { namespace: None, labels: text(labels), fields: text(fields) }
     }
 
     #[test]
@@ -163,6 +181,26 @@ mod tests {
             let within = selection(narrow.0, narrow.1).is_within(&selection(wide.0, wide.1));
             assert_eq!(within, expected, "{narrow:?} within {wide:?}");
         }
+    }
+
+    #[test]
+    fn one_namespace_is_within_all_and_within_itself_alone() {
+        let (all, ours, theirs) =
+            (Selection::default(), Selection::in_namespace("ours"), Selection::in_namespace("theirs"));
+        let one = Selection::of(&Key::new("ours", "a"));
+        for (narrow, wide, expected) in [
+            (&ours, &all, true),
+            (&all, &ours, false),
+            (&ours, &theirs, false),
+            (&one, &ours, true),
+            (&one, &theirs, false),
+            (&ours, &selection("", "metadata.namespace=ours"), true),
+        ] {
+            assert_eq!(narrow.is_within(wide), expected, "{narrow:?} within {wide:?}");
+        }
+        let select = |key: &Key| one.requirements().unwrap().select(key, BTreeMap::new);
+        assert_eq!(select(&Key::new("ours", "a")), Some(true));
+        assert_eq!(select(&Key::new("theirs", "a")), Some(false));
     }
 
     #[test]

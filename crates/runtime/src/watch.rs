@@ -88,10 +88,10 @@ const EARLY: Duration = Duration::from_secs(1);
 /// A watch that ends sooner without an event is a fault, however politely it ends.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 
-/// What is watched: objects of one resource in all namespaces.
+/// What is watched: objects of one resource, in all namespaces or in one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Where they are, as in `/api/v1/pods`.
+    /// Where those of all namespaces are, as in `/api/v1/pods`.
     pub path: String,
     /// Whether only metadata are asked for.
     pub is_metadata: bool,
@@ -99,6 +99,14 @@ pub(crate) struct Target {
 }
 
 impl Target {
+    /// Where the server is asked: in the namespace, where one is selected.
+    pub(crate) fn place(&self) -> String {
+        match (&self.selection.namespace, self.path.rsplit_once('/')) {
+            (Some(namespace), Some((version, plural))) => format!("{version}/namespaces/{namespace}/{plural}"),
+            _ => self.path.clone(),
+        }
+    }
+
     /// Whether all that `other` asks for is seen here as well.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         self.path == other.path
@@ -296,17 +304,17 @@ impl Watcher {
 
     /// Starts a watch at a version.
     async fn open(&self, client: &Client, version: &str, lasts: Duration, lists: bool) -> Result<Open, WatchError> {
-        let Target { path, is_metadata, selection } = &self.followers.target;
+        let target = &self.followers.target;
         let params = WatchParams {
-            label_selector: selection.labels.clone(),
-            field_selector: selection.fields.clone(),
+            label_selector: target.selection.labels.clone(),
+            field_selector: target.selection.fields.clone(),
             timeout: u32::try_from(lasts.as_secs()).ok(),
             bookmarks: true,
             send_initial_events: lists,
         };
-        let request = Request::new(path);
+        let request = Request::new(target.place());
         let request =
-            if *is_metadata { request.watch_metadata(&params, version) } else { request.watch(&params, version) };
+            if target.is_metadata { request.watch_metadata(&params, version) } else { request.watch(&params, version) };
         let mut request = request.map_err(|error| WatchError::lost("watch")(kube::Error::BuildRequest(error)))?;
         // A compressed stream holds events back until its buffers are full.
         request.headers_mut().insert(ACCEPT_ENCODING, http::HeaderValue::from_static("identity"));

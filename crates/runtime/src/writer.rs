@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use kube::{Client, api::GetParams};
+use kube::{
+    Client,
+    api::{GetParams, PostParams},
+};
+use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     cluster::Cluster,
@@ -55,6 +59,26 @@ impl Writer {
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Posts to a subresource that answers with something of its own, as the token of a ServiceAccount. No cache holds
+    /// either.
+    pub async fn ask<W: View, A: DeserializeOwned>(
+        &self,
+        resource: &'static str,
+        key: &Key,
+        subresource: &str,
+        body: &impl Serialize,
+    ) -> Result<A, Error>
+    where
+        W::DynamicType: Default,
+    {
+        let params = PostParams { field_manager: Some(self.manager.into()), ..PostParams::default() };
+        let body = serde_json::to_vec(body).expect("our own objects serialise");
+        let place = place::<W>(&W::DynamicType::default(), key);
+        let request = place.create_subresource(subresource, &key.name, &params, body);
+        let request = request.map_err(|error| unmade("create", resource, error))?;
+        decode(resource, "create", &self.send(resource, "create", request).await?)
     }
 
     /// A write; the text of its answer.
@@ -111,7 +135,11 @@ impl Writer {
 }
 
 /// An object in the answer to a request.
-pub(crate) fn decode<W: View>(resource: &'static str, verb: &'static str, answer: &[u8]) -> Result<W, Error> {
+pub(crate) fn decode<A: DeserializeOwned>(
+    resource: &'static str,
+    verb: &'static str,
+    answer: &[u8],
+) -> Result<A, Error> {
     serde_json::from_slice(answer).map_err(|error| Error::Undecodable { verb, resource, place: undecodable(&error) })
 }
 

@@ -2,6 +2,7 @@
 //! says.
 
 mod authority;
+mod certificate;
 mod cluster;
 mod nonce;
 mod peer;
@@ -11,6 +12,7 @@ mod spent;
 mod tls;
 
 pub use authority::{Authority, AuthorityError, ServerIdentity, key_pair};
+pub use certificate::{CertificateError, ClientCertificate, ClientKey, is_authority};
 pub use cluster::{ClusterKeys, KeysError, NonceOrder};
 pub use nonce::{Claims, Kind, NonceError, Nonces};
 pub use peer::{Peer, PeerError, Role};

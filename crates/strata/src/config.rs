@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::{
     Failure,
-    layers::{self, performers::PerformersFlags, workspaces::WorkspacesFlags},
+    layers::{self, machines::MachinesFlags, performers::PerformersFlags, workspaces::WorkspacesFlags},
 };
 
 /// A duration like `2m`, `90s` or `1h30m`.
@@ -118,6 +118,9 @@ pub struct Values {
     #[command(flatten)]
     #[serde(flatten)]
     pub workspaces: WorkspacesFlags,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub machines: MachinesFlags,
 }
 
 impl Values {
@@ -140,6 +143,7 @@ impl Values {
             streaming_lists: self.streaming_lists.or(other.streaming_lists),
             performers: self.performers.or(other.performers),
             workspaces: self.workspaces.or(other.workspaces),
+            machines: self.machines.or(other.machines),
         }
     }
 
@@ -332,7 +336,7 @@ mod tests {
         assert_eq!((helm.helm_memory, helm.helm_other_namespaces), (Some(1 << 30), Some(true)));
         assert_eq!(helm.helm.unwrap(), Path::new("/bin/helm"));
         for (text, complaint) in [
-            ("layers: [machine]\n", "\"machine\" is not a layer: write performers, workspaces"),
+            ("layers: [machine]\n", "\"machine\" is not a layer: write performers, workspaces, machines"),
             ("helmMemory: much\n", "\"much\" is not an amount of memory"),
             ("failureDelay: 5\n", "\"5\" is not a duration"),
         ] {
@@ -362,6 +366,6 @@ mod tests {
         };
         assert_eq!(parse("--layers=workspaces,performers").unwrap().layers, Some(vec!["workspaces", "performers"]));
         let refused = parse("--layers=machine").unwrap_err().to_string();
-        assert!(refused.contains("performers, workspaces"), "{refused}");
+        assert!(refused.contains("performers, workspaces, machines"), "{refused}");
     }
 }

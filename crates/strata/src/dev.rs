@@ -11,6 +11,7 @@ mod event;
 mod example;
 mod fault;
 mod leave;
+mod machines;
 mod operator;
 mod order;
 mod own;

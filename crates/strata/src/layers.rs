@@ -1,6 +1,7 @@
 //! Which layers there are: the one list, from which come `--layers`, `strata crd`, `strata rbac`, the chart's roles and
 //! schema, and the folders of `examples`.
 
+pub(crate) mod machines;
 pub(crate) mod performers;
 pub(crate) mod workspaces;
 
@@ -15,11 +16,13 @@ use crate::{Failure, config::Values};
 /// A layer, and how the settings of this process become its own.
 pub(crate) struct Layer {
     pub spec: LayerSpec,
+    /// Whether it runs where no layer is named: one that is no default does so where it is configured.
+    pub is_configured: fn(&Values) -> bool,
     pub install: fn(&mut Operator, &Values, &ClientConfig) -> Result<(), Failure>,
 }
 
 /// In the order in which they are installed and printed.
-pub(crate) const LAYERS: &[Layer] = &[performers::LAYER, workspaces::LAYER];
+pub(crate) const LAYERS: &[Layer] = &[performers::LAYER, workspaces::LAYER, machines::LAYER];
 
 /// What each layer is to the outside.
 pub fn all() -> impl Iterator<Item = &'static LayerSpec> {
@@ -50,19 +53,24 @@ pub(crate) fn known(name: &str) -> Result<&'static str, String> {
     })
 }
 
-/// Whether a layer runs: it is named, or runs by default and none is named.
-fn is_wanted(spec: &LayerSpec, named: Option<&[&str]>) -> bool {
-    named.map_or(spec.is_default, |named| named.contains(&spec.name))
+/// Whether a layer runs: it is named, or none is named and it runs by default or is configured.
+fn is_wanted(spec: &LayerSpec, named: Option<&[&str]>, is_configured: bool) -> bool {
+    named.map_or(spec.is_default || is_configured, |named| named.contains(&spec.name))
 }
 
 /// Installs the layers that `values` ask for.
 pub(crate) fn install(operator: &mut Operator, values: &Values, client: &ClientConfig) -> Result<(), Failure> {
-    for layer in LAYERS.iter().filter(|layer| is_wanted(&layer.spec, values.layers.as_deref())) {
-        if layer.spec.demands_definitions {
+    let named = values.layers.as_deref();
+    let is_wanted = |layer: &&Layer| is_wanted(&layer.spec, named, (layer.is_configured)(values));
+    for layer in LAYERS.iter().filter(is_wanted) {
+        // A process that was started for this layer alone has nothing to do without its definitions.
+        let is_alone = !layer.spec.is_default && named == Some(&[layer.spec.name]);
+        if layer.spec.demands_definitions || is_alone {
             operator.demanding_layer(layer.spec.name);
         } else {
             operator.layer(layer.spec.name);
         }
+        operator.foreign_definitions(layer.spec.foreign);
         (layer.install)(operator, values, client)?;
     }
     Ok(())
@@ -83,16 +91,17 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_is_no_default_runs_only_where_it_is_named() {
+    fn a_layer_that_is_no_default_runs_where_it_is_named_or_configured() {
         let default = ::performers::LAYER;
         let other = LayerSpec { name: "machines", is_default: false, ..default };
-        for (named, runs) in [
-            (None, [true, false]),
-            (Some(["machines"].as_slice()), [false, true]),
-            (Some(&["performers"]), [true, false]),
-            (Some(&["machines", "performers"]), [true, true]),
+        for (named, is_configured, runs) in [
+            (None, false, [true, false]),
+            (None, true, [true, true]),
+            (Some(["machines"].as_slice()), false, [false, true]),
+            (Some(&["performers"]), true, [true, false]),
+            (Some(&["machines", "performers"]), false, [true, true]),
         ] {
-            assert_eq!([&default, &other].map(|spec| is_wanted(spec, named)), runs, "{named:?}");
+            assert_eq!([&default, &other].map(|spec| is_wanted(spec, named, is_configured)), runs, "{named:?}");
         }
     }
 
@@ -104,7 +113,12 @@ mod tests {
                     (right.group, right.resource) == (&crd.spec.group, &crd.spec.names.plural)
                         && right.verbs.contains(&"watch")
                 };
-                assert!(spec.rights.iter().any(is_watched), "{} of {}", crd.spec.names.plural, spec.name);
+                assert!(
+                    spec.rights.iter().chain(spec.own_namespace).any(is_watched),
+                    "{} of {}",
+                    crd.spec.names.plural,
+                    spec.name
+                );
             }
         }
     }
@@ -120,6 +134,6 @@ mod tests {
     #[test]
     fn an_unknown_layer_is_answered_with_the_known_ones() {
         assert_eq!(known("workspaces"), Ok("workspaces"));
-        assert_eq!(known("machine").unwrap_err(), "\"machine\" is not a layer: write performers, workspaces");
+        assert_eq!(known("machine").unwrap_err(), "\"machine\" is not a layer: write performers, workspaces, machines");
     }
 }

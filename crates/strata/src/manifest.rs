@@ -1,7 +1,7 @@
 //! `strata crd` and `strata rbac`: what a cluster must be given before the operator can work.
 
 use clap::Args;
-use runtime::rights::{DEFAULT_LEASE, rbac};
+use runtime::rights::{DEFAULT_LEASE, layer_role, rbac};
 use serde::Serialize;
 
 use crate::{Failure, layers};
@@ -30,7 +30,18 @@ pub fn print_rbac(flags: &RbacFlags) -> Result<(), Failure> {
     print(&rbac.cluster_binding)?;
     print(&rbac.role)?;
     print(&rbac.binding)?;
-    layers::roles().iter().try_for_each(print)
+    for spec in layers::all().filter(|spec| !spec.own_namespace.is_empty()) {
+        let (role, binding) = layer_role(&flags.namespace, &flags.name, spec.name, spec.own_namespace);
+        print(&role)?;
+        print(&binding)?;
+    }
+    layers::roles().iter().try_for_each(print)?;
+    for account in layers::all().flat_map(|spec| spec.accounts) {
+        let (account, binding) = account.objects(&flags.namespace);
+        print(&account)?;
+        print(&binding)?;
+    }
+    Ok(())
 }
 
 fn print<T: Serialize>(object: &T) -> Result<(), Failure> {

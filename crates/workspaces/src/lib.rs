@@ -22,8 +22,11 @@ pub const LAYER: LayerSpec = LayerSpec {
     is_default: true,
     demands_definitions: false,
     rights: rights::CLUSTER,
+    own_namespace: &[],
     roles: || vec![rights::helm_role()],
+    accounts: &[],
     crds: || api::workspace::crds().into(),
+    foreign: &[],
 };
 
 /// Field manager of everything this layer writes.

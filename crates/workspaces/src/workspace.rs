@@ -301,6 +301,7 @@ fn watch_endpoints(
     let selection = Selection {
         labels: Some("kubernetes.io/service-name=kubernetes".to_owned()),
         fields: Some("metadata.namespace=default".to_owned()),
+        ..Selection::default()
     };
     let (concerns, workspaces) = (concerns.clone(), concerns.workspaces.clone());
     operator.watch_selected(&kind, selection, move |change| {
@@ -315,7 +316,7 @@ fn watch_pods(operator: &mut Operator, concerns: &Concerns) -> Arc<Kind<Json<Pod
     let kind = Kind::new("pods", operator.writer(MANAGER), projection::pod);
     let labels = Some(format!("{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_USER}"));
     let concerns = concerns.clone();
-    operator.watch_selected(&kind, Selection { labels, fields: None }, move |change| {
+    operator.watch_selected(&kind, Selection { labels, ..Selection::default() }, move |change| {
         let slug = plan::workspaces::user::slug_of_pod(&change.key.name);
         let slug = slug.map(|slug| Key::new(change.key.namespace.clone(), slug));
         for key in slug.iter().flat_map(|slug| concerns.slugs.keys(slug)) {
@@ -336,7 +337,7 @@ fn watch_derived<W: View<DynamicType: Default>>(
     let owned = Arc::<Index<Box<str>>>::default();
     let labels = Some(format!("{LABEL_MANAGED_BY}={MANAGED_BY}"));
     let (concerns, index_of) = (concerns.clone(), owned.clone());
-    operator.watch_selected(&kind, Selection { labels, fields: None }, move |change| {
+    operator.watch_selected(&kind, Selection { labels, ..Selection::default() }, move |change| {
         index(&index_of, change);
         if change.from_watch {
             concerns.owners(change);

@@ -34,6 +34,22 @@ pub struct ControlPlaneEndpoint {
     pub port: Option<i32>,
 }
 
+/// Cluster API takes no more of them.
+pub const MOST_FAILURE_DOMAINS: usize = 100;
+
+/// A shard as Cluster API sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("required" = ["name"]))]
+pub struct FailureDomain {
+    /// Id of the shard.
+    #[schemars(extend("minLength" = 1))]
+    pub name: String,
+    /// Whether machines of the control plane may be there: never.
+    #[serde(default, deserialize_with = "or_default")]
+    pub control_plane: bool,
+}
+
 /// How the cluster's infrastructure is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -41,7 +57,11 @@ pub struct NstanceClusterStatus {
     /// How far the infrastructure is; it is provisioned from the beginning.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Option::is_none")]
     pub initialization: Option<Initialization>,
-    /// Ready and Paused.
+    /// The shards of the operator's configuration: what a Machine may name as its failure domain.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = MOST_FAILURE_DOMAINS, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub failure_domains: Vec<FailureDomain>,
+    /// Ready, Registered and Paused.
     #[serde(default, deserialize_with = "known_conditions", skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

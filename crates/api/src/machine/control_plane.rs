@@ -27,7 +27,7 @@ pub struct NstanceControlPlaneStatus {
     /// How far the control plane is.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Option::is_none")]
     pub initialization: Option<ControlPlaneInitialization>,
-    /// Ready and Paused.
+    /// Ready, KubeconfigReady and Paused.
     #[serde(default, deserialize_with = "known_conditions", skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -66,6 +66,11 @@ impl Instance {
         [&self.provider_id, &self.node_provider_id]
     }
 
+    /// All that the provider ID of its Node may end with: some providers name machines by the instance.
+    pub fn names(&self) -> [&str; 3] {
+        [&self.id, &self.provider_id, &self.node_provider_id]
+    }
+
     /// Whether it still counts for the size of its group.
     pub fn is_living(&self) -> bool {
         !self.is_leaving && !matches!(self.status, MachineStatus::Deleting | MachineStatus::Deleted)
@@ -96,7 +101,7 @@ impl Group {
         let published = |ids: [&str; 2]| {
             let [raw, node] = ids;
             let kept = former.iter().find(|id| id.contains("://") && ids.iter().any(|known| is_same(known, id)));
-            let found = || match find(ids, nodes) {
+            let found = || match find(&ids, nodes) {
                 Found::Node(node) => Some(node.provider_id.clone()),
                 Found::Nothing | Found::Ambiguous(_) => None,
             };

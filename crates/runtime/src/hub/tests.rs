@@ -101,6 +101,20 @@ async fn what_the_open_watch_does_not_show_has_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_objects_of_one_namespace_are_asked_for_there() {
+    let script = Script::new([page(5, "", [map("a", 2)]), quiet()]);
+    let world = script.world(Some(ListMode::Paged));
+    watched(&world, Selection::in_namespace("n"), metadata);
+    let (_one, one_log) = watched(&world, Selection::of(&Key::new("n", "a")), metadata);
+    world.run();
+    moment().await;
+    let asked = script.requests();
+    assert!(asked.iter().all(|request| request.starts_with("GET /api/v1/namespaces/n/configmaps?")), "{asked:?}");
+    assert_eq!(asked.len(), 2, "one list and one watch serve both: {asked:?}");
+    assert_eq!(taken(&one_log), ["+a"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_subscriber_that_comes_later_is_filled_and_one_that_leaves_takes_its_watch_along() {
     let script = Script::new([page(5, "", [map("a", 2)]), quiet()]);
     let world = script.world(Some(ListMode::Paged));

@@ -57,7 +57,7 @@ impl Watcher {
     }
 
     pub(super) async fn page(&self, client: &Client, params: &ListParams) -> Result<Vec<u8>, WatchError> {
-        let request = Request::new(&self.followers.target.path);
+        let request = Request::new(self.followers.target.place());
         let request =
             if self.followers.target.is_metadata { request.list_metadata(params) } else { request.list(params) };
         let request = request.map_err(|error| WatchError::lost("list")(kube::Error::BuildRequest(error)))?;

@@ -204,7 +204,7 @@ async fn many_projections_share_one_watch_and_a_write_enters_all_of_them() -> Re
     let labels = Some("app=ours".to_owned());
     let notified = Arc::new(Mutex::new(Vec::new()));
     let (log, namespace) = (notified.clone(), world.namespace.clone());
-    operator.watch_selected(&ours, Selection { labels, fields: None }, move |change| {
+    operator.watch_selected(&ours, Selection { labels, ..Selection::default() }, move |change| {
         if *change.key.namespace == *namespace {
             log.lock().unwrap().push(change.after.is_some());
         }

@@ -17,10 +17,19 @@ pub struct Addresses(Vec<Address>);
 
 /// Why a text is no endpoint.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?}: {why}; write host:port, or host:port,host:port")]
+#[error("{text:?}: {why}; {REMEDY}")]
 pub struct AddressError {
     text: String,
     why: &'static str,
+}
+
+const REMEDY: &str = "write host:port, or host:port,host:port";
+
+impl AddressError {
+    /// What is wrong, and what to write.
+    pub fn parts(&self) -> (String, &'static str) {
+        (format!("{:?}: {}", self.text, self.why), REMEDY)
+    }
 }
 
 impl Address {
@@ -49,6 +58,11 @@ impl Address {
 impl Addresses {
     pub fn as_slice(&self) -> &[Address] {
         &self.0
+    }
+
+    /// The same hosts, each `by` ports away.
+    pub fn neighbours(&self, by: i32) -> Option<Self> {
+        self.0.iter().map(|address| address.neighbour(by)).collect::<Option<_>>().map(Self)
     }
 }
 
@@ -114,7 +128,10 @@ mod tests {
         for text in ["a.example:8993", "10.0.0.1:1,[::1]:65535", "[fe80::1]:8993", "shard-a:8993,shard-b:8993"] {
             assert_eq!(text.parse::<Addresses>().unwrap().to_string(), text);
         }
-        assert_eq!(" a:1 , b:2 ".parse::<Addresses>().unwrap().to_string(), "a:1,b:2");
+        let two = " a:1 , b:2 ".parse::<Addresses>().unwrap();
+        assert_eq!(two.to_string(), "a:1,b:2");
+        assert_eq!(two.neighbours(1).unwrap().to_string(), "a:2,b:3");
+        assert_eq!(two.neighbours(-1), None, "a has no port before it");
     }
 
     #[test]

@@ -119,11 +119,11 @@ pub fn client_tls(
     Ok(Arc::new(config))
 }
 
-fn provider() -> Arc<CryptoProvider> {
+pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-fn roots(ca_pem: &str) -> Result<RootCertStore, TlsError> {
+pub(super) fn roots(ca_pem: &str) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in chain(ca_pem)? {
         roots.add(certificate)?;
@@ -131,7 +131,7 @@ fn roots(ca_pem: &str) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-fn certified(identity: &ServerIdentity) -> Result<CertifiedKey, TlsError> {
+pub(super) fn certified(identity: &ServerIdentity) -> Result<CertifiedKey, TlsError> {
     Ok(CertifiedKey::from_der(chain(&identity.certificate_pem)?, private(&identity.key_pem)?, &provider())?)
 }
 

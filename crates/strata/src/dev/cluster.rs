@@ -13,6 +13,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
     core::{ApiResource, GroupVersionKind},
 };
+use runtime::rights::{layer_role, rbac};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -120,7 +121,7 @@ fn is_served(crd: &CustomResourceDefinition) -> bool {
 /// All that the operator needs, in the order of creation.
 pub fn installed() -> Vec<DynamicObject> {
     let metadata = ObjectMeta { name: Some(NAMESPACE.to_owned()), ..ObjectMeta::default() };
-    let rbac = runtime::rights::rbac(NAMESPACE, ACCOUNT, &layers::rights());
+    let rbac = rbac(NAMESPACE, ACCOUNT, &layers::rights());
     let mut objects = vec![dynamic(&Namespace { metadata, ..Namespace::default() })];
     objects.extend(layers::crds().iter().map(dynamic));
     objects.extend([
@@ -129,10 +130,20 @@ pub fn installed() -> Vec<DynamicObject> {
         dynamic(&rbac.cluster_binding),
         dynamic(&rbac.role),
         dynamic(&rbac.binding),
-        // On one's own machine helm may act as the operator.
-        dynamic(&workspaces::rights::helm_role()),
-        dynamic(&workspaces::rights::helm_binding(NAMESPACE, ACCOUNT)),
     ]);
+    objects.extend(layers::roles().iter().map(dynamic));
+    // On one's own machine helm may act as the operator.
+    objects.push(dynamic(&workspaces::rights::helm_binding(NAMESPACE, ACCOUNT)));
+    for spec in layers::all() {
+        if !spec.own_namespace.is_empty() {
+            let (role, binding) = layer_role(NAMESPACE, ACCOUNT, spec.name, spec.own_namespace);
+            objects.extend([dynamic(&role), dynamic(&binding)]);
+        }
+        for account in spec.accounts {
+            let (account, binding) = account.objects(NAMESPACE);
+            objects.extend([dynamic(&account), dynamic(&binding)]);
+        }
+    }
     objects
 }
 

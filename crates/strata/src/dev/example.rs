@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{Failure, layers};
 
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 8] = [
+    ("machines/pool.yaml", include_str!("../../../../examples/machines/pool.yaml")),
     ("performers/basic.yaml", include_str!("../../../../examples/performers/basic.yaml")),
     ("performers/gpu.yaml", include_str!("../../../../examples/performers/gpu.yaml")),
     ("performers/secret-environment.yaml", include_str!("../../../../examples/performers/secret-environment.yaml")),
@@ -33,10 +34,15 @@ pub fn without_charts() -> Vec<DynamicObject> {
     objects_of(|file| file.starts_with("performers/"))
 }
 
+/// Those that need Cluster API.
+pub fn with_cluster_api() -> Vec<DynamicObject> {
+    objects_of(|file| file.starts_with("machines/"))
+}
+
 /// All others.
 pub fn with_charts() -> Vec<DynamicObject> {
-    let earlier: Vec<String> = without_charts().iter().map(named).collect();
-    objects().into_iter().filter(|object| !earlier.contains(&named(object))).collect()
+    let elsewhere: Vec<String> = without_charts().iter().chain(&with_cluster_api()).map(named).collect();
+    objects().into_iter().filter(|object| !elsewhere.contains(&named(object))).collect()
 }
 
 fn objects_of(is_wanted: impl Fn(&str) -> bool) -> Vec<DynamicObject> {
@@ -189,7 +195,8 @@ mod tests {
         let needs_charts = |kind: &String| ["HelmRelease", "Workspace", "User"].contains(&kind.as_str());
         assert!(!kinds(&early).iter().any(needs_charts));
         assert!(kinds(&early).contains(&Performer::KIND.to_owned()) && kinds(&late).iter().any(needs_charts));
-        let together: Vec<_> = early.iter().chain(&late).map(named).collect();
+        let mut together: Vec<_> = with_cluster_api().iter().chain(&early).chain(&late).map(named).collect();
+        together.dedup();
         assert_eq!(together, objects().iter().map(named).collect::<Vec<_>>());
     }
 

@@ -57,6 +57,12 @@ impl Operator {
             .args(["--helm-grace-period", "5s"])
             // Any free port: several environments run side by side.
             .args(["--health-probe-bind-address", "127.0.0.1:0", "--metrics-bind-address", "127.0.0.1:0"]);
+        let machines = place.machines_config();
+        let program = if machines.is_file() {
+            program.args([OsStr::new("--machines-config"), machines.as_os_str()])
+        } else {
+            program
+        };
         let child = Child::start(program)?;
         let deadline = Instant::now() + READY_PATIENCE;
         let listening = until(&child, deadline, async || {

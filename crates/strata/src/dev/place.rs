@@ -102,6 +102,21 @@ impl Place {
         self.write(&format!("clusters/{cluster}/{name}"), text)
     }
 
+    /// The operator's configuration of the machines layer; not there where there are no zones.
+    pub fn machines_config(&self) -> PathBuf {
+        self.file("machines.yaml")
+    }
+
+    pub fn write_machines_config(&self, config: &serde_json::Value) -> Result<(), Failure> {
+        self.write("machines.yaml", &json(config))
+    }
+
+    /// Without zones the operator runs without the layer.
+    pub fn forget_machines_config(&self) {
+        // One that is not there is as well.
+        let _ = std::fs::remove_file(self.machines_config());
+    }
+
     /// Held by the process that runs the environment.
     pub fn lock(&self) -> PathBuf {
         self.file("lock")

@@ -74,7 +74,13 @@ impl Running {
         let real = flags.real_node.then(example::real);
         let objects = example::with_charts().into_iter().chain(real).map(|object| addresses.fill(&object));
         let examples = serving::settle(&cluster, &operator, objects.collect(), flags, report);
-        tokio::try_join!(examples, start_cluster_api(own.as_mut(), &builds.last, report))?;
+        let machines = async {
+            if !start_cluster_api(own.as_mut(), &builds.last, report).await? {
+                return Ok(());
+            }
+            serving::settle(&cluster, &operator, example::with_cluster_api(), flags, report).await
+        };
+        tokio::try_join!(examples, machines)?;
         let clusters = match flags.cluster {
             Some(mode) => {
                 tools::ensure(&clusters::TOOLS, report).await?;
@@ -163,14 +169,18 @@ impl Running {
     }
 }
 
-/// Beside a control plane of our own: a cluster of the user's has Cluster API already, or is not to have it.
-async fn start_cluster_api(own: Option<&mut Own>, programs: &[&str], report: &Report) -> Result<(), Failure> {
+/// Beside a control plane of our own: a cluster of the user's has Cluster API already, or is not to have it. False where
+/// it is left out.
+async fn start_cluster_api(own: Option<&mut Own>, programs: &[&str], report: &Report) -> Result<bool, Failure> {
     let Some(own) = own else {
-        report.note("Cluster API is left out: your cluster keeps the controllers that it has, or none");
-        return Ok(());
+        report.note(
+            "Cluster API and the machines layer are left out: your cluster keeps the controllers that it has, or none",
+        );
+        return Ok(false);
     };
     tools::ensure(programs, report).await?;
-    own.add_cluster_api(report).await
+    own.add_cluster_api(report).await?;
+    Ok(true)
 }
 
 /// Builds what is left, then starts what charts come from; also says where kubectl is, unless the cluster is the user's.

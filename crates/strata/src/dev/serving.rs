@@ -15,7 +15,7 @@ use super::{
     cluster::Cluster,
     credentials::{self, Credentials},
     event::Report,
-    example,
+    example, machines,
     operator::{self, Operator},
     order,
     own::Own,
@@ -56,7 +56,10 @@ impl Serving {
         let kubeconfig = kubeconfig.expect("a cluster is the user's or our own");
         let cluster = Cluster::connect(&kubeconfig).await?;
         if own.is_none() {
+            place.forget_machines_config();
             register_guest(place, &kubeconfig, &cluster).await?;
+        } else {
+            shards::announce(place)?;
         }
         let performers = async {
             let started = start_operator(place, &cluster, began, report).await?;
@@ -65,6 +68,9 @@ impl Serving {
         };
         let zones = start_zones(place, own.as_ref(), &cluster, report);
         let ((operator, credentials, ready_after), shards) = tokio::try_join!(performers, zones)?;
+        if shards.is_some() {
+            machines::introduce(place, &cluster).await?;
+        }
         if let Some(text) = order::usable_now(&kubeconfig, &tools::missing(later)?) {
             report.note(text);
         }

@@ -29,12 +29,13 @@ use tokio::{net::TcpStream, time::Instant};
 use super::{
     cluster::{Cluster, POLL, dynamic},
     event::Report,
+    machines,
     place::Place,
 };
 use crate::{Failure, shard as command};
 
 pub const NAMES: [&str; 2] = ["dev-1", "dev-2"];
-const CLUSTER: &str = "dev";
+pub const CLUSTER: &str = "dev";
 /// As whom agents keep their Nodes.
 pub const AGENT: &str = "strata-agent";
 
@@ -82,10 +83,10 @@ impl Shards {
         forget_nodes(cluster).await?;
         init(place, kubeconfig).await?;
         let shards = Self::listening(place).await?;
-        place.write_endpoints(&shards.endpoints)?;
+        choose(place, &shards.endpoints)?;
         report.done(
             "zones",
-            format!("{} serve; `strata shard scale {} web 3` starts instances", NAMES.join(", "), NAMES[0]),
+            format!("{} serve; their instances are the Nodes of the pool `web`", NAMES.join(", ")),
         );
         Ok(shards)
     }
@@ -118,6 +119,16 @@ impl Shards {
         try_join_all(self.servers.iter().map(|server| server.terminate(STOP_GRACE))).await?;
         end_machines(place).await
     }
+}
+
+/// Chooses where the zones will serve, before they do: the operator is started beside them.
+pub fn announce(place: &Place) -> Result<(), Failure> {
+    choose(place, &draw(&place.endpoints()))
+}
+
+fn choose(place: &Place, endpoints: &BTreeMap<String, Endpoints>) -> Result<(), Failure> {
+    place.write_endpoints(endpoints)?;
+    machines::write_config(place, endpoints)
 }
 
 /// Ends what runs of both zones, without a trace for the next server but the machines' absence. Machines end by

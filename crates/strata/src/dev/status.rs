@@ -96,7 +96,7 @@ fn print_table(session: &Session) {
 
 /// What to try with the zones.
 const ZONES: &str = "  \
-  strata shard scale dev-1 web 3                              # three instances in a zone, each with its Node
+  kubectl scale machinepool web -n strata-system --replicas=4 # four instances over two zones, each with its Node
   strata shard instances                                      # kill one of these processes, and see it replaced
 ";
 

@@ -13,7 +13,7 @@ use crate::{
     config::{self, Lower, Values},
 };
 
-pub(crate) const LAYER: Layer = Layer { spec: performers::LAYER, install };
+pub(crate) const LAYER: Layer = Layer { spec: performers::LAYER, is_configured: |_| true, install };
 
 /// Flags, environment and keys of the configuration file, as those of [`Values`].
 #[derive(Clone, Copy, Debug, Default, Args, Deserialize)]

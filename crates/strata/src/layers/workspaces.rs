@@ -18,7 +18,7 @@ use crate::{
     config::{self, Lower, Values},
 };
 
-pub(crate) const LAYER: Layer = Layer { spec: workspaces::LAYER, install };
+pub(crate) const LAYER: Layer = Layer { spec: workspaces::LAYER, is_configured: |_| true, install };
 
 /// Flags, environment and keys of the configuration file, as those of [`Values`].
 #[derive(Clone, Debug, Default, Args, Deserialize)]

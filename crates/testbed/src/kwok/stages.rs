@@ -139,7 +139,7 @@ nodeInfo:
   containerRuntimeVersion: kwok
   kernelVersion: kwok
   kubeProxyVersion: ""
-  kubeletVersion: kwok
+  kubeletVersion: v0.0.0-kwok
   machineID: ""
   operatingSystem: linux
   osImage: kwok

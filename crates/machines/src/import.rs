@@ -1,0 +1,136 @@
+//! Makes pools for groups that only shards have; every decision is in `plan::machines::import`.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use plan::machines::import::{Import, Imports, Observed, import};
+use process::explained;
+use runtime::{Error, Key, Leadership, Operator};
+use serde_json::Value;
+use tokio::sync::Notify;
+
+use crate::{kinds::Kinds, shards::Shards};
+
+/// Two writes have ten seconds each.
+const STOP_LIMIT: Duration = Duration::from_secs(25);
+
+/// What refuses an object, a webhook that starts for example, is there soon.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Pools and shards say what changed; this is for what was overlooked.
+const RESYNC: Duration = Duration::from_mins(2);
+
+/// Several events come together: all shards answer at the start.
+const DEBOUNCE: Duration = Duration::from_millis(100);
+
+struct Importer {
+    kinds: Arc<Kinds>,
+    shards: Shards,
+    news: Arc<Notify>,
+    /// Groups that a complaint was written about.
+    complained: BTreeSet<String>,
+}
+
+/// Adds it to an operator.
+pub(crate) fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shards) {
+    let news = Arc::new(Notify::new());
+    let of_shards = news.clone();
+    shards.listen(move |_| of_shards.notify_one());
+    let of_pools = news.clone();
+    let here = || runtime::Selection::in_namespace(&kinds.cluster.namespace);
+    operator.watch_selected(&kinds.pools, here(), move |change| {
+        if change.before.is_some() != change.after.is_some() {
+            of_pools.notify_one();
+        }
+    });
+    let importer = Importer { kinds: kinds.clone(), shards: shards.clone(), news, complained: BTreeSet::new() };
+    let leadership = operator.leadership();
+    operator.part("machines import", STOP_LIMIT, move |stop, pulse| async move {
+        stop.run_until_cancelled(pulse.while_waiting(importer.run(leadership))).await;
+    });
+}
+
+impl Importer {
+    async fn run(mut self, leadership: Leadership) {
+        loop {
+            leadership.acquired().await;
+            let wait = match self.look().await {
+                Ok(()) => RESYNC,
+                Err(error) => {
+                    tracing::warn!(why = explained(&error), "a pool cannot be made for a group; retrying");
+                    RETRY
+                }
+            };
+            tokio::select! {
+                () = self.news.notified() => tokio::time::sleep(DEBOUNCE).await,
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    async fn look(&mut self) -> Result<(), Error> {
+        let kinds = &self.kinds;
+        let is_full = kinds.pools.store().is_synced()
+            && kinds.machine_pools.store().is_synced()
+            && kinds.clusters.store().is_synced();
+        if !is_full || kinds.is_cluster_paused() {
+            return Ok(());
+        }
+        let Imports { pools, taken, .. } = import(&self.observe());
+        for group in taken {
+            if self.complained.insert(group.clone()) {
+                tracing::warn!(
+                    group,
+                    "shards have a group of this name, which a pool of another group has; rename one"
+                );
+            }
+        }
+        for pool in pools {
+            self.make(pool).await?;
+        }
+        Ok(())
+    }
+
+    fn observe(&self) -> Observed {
+        let kinds = &self.kinds;
+        let mut groups = BTreeSet::new();
+        let mut names: BTreeSet<String> = BTreeSet::new();
+        kinds.pools.store().for_each(|key, pool| {
+            names.insert(key.name.to_string());
+            groups.extend(pool.spec.as_ref().map(|spec| spec.group.clone()));
+        });
+        kinds.machine_pools.store().for_each(|key, _| {
+            names.insert(key.name.to_string());
+        });
+        // Of a pool that is gone, what it leaves on its shards goes after it.
+        kinds
+            .shard_groups
+            .store()
+            .for_each(|_, group| groups.extend(group.spec.as_ref().map(|spec| spec.group.clone())));
+        Observed {
+            namespace: kinds.cluster.namespace.to_string(),
+            cluster: kinds.cluster.name.to_string(),
+            shards: self.shards.groups(),
+            groups,
+            names,
+        }
+    }
+
+    /// The pool first: for one that has no MachinePool its own rounds make one.
+    async fn make(&self, pool: Import) -> Result<(), Error> {
+        tracing::info!(group = pool.group, differs = pool.differs, "importing a group of the shards as a pool");
+        let key = |body: &Value| {
+            let name = body["metadata"]["name"].as_str().unwrap_or_default();
+            Key::new(self.kinds.cluster.namespace.clone(), name)
+        };
+        accept(self.kinds.pools.create(&key(&pool.pool), &pool.pool).await)?;
+        accept(self.kinds.machine_pools.create(&key(&pool.machine_pool), &pool.machine_pool).await)
+    }
+}
+
+/// One that exists by now is left as it is.
+fn accept(created: Result<u64, Error>) -> Result<(), Error> {
+    match created {
+        Err(error) if error.is_already_exists() => Ok(()),
+        result => result.map(drop),
+    }
+}

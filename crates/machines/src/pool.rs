@@ -1,0 +1,244 @@
+//! Rounds of NstanceMachinePools; every decision is in `plan::machines::pool`.
+
+use std::{sync::Arc, time::Duration};
+
+use api::{
+    condition::{ConditionStatus, ConditionType},
+    machine::{
+        MANAGED_BY, MANAGED_BY_ANNOTATION, NstanceMachine, NstanceMachinePool, NstanceMachinePoolStatus, PRE_DRAIN_HOOK,
+    },
+};
+use jiff::Timestamp;
+use k8s_openapi::{Metadata as _, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use plan::{
+    fact::Never,
+    machines::{
+        machine,
+        pool::{self, Action, Machine, Member, Observed, Owner, ShardGroup},
+    },
+    round::{Plan, Report},
+};
+use runtime::{Controller, Error, InputsOf, Key, Kind, Parts, RoundOf, ServerClock, Turn};
+use serde_json::{Value, json};
+
+use crate::{
+    cluster::is_paused,
+    kinds::{Kinds, owner},
+    nodes::shard_of,
+    shards::Shards,
+};
+
+pub(crate) struct PoolController {
+    pub kinds: Arc<Kinds>,
+    pub shards: Shards,
+    pub server_clock: ServerClock,
+}
+
+impl Controller for PoolController {
+    const NAME: &'static str = "nstancemachinepool";
+    type View = Parts<NstanceMachinePool>;
+    type Object = NstanceMachinePool;
+    type Status = NstanceMachinePoolStatus;
+    type Observed = Observed;
+    type Action = Action;
+    type Done = ();
+    type Note = ();
+    type Ask = Never;
+    type Answer = Never;
+
+    fn kind(&self) -> &Arc<Kind<Parts<NstanceMachinePool>, NstanceMachinePool>> {
+        &self.kinds.pools
+    }
+
+    fn span(key: &Key) -> tracing::Span {
+        tracing::info_span!("round", machinepool = %key, namespace = %key.namespace)
+    }
+
+    async fn gather(&self, key: &Key, pool: &NstanceMachinePool, (): &()) -> Result<Observed, Error> {
+        let group = pool.spec.as_ref().map_or("", |spec| spec.group.as_str());
+        Ok(Observed {
+            owner: self.owner(key, pool).await?,
+            cluster: self.kinds.cluster.name.to_string(),
+            elder: self.elder(key, pool, group),
+            shards: self.shards.of_group(group),
+            shard_groups: self.shard_groups(key, pool, group).await?,
+            members: self.members(key, pool).await?,
+            is_paused: is_paused(&pool.metadata) || self.kinds.is_cluster_paused(),
+        })
+    }
+
+    fn plan(&self, pool: &NstanceMachinePool, observed: &Observed, _: &InputsOf<Self>, _: Timestamp) -> Plan<Action> {
+        pool::plan(pool, observed)
+    }
+
+    async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<(), Error> {
+        let (kinds, key) = (&self.kinds, turn.key);
+        let at = |name: &str| Key::new(key.namespace.clone(), name);
+        match action {
+            Action::AddFinalizer { finalizers } => {
+                turn.subject.patch(&kinds.pools, key, None, json!({ "metadata": { "finalizers": finalizers } })).await
+            }
+            Action::ReleaseFinalizer { finalizers } => {
+                turn.subject.release_finalizer(&kinds.pools, key, finalizers).await
+            }
+            Action::CreateMachinePool(body) => match kinds.machine_pools.create(&at(name(body)), body).await {
+                // A user was quicker.
+                Err(error) if error.is_already_exists() => Ok(()),
+                result => result.map(drop),
+            },
+            Action::CreateShardGroup(body) => kinds.shard_groups.create(&at(name(body)), body).await.map(drop),
+            Action::PatchShardGroup { name, patch } => kinds.shard_groups.patch(&at(name), None, patch).await.map(drop),
+            Action::DeleteShardGroup { name, uid, resource_version } => {
+                kinds.shard_groups.delete(&at(name), uid, resource_version).await.map(drop)
+            }
+            Action::CreateMachine(body) => kinds.members.create(&at(name(body)), body).await.map(drop),
+            Action::HookMachine { name, uid, resource_version } => {
+                let annotations = json!({ PRE_DRAIN_HOOK: "" });
+                let metadata = json!({ "uid": uid, "resourceVersion": resource_version, "annotations": annotations });
+                kinds.machines.patch(&at(name), None, &json!({ "metadata": metadata })).await.map(drop)
+            }
+            Action::DeleteMachine { name, uid, resource_version } => {
+                kinds.machines.delete(&at(name), uid, resource_version).await.map(drop)
+            }
+            Action::DeleteMember { name, uid, resource_version } => {
+                kinds.members.delete(&at(name), uid, resource_version).await.map(drop)
+            }
+            Action::PublishProviderIds { ids } => {
+                turn.subject.patch(&kinds.pools, key, None, json!({ "spec": { "providerIDList": ids } })).await
+            }
+            Action::Annotate => {
+                let annotations = json!({ MANAGED_BY_ANNOTATION: MANAGED_BY });
+                turn.subject.patch(&kinds.pools, key, None, json!({ "metadata": { "annotations": annotations } })).await
+            }
+        }
+    }
+
+    fn report(&self, round: &RoundOf<'_, Self>, now: Timestamp) -> Report<NstanceMachinePoolStatus> {
+        pool::report(round, now)
+    }
+}
+
+/// Of an object that a plan built.
+fn name(body: &Value) -> &str {
+    body["metadata"]["name"].as_str().unwrap_or_default()
+}
+
+/// Whether one object is older than another of its kind; of two that were made in the same second, by name.
+fn is_older(one: &ObjectMeta, other: &ObjectMeta) -> bool {
+    let age = |metadata: &ObjectMeta| (metadata.creation_timestamp.as_ref().map(|time| time.0), metadata.name.clone());
+    age(one) < age(other)
+}
+
+impl PoolController {
+    async fn owner(&self, key: &Key, pool: &NstanceMachinePool) -> Result<Owner, Error> {
+        let machine_pools = &self.kinds.machine_pools;
+        if !machine_pools.store().is_synced() {
+            return Ok(Owner::Unknown);
+        }
+        // One of the same name first: it is the one that an earlier round made, whatever the index says.
+        machine_pools.settle(key).await?;
+        let mut found = self.kinds.indexes.machine_pools.keys(key);
+        found.sort_by_key(|name| name != key);
+        let found = found.iter().find_map(|name| Some((name, machine_pools.get(name)?)));
+        if let Some((name, found)) = found {
+            return Ok(Owner::MachinePool {
+                name: name.name.to_string(),
+                generation: found.value.generation,
+                replicas: found.value.replicas,
+            });
+        }
+        let (now, created) = (self.server_clock.now(), pool.metadata().creation_timestamp.as_ref());
+        let age = now.zip(created).and_then(|(now, created)| Duration::try_from(now.duration_since(created.0)).ok());
+        Ok(Owner::Absent { age: age.unwrap_or_default() })
+    }
+
+    fn elder(&self, key: &Key, pool: &NstanceMachinePool, group: &str) -> Option<String> {
+        let same = self.kinds.indexes.pools.keys(&group.into());
+        let others = same.into_iter().filter(|other| other != key && other.namespace == key.namespace);
+        let elders = others.filter_map(|other| self.kinds.pools.get(&other));
+        let mut elders: Vec<_> = elders.filter(|other| is_older(&other.value.metadata, &pool.metadata)).collect();
+        elders
+            .sort_by(|one, other| one.value.metadata.creation_timestamp.cmp(&other.value.metadata.creation_timestamp));
+        elders.first().and_then(|elder| elder.value.metadata.name.clone())
+    }
+
+    async fn shard_groups(&self, key: &Key, pool: &NstanceMachinePool, group: &str) -> Result<Vec<ShardGroup>, Error> {
+        let indexes = &self.kinds.indexes;
+        let mut keys = indexes.shard_groups.keys(&group.into());
+        keys.extend(indexes.owned_groups.keys(&pool.metadata.uid.as_deref().unwrap_or_default().into()));
+        keys.retain(|found| found.namespace == key.namespace);
+        keys.sort();
+        keys.dedup();
+        let mut groups = Vec::new();
+        for found in keys {
+            self.kinds.shard_groups.settle(&found).await?;
+            groups.extend(self.kinds.shard_groups.get(&found).map(|found| shard_group(&found.value)));
+        }
+        Ok(groups)
+    }
+
+    async fn members(&self, key: &Key, pool: &NstanceMachinePool) -> Result<Vec<Member>, Error> {
+        let mut members = Vec::new();
+        let uid = pool.metadata.uid.as_deref().unwrap_or_default();
+        for found in self.kinds.indexes.members.keys(&uid.into()) {
+            if found.namespace != key.namespace {
+                continue;
+            }
+            self.kinds.members.settle(&found).await?;
+            members.extend(self.kinds.members.get(&found).map(|found| self.member(&found.value)));
+        }
+        Ok(members)
+    }
+
+    fn member(&self, member: &NstanceMachine) -> Member {
+        let machine = match self.kinds.owner_of(member) {
+            machine::Owner::Machine(owner) => Some(owner),
+            machine::Owner::Unknown | machine::Owner::Unset | machine::Owner::Gone => None,
+        };
+        let id = member.spec.as_ref().and_then(|spec| spec.provider_id.as_deref());
+        let is_cordoned = self.kinds.nodes_of(id).iter().any(|(_, is_cordoned)| *is_cordoned);
+        let namespace = member.metadata.namespace.as_deref().unwrap_or_default();
+        let is_marked = |name: &str| {
+            let found = self.kinds.machines.get(&Key::new(namespace, name));
+            found.is_some_and(|found| found.value.is_marked)
+        };
+        Member {
+            instance_id: member.metadata.name.clone().unwrap_or_default(),
+            shard: shard_of(member).map(str::to_owned),
+            uid: member.metadata.uid.clone().unwrap_or_default(),
+            resource_version: member.metadata.resource_version.clone().unwrap_or_default(),
+            is_deleting: member.metadata.deletion_timestamp.is_some(),
+            machine: machine.map(|owner| Machine {
+                is_marked: is_marked(&owner.name),
+                name: owner.name,
+                uid: owner.uid,
+                resource_version: owner.resource_version,
+                is_deleting: owner.is_deleting,
+                has_hook: owner.has_hook,
+                is_excluded: owner.is_excluded,
+                is_cordoned,
+            }),
+        }
+    }
+}
+
+fn shard_group(found: &api::machine::NstanceShardGroup) -> ShardGroup {
+    let (metadata, status) = (&found.metadata, found.status.clone().unwrap_or_default());
+    let ready = status.condition(ConditionType::Ready);
+    ShardGroup {
+        name: metadata.name.clone().unwrap_or_default(),
+        uid: metadata.uid.clone().unwrap_or_default(),
+        resource_version: metadata.resource_version.clone().unwrap_or_default(),
+        owner_uid: owner(metadata, NstanceMachinePool::KIND)
+            .filter(|owner| owner.controller == Some(true))
+            .map(|owner| owner.uid.clone()),
+        spec: found.spec.clone().unwrap_or_default(),
+        is_deleting: metadata.deletion_timestamp.is_some(),
+        is_ready: ready.is_some_and(|ready| ready.status == ConditionStatus::True),
+        message: ready.map_or_else(|| "not reported yet".to_owned(), |ready| ready.message.clone()),
+        is_static: status.is_static,
+        is_synced: status.last_sync_time.is_some(),
+        provider_ids: status.provider_ids,
+        config: status.config,
+    }
+}

@@ -1,0 +1,80 @@
+//! What the machines layer may do in the cluster.
+
+use runtime::rights::Right;
+
+use crate::ground;
+
+const GROUP: &str = api::machine::GROUP;
+const CLUSTER_API: &str = "cluster.x-k8s.io";
+
+/// Nodes are of the whole cluster.
+pub const CLUSTER: &[Right] =
+    &[Right { group: "", resource: "nodes", verbs: &["get", "list", "watch"], why: "find the node of an instance" }];
+
+/// All of its objects are in one namespace.
+pub const OWN_NAMESPACE: &[Right] = &joined();
+
+const fn joined() -> [Right; GROUPS.len() + ground::OWN_NAMESPACE.len()] {
+    let mut all = [GROUPS[0]; GROUPS.len() + ground::OWN_NAMESPACE.len()];
+    let mut next = 0;
+    while next < all.len() {
+        all[next] = if next < GROUPS.len() { GROUPS[next] } else { ground::OWN_NAMESPACE[next - GROUPS.len()] };
+        next += 1;
+    }
+    all
+}
+
+/// For pools, their shard groups and machines.
+const GROUPS: &[Right] = &[
+    Right {
+        group: GROUP,
+        resource: "nstancemachinepools",
+        verbs: &["get", "list", "watch", "create", "patch"],
+        why: "read the desired state; publish provider IDs; add and remove our finalizer; import groups of shards",
+    },
+    Right { group: GROUP, resource: "nstancemachinepools/status", verbs: &["patch"], why: "report conditions" },
+    Right {
+        group: GROUP,
+        resource: "nstancemachinepools/finalizers",
+        verbs: &["update"],
+        why: "owner references with blockOwnerDeletion, where the cluster enforces that permission",
+    },
+    Right {
+        group: GROUP,
+        resource: "nstanceshardgroups",
+        verbs: &["get", "list", "watch", "create", "patch", "delete"],
+        why: "keep one for each shard of a pool",
+    },
+    Right { group: GROUP, resource: "nstanceshardgroups/status", verbs: &["patch"], why: "report conditions" },
+    Right {
+        group: GROUP,
+        resource: "nstancemachines",
+        verbs: &["get", "list", "watch", "create", "patch", "delete"],
+        why: "keep one for each instance of a pool; read the desired state of others",
+    },
+    Right { group: GROUP, resource: "nstancemachines/status", verbs: &["patch"], why: "report conditions" },
+    Right {
+        group: GROUP,
+        resource: "nstancemachinetemplates",
+        verbs: &["get", "list", "watch"],
+        why: "read what Cluster API makes machines from",
+    },
+    Right {
+        group: CLUSTER_API,
+        resource: "machinedrainrules",
+        verbs: &["get", "list", "watch"],
+        why: "drain nodes as Cluster API's users say",
+    },
+    Right {
+        group: CLUSTER_API,
+        resource: "machinepools",
+        verbs: &["get", "list", "watch", "create"],
+        why: "read how many replicas a pool shall have; make one for an imported group",
+    },
+    Right {
+        group: CLUSTER_API,
+        resource: "machines",
+        verbs: &["get", "list", "watch", "patch", "delete"],
+        why: "hold a deletion until the node is drained; delete those that a smaller pool gives up",
+    },
+];

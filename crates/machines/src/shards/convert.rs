@@ -1,0 +1,130 @@
+//! From the wire to the words of `plan`.
+
+use jiff::Timestamp;
+use plan::{
+    machines::shard::{Group, Instance, Members},
+    shard::instance::MachineStatus,
+};
+use shard::wire;
+
+/// The deletion of an instance, as its shard announces it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    pub group: String,
+    /// The provider's own; may be empty.
+    pub provider_id: String,
+    pub progress: Progress,
+    /// In the shard's words, for example `spot-terminating`.
+    pub reason: String,
+    /// When the shard deletes it whether or not it is drained.
+    pub delete_at: Option<Timestamp>,
+}
+
+/// How far the deletion is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The shard waits for the drain of its Node.
+    Pending,
+    Deleting,
+    Deleted,
+}
+
+/// `None` for an event that names no instance, or says nothing that is known here.
+pub(super) fn notice(event: wire::InstanceEvent) -> Option<(String, Notice)> {
+    let progress = match event.status.as_str() {
+        "pending_deletion" => Progress::Pending,
+        "deleting" => Progress::Deleting,
+        "deleted" => Progress::Deleted,
+        _ => return None,
+    };
+    let notice = Notice {
+        group: event.group,
+        provider_id: event.provider_instance_id,
+        progress,
+        reason: event.reason,
+        delete_at: event.delete_at.as_ref().and_then(wire::read_timestamp),
+    };
+    (!event.instance_id.is_empty()).then_some((event.instance_id, notice))
+}
+
+pub(super) fn group(found: wire::GroupStatus) -> Group {
+    // A server of the original names no instances, also where it has some.
+    let members = if found.instances.is_empty() && !found.provider_ids.is_empty() {
+        Members::Counted(found.provider_ids)
+    } else {
+        Members::Listed(found.instances.into_iter().map(instance).collect())
+    };
+    Group {
+        template: found.template,
+        instance_type: found.instance_type,
+        subnet_pool: found.subnet_pool,
+        vars: found.vars,
+        size: found.size,
+        is_static: found.is_static,
+        members,
+    }
+}
+
+fn instance(listed: wire::group_status::Instance) -> Instance {
+    Instance {
+        id: listed.instance_id,
+        provider_id: listed.provider_id,
+        node_provider_id: listed.node_provider_id,
+        status: status(&listed.status),
+        created_at: listed.created_at.as_ref().and_then(wire::read_timestamp),
+        is_leaving: false,
+    }
+}
+
+/// A word that is not known here says nothing.
+fn status(word: &str) -> MachineStatus {
+    serde_json::from_value(word.into()).unwrap_or(MachineStatus::Unknown)
+}
+
+/// Of an instance that was asked for by its ID.
+pub(super) fn asked_instance(answer: wire::InstanceStatusResponse, is_leaving: bool) -> Instance {
+    Instance {
+        id: answer.instance_id,
+        provider_id: answer.provider_instance_id,
+        node_provider_id: String::new(),
+        status: status(&answer.status),
+        created_at: answer.created_at.as_ref().and_then(wire::read_timestamp),
+        is_leaving,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_names_no_instances_is_known_by_its_provider_ids() {
+        let stock = wire::GroupStatus { provider_ids: vec!["i-1".to_owned()], ..wire::GroupStatus::default() };
+        assert_eq!(group(stock).members, Members::Counted(vec!["i-1".to_owned()]));
+        assert_eq!(group(wire::GroupStatus::default()).members, Members::Listed(Vec::new()));
+        let listed = wire::group_status::Instance {
+            instance_id: "web1".to_owned(),
+            status: "from a later version".to_owned(),
+            ..wire::group_status::Instance::default()
+        };
+        let own = wire::GroupStatus {
+            provider_ids: vec![String::new()],
+            instances: vec![listed],
+            ..wire::GroupStatus::default()
+        };
+        assert_eq!(group(own).instances()[0].status, MachineStatus::Unknown);
+    }
+
+    #[test]
+    fn events_that_say_nothing_known_are_left_out() {
+        let event = |id: &str, status: &str| wire::InstanceEvent {
+            instance_id: id.to_owned(),
+            status: status.to_owned(),
+            ..wire::InstanceEvent::default()
+        };
+        assert_eq!(notice(event("web1", "pending_deletion")).unwrap().1.progress, Progress::Pending);
+        assert_eq!(notice(event("web1", "deleted")).unwrap().1.progress, Progress::Deleted);
+        assert_eq!(notice(event("web1", "resting")), None);
+        assert_eq!(notice(event("", "deleted")), None);
+    }
+}

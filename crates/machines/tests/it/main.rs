@@ -1,0 +1,18 @@
+//! The machines layer on a real control plane with Cluster API's own controllers, and shards in this process. Names begin
+//! with the row of the specification they show.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should end")]
+#![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
+
+mod bed;
+mod cluster;
+mod drains;
+mod fault;
+mod identity;
+mod import;
+mod machine;
+mod pool;
+mod scene;
+mod space;
+mod zone;
+mod zones;

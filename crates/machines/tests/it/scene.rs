@@ -1,0 +1,361 @@
+//! A namespace with its own shards and its own operator, on the control plane that all tests share.
+
+use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use api::machine::{API_VERSION, NstanceMachinePool, NstanceShardGroup};
+use k8s_openapi::{
+    api::{core::v1::Node, events::v1::Event},
+    serde::de::DeserializeOwned,
+};
+use kube::{
+    Api, Client, Resource,
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams},
+};
+use machines::{
+    ApiServer, Config,
+    config::{Given, Settings},
+    shards::Pace,
+};
+use process::Clock;
+use runtime::Operator;
+use serde_json::{Value, json};
+use shard::provider::InProcess;
+use tempfile::TempDir;
+use testbed::{ControlPlane, kwok::NODE_LABEL};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::{
+    bed,
+    zones::{CLUSTER, TENANT, Zones},
+};
+
+/// Far above what anything here takes; it ends a test that would otherwise hang.
+pub const PATIENCE: Duration = Duration::from_mins(2);
+
+/// Between two looks at what gives no event.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// As often as a shard is listed at rest.
+pub const POLL: Duration = Duration::from_secs(2);
+
+pub struct Scene {
+    pub zones: Arc<Zones>,
+    pub namespace: String,
+    pub client: Client,
+    directory: TempDir,
+    /// Ends with the scene.
+    operator: Option<DropGuard>,
+    _kubelets: DropGuard,
+}
+
+impl Scene {
+    /// With these shards, and an operator that knows them all.
+    pub async fn new(name: &str, shards: &[&str]) -> Result<Self> {
+        Self::with_groups(name, shards, json!({})).await
+    }
+
+    /// With static groups on every shard.
+    pub async fn with_groups(name: &str, shards: &[&str], groups: Value) -> Result<Self> {
+        let mut scene = Self::without_operator(name, shards, groups).await?;
+        scene.start().await?;
+        Ok(scene)
+    }
+
+    pub async fn without_operator(name: &str, shards: &[&str], groups: Value) -> Result<Self> {
+        let control_plane = bed::shared().await?;
+        let namespace = control_plane.namespace(name).await?;
+        let zones = Arc::new(Zones::start(shards, &groups).await?);
+        let client = control_plane.client().await?;
+        let stop = CancellationToken::new();
+        tokio::spawn(kubelets(client.clone(), zones.cloud.clone(), stop.clone()));
+        let directory = tempfile::tempdir()?;
+        let scene = Self { zones, namespace, client, directory, operator: None, _kubelets: stop.drop_guard() };
+        scene.install().await?;
+        scene.write_shards(shards)?;
+        Ok(scene)
+    }
+
+    /// What an administrator makes before the operator starts.
+    async fn install(&self) -> Result<()> {
+        let namespace = self.namespace.as_str();
+        let account = machines::LAYER.accounts[0];
+        let binding = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": { "name": format!("{}-{namespace}", account.role) },
+            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": account.role },
+            "subjects": [{ "kind": "ServiceAccount", "name": account.name, "namespace": namespace }],
+        });
+        let metadata = |name: &str| json!({ "name": name, "namespace": namespace });
+        let roles: Vec<Value> = (machines::LAYER.roles)().iter().map(|role| json!(role)).collect();
+        let control_plane = ControlPlane::shared().await?;
+        control_plane.install(&roles).await?;
+        control_plane
+            .install(&[
+                json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata(account.name) }),
+                binding,
+                json!({
+                    "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata("nstance-cluster-ca"),
+                    "data": { "ca.crt": self.zones.authority.certificate_pem() },
+                }),
+                json!({
+                    "apiVersion": "v1", "kind": "Secret", "metadata": metadata("nstance-operator-nonce"),
+                    "stringData": { "nonce.jwt": self.zones.nonce()? },
+                }),
+            ])
+            .await?;
+        Ok(())
+    }
+
+    /// Writes the operator's configuration file with these shards.
+    pub fn write_shards(&self, shards: &[&str]) -> Result<()> {
+        let mut all = self.zones.addresses();
+        all.retain(|shard, _| shards.contains(&shard.as_str()));
+        let config = json!({ "cluster_id": CLUSTER, "tenant": TENANT, "shards": all });
+        std::fs::write(self.directory.path().join("config.yaml"), config.to_string())?;
+        Ok(())
+    }
+
+    pub async fn start(&mut self) -> Result<()> {
+        let config = kube::Config::from_custom_kubeconfig(
+            kube::config::Kubeconfig::read_from(ControlPlane::shared().await?.kubeconfig())?,
+            &kube::config::KubeConfigOptions::default(),
+        )
+        .await?;
+        let given = Given { file: Some(self.directory.path().join("config.yaml")), ..Given::default() };
+        let settings = Settings::read(&given, &self.namespace)?;
+        let mut layer = Config::new(settings, ApiServer::of(&config, None));
+        layer.pace = Pace { poll: POLL };
+        let stop = CancellationToken::new();
+        let mut operator = Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), stop.clone());
+        operator.layer("machines");
+        machines::install(&mut operator, &layer);
+        tokio::spawn(operator.run(|_| {}));
+        self.operator = Some(stop.drop_guard());
+        Ok(())
+    }
+
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub fn capi(&self, kind: &str) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), &self.namespace, &capi_resource(kind))
+    }
+
+    /// A pool of a group that is not static, and its MachinePool.
+    pub async fn create_pool(&self, name: &str, shards: &[&str], replicas: Option<i32>) -> Result<()> {
+        self.create_pool_with(name, json!({ "group": name, "shards": shards, "template": "web" })).await?;
+        self.create_machine_pool(name, replicas).await
+    }
+
+    pub async fn create_pool_with(&self, name: &str, spec: Value) -> Result<()> {
+        let metadata = json!({ "name": name, "namespace": self.namespace });
+        let object =
+            json!({ "apiVersion": API_VERSION, "kind": "NstanceMachinePool", "metadata": metadata, "spec": spec });
+        self.api::<NstanceMachinePool>().create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+        Ok(())
+    }
+
+    pub async fn create_machine_pool(&self, name: &str, replicas: Option<i32>) -> Result<()> {
+        let cluster = format!("{CLUSTER}--{TENANT}");
+        let infrastructure =
+            json!({ "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "NstanceMachinePool", "name": name });
+        let template = json!({ "spec": {
+            "clusterName": cluster, "bootstrap": { "dataSecretName": "" }, "infrastructureRef": infrastructure,
+        }});
+        let mut spec = json!({ "clusterName": cluster, "template": template });
+        if let Some(replicas) = replicas {
+            spec["replicas"] = json!(replicas);
+        }
+        let object = DynamicObject::new(name, &capi_resource("MachinePool")).data(json!({ "spec": spec }));
+        self.capi("MachinePool").create(&PostParams::default(), &object).await?;
+        Ok(())
+    }
+
+    pub async fn scale(&self, name: &str, replicas: i32) -> Result<()> {
+        let patch = Patch::Merge(json!({ "spec": { "replicas": replicas } }));
+        self.capi("MachinePool").patch(name, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    pub async fn patch_pool(&self, name: &str, patch: Value) -> Result<()> {
+        self.api::<NstanceMachinePool>().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    pub async fn delete<K>(&self, name: &str) -> Result<()>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        self.api::<K>().delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    pub async fn pool(&self, name: &str) -> Result<Option<NstanceMachinePool>> {
+        Ok(self.api::<NstanceMachinePool>().get_opt(name).await?)
+    }
+
+    pub async fn shard_group(&self, group: &str, shard: &str) -> Result<Option<NstanceShardGroup>> {
+        Ok(self.api::<NstanceShardGroup>().get_opt(&format!("{group}--{shard}")).await?)
+    }
+
+    /// Events of one object: type, reason and note.
+    pub async fn events(&self, name: &str) -> Result<Vec<(String, String, String)>> {
+        let all = self.api::<Event>().list(&ListParams::default()).await?;
+        let about = |event: &Event| event.regarding.as_ref().is_some_and(|object| object.name.as_deref() == Some(name));
+        let words = |event: Event| {
+            (event.type_.unwrap_or_default(), event.reason.unwrap_or_default(), event.note.unwrap_or_default())
+        };
+        Ok(all.items.into_iter().filter(about).map(words).collect())
+    }
+
+    /// Waits for an event of this type and reason that says this: it is written after the status.
+    pub async fn until_event(&self, name: &str, expected: (&str, &str), words: &str) -> Result<()> {
+        let look = || async {
+            let events = self.events(name).await?;
+            Ok(events.iter().any(|(kind, reason, note)| (&**kind, &**reason) == expected && note.contains(words)))
+        };
+        self.until(&format!("{name} has an event {expected:?}"), look).await
+    }
+
+    /// Sizes of the group on each shard as the shards have it.
+    pub async fn sizes(&self, group: &str, shards: &[&str]) -> Result<Vec<Option<i32>>> {
+        let mut sizes = Vec::new();
+        for shard in shards {
+            let groups = self.zones.client(shard)?.list_groups().await?;
+            sizes.push(groups.iter().find(|found| found.key == group).map(|found| found.size));
+        }
+        Ok(sizes)
+    }
+
+    pub async fn until_sizes(&self, group: &str, shards: &[&str], sizes: &[Option<i32>]) -> Result<()> {
+        self.until(&format!("{group} has {sizes:?}"), || async { Ok(self.sizes(group, shards).await? == sizes) }).await
+    }
+
+    /// Looks until it is so.
+    pub async fn until<F>(&self, what: &str, look: impl FnMut() -> F) -> Result<()>
+    where
+        F: Future<Output = Result<bool>>,
+    {
+        let mut look = look;
+        let looking = async {
+            loop {
+                match look().await {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => tokio::time::sleep(LOOK).await,
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        match tokio::time::timeout(PATIENCE, looking).await {
+            Ok(result) => result.with_context(|| what.to_owned()),
+            Err(_) => bail!("{what}: not within {} s; {}", PATIENCE.as_secs(), self.describe().await),
+        }
+    }
+
+    /// Waits for a condition of a pool: `status/reason`.
+    pub async fn until_pool(&self, name: &str, condition: &str, expected: &str) -> Result<String> {
+        let mut message = String::new();
+        let seen = &mut message;
+        let looking = async {
+            loop {
+                let pool = self.pool(name).await?;
+                let (words, found) = words(&json!(pool.and_then(|pool| pool.status)), condition);
+                *seen = format!("{words}: {found}");
+                if words == expected {
+                    return Ok::<_, anyhow::Error>(found);
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        match tokio::time::timeout(PATIENCE, looking).await {
+            Ok(found) => found,
+            Err(_) => bail!("pool {name} {condition}={expected} not seen, but {message}; {}", self.describe().await),
+        }
+    }
+
+    /// The same for a shard group.
+    pub async fn until_shard_group(&self, group: &str, shard: &str, condition: &str, expected: &str) -> Result<String> {
+        let mut message = String::new();
+        let seen = &mut message;
+        let looking = async {
+            loop {
+                let found = self.shard_group(group, shard).await?;
+                let (words, found) = words(&json!(found.and_then(|found| found.status)), condition);
+                *seen = format!("{words}: {found}");
+                if words == expected {
+                    return Ok::<_, anyhow::Error>(found);
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        match tokio::time::timeout(PATIENCE, looking).await {
+            Ok(found) => found,
+            Err(_) => bail!("{group}--{shard} {condition}={expected} not seen, but {message}"),
+        }
+    }
+
+    /// For the message of a test that waits in vain.
+    async fn describe(&self) -> String {
+        let pools = self.api::<NstanceMachinePool>().list(&ListParams::default()).await;
+        let groups = self.api::<NstanceShardGroup>().list(&ListParams::default()).await;
+        let shown = |value: Value| serde_json::to_string(&value).unwrap_or_default();
+        let pools =
+            pools.map(|all| all.items.iter().map(|pool| shown(json!([pool.spec, pool.status]))).collect::<Vec<_>>());
+        let groups = groups
+            .map(|all| all.items.iter().map(|found| shown(json!([found.spec, found.status]))).collect::<Vec<_>>());
+        format!("pools {pools:?}; shard groups {groups:?}")
+    }
+}
+
+/// `status/reason` and the message of one condition.
+fn words(status: &Value, condition: &str) -> (String, String) {
+    let all = status["conditions"].as_array().cloned().unwrap_or_default();
+    let found = all.into_iter().find(|one| one["type"] == condition).unwrap_or_default();
+    let word = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
+    (format!("{}/{}", word("status"), word("reason")), word("message"))
+}
+
+fn capi_resource(kind: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk("cluster.x-k8s.io", "v1beta2", kind))
+}
+
+fn process_settings() -> runtime::Settings {
+    runtime::Settings {
+        lease: None,
+        health_address: None,
+        metrics_address: None,
+        grace: Duration::from_secs(1),
+        request_timeout: Duration::from_secs(10),
+        list_mode: None,
+        instance: "test".into(),
+    }
+}
+
+/// Stands for the kubelets: a Node for every machine of the cloud, which KWOK keeps ready.
+async fn kubelets(client: Client, cloud: InProcess, stop: CancellationToken) {
+    let nodes = Api::<Node>::all(client);
+    let mut known = BTreeSet::new();
+    loop {
+        for machine in cloud.machines() {
+            let id = machine.instance_id;
+            let Some(order) = cloud.order(&id).filter(|_| !known.contains(&id)) else { continue };
+            let node = json!({
+                "apiVersion": "v1", "kind": "Node",
+                "metadata": { "name": id, "labels": { NODE_LABEL: "true" } },
+                "spec": { "providerID": format!("process:///{}/{id}", order.shard) },
+            });
+            if nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await.is_ok() {
+                known.insert(id);
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
+}
