@@ -73,9 +73,11 @@ async fn the_components_install_and_the_template_makes_a_cluster() -> Result<()>
     let pool = api(::api::machine::GROUP, "v1beta1", "NstanceMachinePool").get("workers").await?;
     assert_eq!(pool.data["spec"]["shards"], serde_json::json!(["eu-1", "eu-2"]));
     // By the labels on the definitions Cluster API finds the contract; then it owns what its objects refer to.
-    for (kind, name) in
-        [("NstanceCluster", "prod--default"), ("NstanceControlPlane", "prod--default"), ("NstanceMachinePool", "workers")]
-    {
+    for (kind, name) in [
+        ("NstanceCluster", "prod--default"),
+        ("NstanceControlPlane", "prod--default"),
+        ("NstanceMachinePool", "workers"),
+    ] {
         let is_owned = |object: Option<&DynamicObject>| {
             object.is_some_and(|object| object.metadata.owner_references.iter().flatten().next().is_some())
         };

@@ -351,7 +351,8 @@ mod tests {
         assert!(!read("NstanceMachinePool", "web", "elsewhere").is_of(&pool));
         assert!(!read("NstanceMachinePool", "batch", "machines").is_of(&pool));
         assert!(!read("DockerMachinePool", "web", "machines").is_of(&pool));
-        let bare: MachinePool = serde_json::from_value(json!({ "metadata": {}, "spec": Value::Null })).unwrap_or_default();
+        let bare: MachinePool =
+            serde_json::from_value(json!({ "metadata": {}, "spec": Value::Null })).unwrap_or_default();
         assert!(!bare.is_of(&pool));
     }
 }

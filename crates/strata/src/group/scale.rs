@@ -78,7 +78,9 @@ fn check<'a>(reader: &Reader, group: &'a Group) -> Result<&'a MachinePool, Failu
             .hint(format!("{} shows what it waits for", reader.pools.status_command(key))));
     }
     if let Some(what) = paused(group) {
-        return Err(Failure::new(format!("{what} is paused: group {key} would not change")).hint(resume(&what, namespace)));
+        return Err(
+            Failure::new(format!("{what} is paused: group {key} would not change")).hint(resume(&what, namespace))
+        );
     }
     group.machine_pool.as_ref().ok_or_else(|| {
         Failure::new(format!("group {key} has no MachinePool that says how many instances it has")).hint(format!(
@@ -93,7 +95,10 @@ fn resume(what: &str, namespace: &str) -> String {
     let object = format!("{} {name} -n {namespace}", kind.to_lowercase());
     if kind == "Cluster" {
         let patch = r#"{"spec":{"paused":false}}"#;
-        return format!("resume it with `kubectl patch {object} --type=merge -p '{patch}'`, and remove its annotation {} if it has one", api::machine::PAUSED_ANNOTATION);
+        return format!(
+            "resume it with `kubectl patch {object} --type=merge -p '{patch}'`, and remove its annotation {} if it has one",
+            api::machine::PAUSED_ANNOTATION
+        );
     }
     format!("resume it with `kubectl annotate {object} {}-`", api::machine::PAUSED_ANNOTATION)
 }

@@ -71,7 +71,8 @@ fn head(whole: &Whole, now: Timestamp) -> String {
     let summary = Summary::of(group);
     let (spec, status) = (group.pool.spec.clone().unwrap_or_default(), group.pool.status.clone().unwrap_or_default());
     let machine_pool = group.machine_pool.as_ref();
-    let is_static = status.is_static.then(|| "yes: the shards' configuration decides template, subnets and shards".into());
+    let is_static =
+        status.is_static.then(|| "yes: the shards' configuration decides template, subnets and shards".into());
     let created = group.pool.metadata.creation_timestamp.as_ref().map(|time| time.0);
     facts([
         ("GROUP", Some(summary.group.clone())),

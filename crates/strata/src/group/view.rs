@@ -76,7 +76,8 @@ pub struct Wait {
 
 impl Summary {
     pub fn of(group: &Group) -> Self {
-        let (spec, status) = (group.pool.spec.clone().unwrap_or_default(), group.pool.status.clone().unwrap_or_default());
+        let (spec, status) =
+            (group.pool.spec.clone().unwrap_or_default(), group.pool.status.clone().unwrap_or_default());
         let ready = status.condition(ConditionType::Ready);
         let machine_pool = group.machine_pool.as_ref();
         Self {
@@ -183,7 +184,8 @@ impl Whole {
             waits.push(wait(format!("NstanceMachinePool {}", group.pool_name()), &ready.message));
         }
         if group.machine_pool.is_none() {
-            let why = "no MachinePool refers to it; the operator makes one for a pool that has been without for ten seconds";
+            let why =
+                "no MachinePool refers to it; the operator makes one for a pool that has been without for ten seconds";
             waits.push(wait(format!("NstanceMachinePool {}", group.pool_name()), why));
         }
         for shard in self.shards() {
@@ -299,7 +301,10 @@ mod tests {
     fn a_silent_shard_and_a_blocked_drain_are_what_a_group_waits_for() {
         let whole = whole();
         let shards = whole.shards();
-        assert_eq!(shards.iter().map(|one| (one.wanted, one.current, one.ready)).collect::<Vec<_>>(), [(1, 1, 1), (2, 1, 1)]);
+        assert_eq!(
+            shards.iter().map(|one| (one.wanted, one.current, one.ready)).collect::<Vec<_>>(),
+            [(1, 1, 1), (2, 1, 1)]
+        );
         assert_eq!(shards[0].silent_since, None);
         assert_eq!(shards[1].silent_since.map(|time| time.to_string()).as_deref(), Some("2026-01-01T00:00:00Z"));
         let instances = whole.instances();
@@ -308,10 +313,7 @@ mod tests {
         let waits: Vec<_> = whole.waits().into_iter().map(|wait| format!("{}: {}", wait.what, wait.why)).collect();
         assert_eq!(
             waits,
-            [
-                "shard b: shard b does not answer: …; check its server",
-                "instance y: pod shop/web-1: budget shop/web",
-            ]
+            ["shard b: shard b does not answer: …; check its server", "instance y: pod shop/web-1: budget shop/web",]
         );
         assert_eq!(whole.refusal(), None, "silence is no refusal");
     }
