@@ -136,7 +136,7 @@ pub(crate) struct Machine {
     pub failure_domain: Option<String>,
     pub drain_timeout: Option<Duration>,
     /// The NstanceMachine that it names.
-    pub machine: Option<String>,
+    pub infrastructure: Option<String>,
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "the form that every projection has")]
@@ -149,7 +149,7 @@ pub(crate) fn machine(view: MachineView) -> Option<Machine> {
         is_excluded: has(&metadata, EXCLUDE_DRAINING_ANNOTATION),
         failure_domain: spec.failure_domain.filter(|domain| !domain.is_empty()),
         drain_timeout: spec.deletion.node_drain_timeout_seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs),
-        machine: spec.infrastructure_ref.to(NstanceMachine::KIND),
+        infrastructure: spec.infrastructure_ref.to(NstanceMachine::KIND),
         uid: metadata.uid.unwrap_or_default(),
     })
 }
@@ -184,6 +184,6 @@ mod tests {
         let found = machine(serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap()).unwrap();
         assert!(found.is_marked && found.has_hook && !found.is_excluded && !found.is_deleting);
         assert_eq!(found.failure_domain.as_deref(), Some("dev-1"));
-        assert_eq!(found.drain_timeout, Some(Duration::from_secs(60)));
+        assert_eq!(found.drain_timeout, Some(Duration::from_mins(1)));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::machine::{NstanceMachine, NstanceMachinePool, NstanceShardGroup};
+use api::machine::{NstanceMachine, NstanceMachinePool, NstanceShardGroup, SHARD_LABEL};
 use k8s_openapi::{
     api::core::v1::{Node, NodeSpec},
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
@@ -107,6 +107,13 @@ fn member(parts: Parts<NstanceMachine>) -> Option<NstanceMachine> {
 /// The owner of a kind of ours or of Cluster API's.
 pub(crate) fn owner<'a>(metadata: &'a ObjectMeta, kind: &str) -> Option<&'a OwnerReference> {
     metadata.owner_references.iter().flatten().find(|owner| owner.kind == kind)
+}
+
+/// The shard of a pool's machine, as far as it was stored.
+pub(crate) fn shard_of(member: &NstanceMachine) -> Option<&str> {
+    let stored = member.status.as_ref().and_then(|status| status.shard.as_deref()).filter(|shard| !shard.is_empty());
+    let label = member.metadata.labels.as_ref().and_then(|labels| labels.get(SHARD_LABEL));
+    stored.or(label.map(String::as_str))
 }
 
 fn uid_of(metadata: &ObjectMeta, kind: &str) -> Option<Box<str>> {
@@ -289,7 +296,7 @@ impl Kinds {
             return;
         }
         for found in [change.before, change.after].into_iter().flatten() {
-            let Some(name) = &found.machine else { continue };
+            let Some(name) = &found.infrastructure else { continue };
             let key = Key::new(change.key.namespace.clone(), name.as_str());
             if let Some(member) = self.members.get(&key) {
                 self.concerns(queues, &key.namespace, &member.value);

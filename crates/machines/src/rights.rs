@@ -8,12 +8,8 @@ const GROUP: &str = api::machine::GROUP;
 const CLUSTER_API: &str = "cluster.x-k8s.io";
 
 /// Nodes are of the whole cluster.
-pub const CLUSTER: &[Right] = &[Right {
-    group: "",
-    resource: "nodes",
-    verbs: &["get", "list", "watch"],
-    why: "find the node of an instance",
-}];
+pub const CLUSTER: &[Right] =
+    &[Right { group: "", resource: "nodes", verbs: &["get", "list", "watch"], why: "find the node of an instance" }];
 
 /// All of its objects are in one namespace.
 pub const OWN_NAMESPACE: &[Right] = &joined();
@@ -22,8 +18,7 @@ const fn joined() -> [Right; GROUPS.len() + ground::OWN_NAMESPACE.len()] {
     let mut all = [GROUPS[0]; GROUPS.len() + ground::OWN_NAMESPACE.len()];
     let mut next = 0;
     while next < all.len() {
-        all[next] =
-            if next < GROUPS.len() { GROUPS[next] } else { ground::OWN_NAMESPACE[next - GROUPS.len()] };
+        all[next] = if next < GROUPS.len() { GROUPS[next] } else { ground::OWN_NAMESPACE[next - GROUPS.len()] };
         next += 1;
     }
     all

@@ -4,25 +4,28 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use api::{
     condition::Reason,
-    machine::{NstanceMachinePool, NstanceShardGroup, NstanceShardGroupSpec, NstanceShardGroupStatus},
+    machine::{
+        NstanceMachinePool, NstanceMachinePoolSpec, NstanceShardGroup, NstanceShardGroupSpec, NstanceShardGroupStatus,
+    },
 };
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use plan::{
     Why,
     fact::Never,
     machines::{
         machine::is_released,
-        shard::{Group, Members},
+        shard::{Group, Instance, Members},
         shard_group::{self, Action, Call, DELETE, Note, Observed, Tried},
     },
     round::{Plan, Report},
 };
-use runtime::{Controller, Error, InputsOf, Key, Kind, Parts, RoundOf, Turn};
+use runtime::{Controller, Error, InputsOf, Key, Kind, Parts, RoundOf, Turn, Versioned};
 use serde_json::json;
 
 use crate::{
     cluster::is_paused,
-    kinds::{Kinds, owner},
+    kinds::{Kinds, owner, shard_of},
     shards::{self, CallState, Request, Shards, job_key, request_id},
 };
 
@@ -58,13 +61,15 @@ impl Controller for ShardGroupController {
         let Some(spec) = &object.spec else { return Ok(Observed::default()) };
         let shard = self.shards.shard(&spec.shard, &spec.group);
         let group = shard.answer().and_then(|answer| answer.group.as_ref());
-        let pool = owner(&object.metadata, NstanceMachinePool::KIND);
-        let pool = pool.and_then(|owner| self.kinds.pools.get(&Key::new(key.namespace.clone(), owner.name.as_str())));
+        let owner = owner(&object.metadata, NstanceMachinePool::KIND);
+        let pool = owner.and_then(|owner| self.pool(key, owner));
         let is_pool_paused = pool.as_ref().is_some_and(|pool| is_paused(&pool.value.metadata));
         let nodes = self.kinds.nodes_of(group.into_iter().flat_map(ids));
         Ok(Observed {
             nodes: nodes.into_iter().map(|(node, _)| node).collect(),
             released: self.released(key, group).await?,
+            members: owner.map_or(0, |owner| self.members(&owner.uid, &spec.shard)),
+            is_wanted: pool.as_ref().is_some_and(|pool| is_wanted(&pool.value, spec)),
             call: self.call(key),
             is_paused: is_paused(&object.metadata) || is_pool_paused || self.kinds.is_cluster_paused(),
             errors: self.errors(spec),
@@ -73,7 +78,13 @@ impl Controller for ShardGroupController {
         })
     }
 
-    fn plan(&self, object: &NstanceShardGroup, observed: &Observed, inputs: &InputsOf<Self>, _: Timestamp) -> Plan<Action> {
+    fn plan(
+        &self,
+        object: &NstanceShardGroup,
+        observed: &Observed,
+        inputs: &InputsOf<Self>,
+        _: Timestamp,
+    ) -> Plan<Action> {
         shard_group::plan(object, observed, &inputs.note)
     }
 
@@ -123,7 +134,7 @@ impl Controller for ShardGroupController {
 /// Every ID that is known of a group's instances.
 fn ids(group: &Group) -> Vec<&str> {
     match &group.members {
-        Members::Listed(instances) => instances.iter().flat_map(|instance| instance.ids()).collect(),
+        Members::Listed(instances) => instances.iter().flat_map(Instance::ids).collect(),
         Members::Counted(ids) => ids.iter().map(String::as_str).collect(),
     }
 }
@@ -138,7 +149,27 @@ fn read_label(label: &str) -> (String, u64) {
     (digest.to_owned(), poll.parse().unwrap_or_default())
 }
 
+/// Whether a pool has a group on a shard, and keeps it there.
+fn is_wanted(pool: &NstanceMachinePool, spec: &NstanceShardGroupSpec) -> bool {
+    let wants = |pool: &NstanceMachinePoolSpec| pool.group == spec.group && pool.shards.contains(&spec.shard);
+    pool.metadata.deletion_timestamp.is_none() && pool.spec.as_ref().is_some_and(wants)
+}
+
 impl ShardGroupController {
+    /// The pool that owns a shard group; a namesake of it is another.
+    fn pool(&self, key: &Key, owner: &OwnerReference) -> Option<Arc<Versioned<NstanceMachinePool>>> {
+        let found = self.kinds.pools.get(&Key::new(key.namespace.clone(), owner.name.as_str()))?;
+        (found.value.metadata.uid.as_ref() == Some(&owner.uid)).then_some(found)
+    }
+
+    /// How many machines a pool has on a shard.
+    fn members(&self, pool: &str, shard: &str) -> usize {
+        let all = self.kinds.indexes.members.keys(&pool.into());
+        let is_there =
+            |key: &&Key| self.kinds.members.get(key).is_some_and(|member| shard_of(&member.value) == Some(shard));
+        all.iter().filter(is_there).count()
+    }
+
     /// Instances whose machines are under deletion and drained.
     async fn released(&self, key: &Key, group: Option<&Group>) -> Result<BTreeSet<String>, Error> {
         let mut released = BTreeSet::new();

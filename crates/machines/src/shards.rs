@@ -229,13 +229,11 @@ impl Shards {
     }
 
     fn fact<T>(&self, name: &str, project: impl FnOnce(&Said) -> T) -> Fact<T> {
-        match self.0.sources.get(&name.to_owned()) {
-            Some(snapshot) => snapshot.fact(project),
-            None => {
-                let message = "the operator has no certificate for its shards yet".to_owned();
-                Fact::Unknown { why: Failure { class: Class::Transient, message }, last: None }
-            }
+        if let Some(snapshot) = self.0.sources.get(&name.to_owned()) {
+            return snapshot.fact(project);
         }
+        let message = "the operator has no certificate for its shards yet".to_owned();
+        Fact::Unknown { why: Failure { class: Class::Transient, message }, last: None }
     }
 
     fn notify(&self, shard: &str) {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use api::machine::{API_VERSION, NstanceMachine, NstanceMachinePool, NstanceShardGroup};
+use api::machine::{API_VERSION, NstanceMachinePool, NstanceShardGroup};
 use k8s_openapi::{
     api::{core::v1::Node, events::v1::Event},
     serde::de::DeserializeOwned,
@@ -18,12 +18,11 @@ use machines::{
     shards::Pace,
 };
 use process::Clock;
-use runtime::{Fatal, Operator};
+use runtime::Operator;
 use serde_json::{Value, json};
 use shard::provider::InProcess;
 use tempfile::TempDir;
 use testbed::{ControlPlane, kwok::NODE_LABEL};
-use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
@@ -45,7 +44,8 @@ pub struct Scene {
     pub namespace: String,
     pub client: Client,
     directory: TempDir,
-    operator: Option<(CancellationToken, JoinHandle<Result<(), Fatal>>)>,
+    /// Ends with the scene.
+    operator: Option<DropGuard>,
     _kubelets: DropGuard,
 }
 
@@ -70,8 +70,7 @@ impl Scene {
         let stop = CancellationToken::new();
         tokio::spawn(kubelets(client.clone(), zones.cloud.clone(), stop.clone()));
         let directory = tempfile::tempdir()?;
-        let scene =
-            Self { zones, namespace, client, directory, operator: None, _kubelets: stop.drop_guard() };
+        let scene = Self { zones, namespace, client, directory, operator: None, _kubelets: stop.drop_guard() };
         scene.install().await?;
         scene.write_shards(shards)?;
         Ok(scene)
@@ -128,19 +127,11 @@ impl Scene {
         let mut layer = Config::new(settings, ApiServer::of(&config, None));
         layer.pace = Pace { poll: POLL };
         let stop = CancellationToken::new();
-        let mut operator =
-            Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), stop.clone());
+        let mut operator = Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), stop.clone());
         operator.layer("machines");
         machines::install(&mut operator, &layer);
-        self.operator = Some((stop, tokio::spawn(operator.run(|_| {}))));
-        Ok(())
-    }
-
-    pub async fn stop(&mut self) -> Result<()> {
-        if let Some((stop, running)) = self.operator.take() {
-            stop.cancel();
-            running.await??;
-        }
+        tokio::spawn(operator.run(|_| {}));
+        self.operator = Some(stop.drop_guard());
         Ok(())
     }
 
@@ -163,7 +154,8 @@ impl Scene {
 
     pub async fn create_pool_with(&self, name: &str, spec: Value) -> Result<()> {
         let metadata = json!({ "name": name, "namespace": self.namespace });
-        let object = json!({ "apiVersion": API_VERSION, "kind": "NstanceMachinePool", "metadata": metadata, "spec": spec });
+        let object =
+            json!({ "apiVersion": API_VERSION, "kind": "NstanceMachinePool", "metadata": metadata, "spec": spec });
         self.api::<NstanceMachinePool>().create(&PostParams::default(), &serde_json::from_value(object)?).await?;
         Ok(())
     }
@@ -211,10 +203,6 @@ impl Scene {
         Ok(self.api::<NstanceShardGroup>().get_opt(&format!("{group}--{shard}")).await?)
     }
 
-    pub async fn members(&self) -> Result<Vec<NstanceMachine>> {
-        Ok(self.api::<NstanceMachine>().list(&ListParams::default()).await?.items)
-    }
-
     /// Events of one object: type, reason and note.
     pub async fn events(&self, name: &str) -> Result<Vec<(String, String, String)>> {
         let all = self.api::<Event>().list(&ListParams::default()).await?;
@@ -223,6 +211,15 @@ impl Scene {
             (event.type_.unwrap_or_default(), event.reason.unwrap_or_default(), event.note.unwrap_or_default())
         };
         Ok(all.items.into_iter().filter(about).map(words).collect())
+    }
+
+    /// Waits for an event of this type and reason that says this: it is written after the status.
+    pub async fn until_event(&self, name: &str, expected: (&str, &str), words: &str) -> Result<()> {
+        let look = || async {
+            let events = self.events(name).await?;
+            Ok(events.iter().any(|(kind, reason, note)| (&**kind, &**reason) == expected && note.contains(words)))
+        };
+        self.until(&format!("{name} has an event {expected:?}"), look).await
     }
 
     /// Sizes of the group on each shard as the shards have it.
@@ -307,9 +304,10 @@ impl Scene {
         let pools = self.api::<NstanceMachinePool>().list(&ListParams::default()).await;
         let groups = self.api::<NstanceShardGroup>().list(&ListParams::default()).await;
         let shown = |value: Value| serde_json::to_string(&value).unwrap_or_default();
-        let pools = pools.map(|all| all.items.iter().map(|pool| shown(json!([pool.spec, pool.status]))).collect::<Vec<_>>());
-        let groups =
-            groups.map(|all| all.items.iter().map(|found| shown(json!([found.spec, found.status]))).collect::<Vec<_>>());
+        let pools =
+            pools.map(|all| all.items.iter().map(|pool| shown(json!([pool.spec, pool.status]))).collect::<Vec<_>>());
+        let groups = groups
+            .map(|all| all.items.iter().map(|found| shown(json!([found.spec, found.status]))).collect::<Vec<_>>());
         format!("pools {pools:?}; shard groups {groups:?}")
     }
 }

@@ -19,6 +19,7 @@ pub(crate) const LAYER: Layer = Layer { spec: machines::LAYER, is_configured, in
 /// Flags, environment and keys of the configuration file, as those of [`Values`].
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
+#[expect(clippy::struct_field_names, reason = "each is the name of its flag")]
 pub(crate) struct MachinesFlags {
     /// Configuration file of the machines layer: cluster_id, tenant and shards [default: /etc/nstance/operator/config.yaml, if it exists]
     #[arg(long, env = "STRATA_MACHINES_CONFIG", value_name = "FILE")]
