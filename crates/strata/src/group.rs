@@ -56,7 +56,7 @@ enum Output {
 pub async fn run(flags: Flags) -> Result<ExitCode, Failure> {
     let (client, namespace) = flags.connection.connect().await?;
     let everywhere = matches!(&flags.command, Command::List(list) if list.all_namespaces);
-    let reader = read::Reader::new(client, (!everywhere).then_some(namespace));
+    let reader = read::Reader::new(client, (!everywhere).then_some(namespace.as_str()));
     match flags.command {
         Command::List(flags) => list::run(&reader, &flags).await,
         Command::Scale(flags) => scale::run(&reader, &flags).await,

@@ -159,8 +159,9 @@ pub fn is_paused(metadata: &ObjectMeta) -> bool {
 }
 
 impl Reader {
-    pub fn new(client: Client, namespace: Option<String>) -> Self {
-        let objects = |resource: ApiResource| Objects::new(client.clone(), namespace.clone(), resource, NOUN);
+    pub fn new(client: Client, namespace: Option<&str>) -> Self {
+        let objects =
+            |resource: ApiResource| Objects::new(client.clone(), namespace.map(str::to_owned), resource, NOUN);
         let of_cluster_api =
             |kind: &str| ApiResource::from_gvk(&GroupVersionKind::gvk(CLUSTER_API_GROUP, "v1beta2", kind));
         Self {

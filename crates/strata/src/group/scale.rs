@@ -64,7 +64,7 @@ pub async fn run(reader: &Reader, flags: &Flags) -> Result<ExitCode, Failure> {
     }
     let pool = group.pool_name().to_owned();
     let look = async || reader.look(&pool, &name).await;
-    let judge = |whole: &Whole| judge(whole, flags.replicas, &reader.pools.status_command(&key));
+    let judge = |whole: &Whole| Ok(judge(whole, flags.replicas, &reader.pools.status_command(&key)));
     waiting(&reader.pools, &progress, &flags.wait).until_seen(&key, look, &judge).await?;
     progress.line(&format!("✔ {key}"));
     Ok(ExitCode::SUCCESS)
@@ -116,7 +116,7 @@ fn autoscaler(machine_pool: &MachinePool, replicas: i32) -> Option<String> {
 }
 
 /// How a group stands towards the replicas that were asked for.
-fn judge(whole: &Whole, asked: i32, status_command: &str) -> Result<Standing, Failure> {
+fn judge(whole: &Whole, asked: i32, status_command: &str) -> Standing {
     let group = &whole.group;
     let summary = Summary::of(group);
     let waits = whole.waits();
@@ -146,10 +146,93 @@ fn judge(whole: &Whole, asked: i32, status_command: &str) -> Result<Standing, Fa
     } else {
         Verdict::Moving
     };
-    Ok(Standing { summary: text, verdict })
+    Standing { summary: text, verdict }
 }
 
 /// Whether the user has to correct something.
 fn is_final(reason: Reason) -> bool {
     matches!(reason, Reason::Invalid | Reason::DuplicateGroup | Reason::ObjectTaken | Reason::ObjectRejected)
+}
+
+#[cfg(test)]
+mod tests {
+    use api::condition::Condition;
+    use jiff::Timestamp;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Three wanted of generation 2, and a pool that reports so.
+    fn whole(current: i32, ready: i32, observed: i64, reason: Reason) -> Whole {
+        let status = if reason == Reason::Reconciled { ConditionStatus::True } else { ConditionStatus::False };
+        let condition: Condition = Condition {
+            kind: ConditionType::Ready,
+            status,
+            observed_generation: None,
+            last_transition_time: Timestamp::UNIX_EPOCH,
+            reason,
+            message: "as the operator says".to_owned(),
+        };
+        let status = json!({ "replicas": current, "observedOwnerGeneration": observed, "conditions": [condition] });
+        let pool =
+            json!({ "metadata": { "name": "web" }, "spec": { "group": "web", "shards": ["a"] }, "status": status });
+        let machine_pool = json!({
+            "metadata": { "name": "web", "generation": 2 }, "spec": { "replicas": 3 },
+            "status": { "readyReplicas": ready },
+        });
+        let group = Group {
+            pool: serde_json::from_value(pool).unwrap(),
+            machine_pool: Some(serde_json::from_value(machine_pool).unwrap()),
+        };
+        Whole { group, ..Whole::default() }
+    }
+
+    fn verdict(whole: &Whole, asked: i32) -> String {
+        match judge(whole, asked, "`strata group status web`").verdict {
+            Verdict::Unseen => "unseen".to_owned(),
+            Verdict::Moving => "moving".to_owned(),
+            Verdict::Done => "done".to_owned(),
+            Verdict::Failed(failure) => failure.message,
+        }
+    }
+
+    #[test]
+    fn a_scale_is_done_when_all_are_there_and_ready() {
+        for (whole, expected) in [
+            (whole(3, 3, 1, Reason::Reconciled), "unseen"),
+            (whole(2, 2, 2, Reason::Reconciled), "moving"),
+            (whole(3, 2, 2, Reason::Reconciled), "moving"),
+            (whole(4, 3, 2, Reason::Reconciled), "moving"),
+            (whole(3, 3, 2, Reason::Reconciling), "moving"),
+            (whole(3, 3, 2, Reason::Reconciled), "done"),
+            (whole(0, 0, 2, Reason::Invalid), "group web: Invalid: as the operator says"),
+            // What was wrong before the change may be right after it.
+            (whole(0, 0, 1, Reason::Invalid), "unseen"),
+        ] {
+            assert_eq!(verdict(&whole, 3), expected);
+        }
+    }
+
+    #[test]
+    fn what_happens_meanwhile_ends_the_wait() {
+        let mut whole = whole(2, 2, 2, Reason::Reconciled);
+        assert_eq!(verdict(&whole, 5), "the MachinePool asks for 3 instances now, not 5: another client scaled it");
+        let annotations = [(api::machine::PAUSED_ANNOTATION.to_owned(), String::new())];
+        whole.group.pool.metadata.annotations = Some(annotations.into());
+        assert!(
+            verdict(&whole, 3).starts_with("NstanceMachinePool web was paused meanwhile; 2 of 3 instances, 2 ready")
+        );
+    }
+
+    #[test]
+    fn an_autoscaler_is_named_with_its_limits() {
+        let pool = |annotations: Value| -> MachinePool {
+            serde_json::from_value(json!({ "metadata": { "annotations": annotations } })).unwrap()
+        };
+        let limited = pool(json!({ MIN_SIZE: "1", MAX_SIZE: "5" }));
+        assert!(autoscaler(&limited, 3).unwrap().ends_with("it may change the number again"));
+        assert!(autoscaler(&limited, 6).unwrap().ends_with("it will bring the number back between them"));
+        assert_eq!(autoscaler(&pool(json!({ MIN_SIZE: "1" })), 3), None);
+        assert_eq!(autoscaler(&pool(json!({ MIN_SIZE: "few", MAX_SIZE: "5" })), 3), None);
+    }
 }

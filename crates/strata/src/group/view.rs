@@ -255,19 +255,19 @@ mod tests {
         json!({ "type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": since })
     }
 
-    fn pool(conditions: Value) -> NstanceMachinePool {
+    fn pool(conditions: &Value) -> NstanceMachinePool {
         let metadata = json!({ "name": "web", "namespace": "machines", "uid": "p" });
         let status = json!({ "replicas": 2, "conditions": conditions });
         read(json!({ "metadata": metadata, "spec": { "group": "web", "shards": ["a", "b"] }, "status": status }))
     }
 
-    fn shard_group(shard: &str, size: i32, replicas: i32, conditions: Value) -> NstanceShardGroup {
+    fn shard_group(shard: &str, size: i32, replicas: i32, conditions: &Value) -> NstanceShardGroup {
         let spec = json!({ "group": "web", "shard": shard, "size": size });
         let status = json!({ "replicas": replicas, "conditions": conditions });
         read(json!({ "metadata": { "name": format!("web--{shard}") }, "spec": spec, "status": status }))
     }
 
-    fn machine(name: &str, shard: &str, ready: bool, conditions: Value) -> NstanceMachine {
+    fn machine(name: &str, shard: &str, ready: bool, conditions: &Value) -> NstanceMachine {
         let status = json!({ "shard": shard, "ready": ready, "conditions": conditions });
         read(json!({ "metadata": { "name": name }, "spec": { "group": "web" }, "status": status }))
     }
@@ -275,7 +275,7 @@ mod tests {
     /// Two shards, one of them silent, and a machine that a budget holds.
     fn whole() -> Whole {
         let group = Group {
-            pool: pool(json!([condition("Ready", "False", "Reconciling", "not all shards have their share: …")])),
+            pool: pool(&json!([condition("Ready", "False", "Reconciling", "not all shards have their share: …")])),
             machine_pool: Some(read(json!({
                 "metadata": { "name": "web", "namespace": "machines" },
                 "spec": { "clusterName": "c", "replicas": 3 }, "status": { "readyReplicas": 1 },
@@ -289,10 +289,10 @@ mod tests {
         Whole {
             group,
             shard_groups: vec![
-                shard_group("b", 2, 1, silent),
-                shard_group("a", 1, 1, json!([condition("Ready", "True", "SyncSucceeded", "all is well")])),
+                shard_group("b", 2, 1, &silent),
+                shard_group("a", 1, 1, &json!([condition("Ready", "True", "SyncSucceeded", "all is well")])),
             ],
-            machines: vec![machine("y", "b", true, held), machine("x", "a", true, json!([]))],
+            machines: vec![machine("y", "b", true, &held), machine("x", "a", true, &json!([]))],
             nodes: [("x".to_owned(), "node-x".to_owned())].into(),
         }
     }
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn a_group_at_rest_waits_for_nothing() {
         let mut whole = whole();
-        whole.group.pool = pool(json!([condition("Ready", "True", "Reconciled", "all is well")]));
+        whole.group.pool = pool(&json!([condition("Ready", "True", "Reconciled", "all is well")]));
         whole.shard_groups.remove(0);
         whole.machines.remove(0);
         assert_eq!(whole.waits(), []);
@@ -333,7 +333,7 @@ mod tests {
     fn what_is_paused_is_named() {
         let mut group = whole().group;
         assert_eq!(paused(&group), None);
-        group.pool = pool(json!([condition("Paused", "True", "Paused", "paused")]));
+        group.pool = pool(&json!([condition("Paused", "True", "Paused", "paused")]));
         assert_eq!(paused(&group).as_deref(), Some("Cluster c"));
         let annotations = Some([(api::machine::PAUSED_ANNOTATION.to_owned(), String::new())].into());
         group.machine_pool.as_mut().unwrap().metadata.annotations.clone_from(&annotations);
@@ -348,12 +348,12 @@ mod tests {
     fn a_pool_without_a_machine_pool_or_with_a_refusal_says_so() {
         let mut whole = whole();
         whole.group.machine_pool = None;
-        whole.group.pool = pool(json!([condition("Ready", "False", "Invalid", "shard c is unknown")]));
+        whole.group.pool = pool(&json!([condition("Ready", "False", "Invalid", "shard c is unknown")]));
         let refused = json!([
             condition("Ready", "False", "ConfigValidationFailed", "no template web"),
             condition("ConfigValid", "False", "ConfigValidationFailed", "no template web"),
         ]);
-        whole.shard_groups = vec![shard_group("a", 1, 0, refused)];
+        whole.shard_groups = vec![shard_group("a", 1, 0, &refused)];
         whole.machines.clear();
         let waits: Vec<_> = whole.waits().into_iter().map(|wait| wait.why).collect();
         assert_eq!(waits[0], "shard c is unknown");
