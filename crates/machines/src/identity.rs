@@ -144,11 +144,12 @@ pub(crate) fn install(
         metrics,
     };
     operator.part("machines identity", STOP_LIMIT, move |stop, pulse| async move {
-        stop.run_until_cancelled(pulse.while_waiting(identity.run())).await;
+        stop.run_until_cancelled(pulse.while_waiting(Box::pin(identity.run()))).await;
     });
     known
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
 fn ca(map: ConfigMap) -> Option<String> {
     // One without the entry is there, and of no use.
     Some(map.data.and_then(|mut data| data.remove(CA)).unwrap_or_default())

@@ -23,7 +23,8 @@ use serde_json::{Value, json};
 
 use crate::{
     cluster::is_paused,
-    kinds::{Kinds, owner, shard_of},
+    kinds::{Kinds, owner},
+    nodes::shard_of,
     shards::Shards,
 };
 

@@ -61,6 +61,12 @@ const GROUPS: &[Right] = &[
     },
     Right {
         group: CLUSTER_API,
+        resource: "machinedrainrules",
+        verbs: &["get", "list", "watch"],
+        why: "drain nodes as Cluster API's users say",
+    },
+    Right {
+        group: CLUSTER_API,
         resource: "machinepools",
         verbs: &["get", "list", "watch", "create"],
         why: "read how many replicas a pool shall have; make one for an imported group",

@@ -78,7 +78,7 @@ impl Account {
         let binding = ClusterRoleBinding {
             metadata: named(self.role),
             role_ref: role_ref("ClusterRole", self.role),
-            subjects: subjects(namespace, self.name),
+            subjects: Some(vec![subject(namespace, self.name)]),
         };
         (account, binding)
     }
@@ -92,7 +92,7 @@ pub fn layer_role(namespace: &str, name: &str, layer: &str, rights: &[Right]) ->
     let binding = RoleBinding {
         metadata: within(namespace, &role_name),
         role_ref: role_ref("Role", &role_name),
-        subjects: subjects(namespace, name),
+        subjects: Some(vec![subject(namespace, name)]),
     };
     (role, binding)
 }
@@ -109,13 +109,13 @@ fn role_ref(kind: &str, name: &str) -> RoleRef {
     RoleRef { api_group: "rbac.authorization.k8s.io".to_owned(), kind: kind.to_owned(), name: name.to_owned() }
 }
 
-fn subjects(namespace: &str, account: &str) -> Option<Vec<Subject>> {
-    Some(vec![Subject {
+fn subject(namespace: &str, account: &str) -> Subject {
+    Subject {
         kind: "ServiceAccount".to_owned(),
         name: account.to_owned(),
         namespace: Some(namespace.to_owned()),
         ..Subject::default()
-    }])
+    }
 }
 
 /// Everything the operator is allowed to do, and the account that is allowed to.
@@ -162,13 +162,13 @@ pub fn rbac(namespace: &str, name: &str, layers: &[Right]) -> Rbac {
         cluster_binding: ClusterRoleBinding {
             metadata: named(name),
             role_ref: role_ref("ClusterRole", name),
-            subjects: subjects(namespace, name),
+            subjects: Some(vec![subject(namespace, name)]),
         },
         role: Role { metadata: within(namespace, &lease_name), rules: None },
         binding: RoleBinding {
             metadata: within(namespace, &lease_name),
             role_ref: role_ref("Role", &lease_name),
-            subjects: subjects(namespace, name),
+            subjects: Some(vec![subject(namespace, name)]),
         },
     };
     rbac.with_lease(DEFAULT_LEASE)

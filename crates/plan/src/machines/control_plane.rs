@@ -73,7 +73,7 @@ pub fn plan(control_plane: &NstanceControlPlane, observed: &Observed) -> Plan<St
     match kubeconfig.found {
         Found::Absent | Found::Present { left: None } => _ = plan.push(StoreKubeconfig),
         Found::Present { left: Some(left) } if left <= REFRESH_BEFORE => _ = plan.push(StoreKubeconfig),
-        Found::Present { left: Some(left) } => plan.look_within((left - REFRESH_BEFORE).min(LOOK)),
+        Found::Present { left: Some(left) } => plan.look_within(left.saturating_sub(REFRESH_BEFORE).min(LOOK)),
         Found::Foreign => {}
     }
     plan
@@ -126,16 +126,12 @@ fn condition(kubeconfig: &Kubeconfig, round: &RoundOf<'_>, make: &Conditions<'_,
         return say(False, Reason::ObjectTaken, message);
     }
     let Some(account) = account else {
-        return match found {
-            Found::Present { .. } => {
-                say(True, Reason::KubeconfigStored, format!("Secret {secret} is the administrator's"))
-            }
-            _ => {
-                let message =
-                    format!("Secret {secret} is missing; put a kubeconfig of the workload cluster under its key value");
-                say(False, Reason::KubeconfigMissing, message)
-            }
-        };
+        if *found != Found::Absent {
+            return say(True, Reason::KubeconfigStored, format!("Secret {secret} is the administrator's"));
+        }
+        let message =
+            format!("Secret {secret} is missing; put a kubeconfig of the workload cluster under its key value");
+        return say(False, Reason::KubeconfigMissing, message);
     };
     let failure = round.progress.iter().find_map(failed);
     let is_done = round.progress.iter().any(Progress::is_done);

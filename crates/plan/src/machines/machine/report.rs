@@ -185,7 +185,7 @@ impl Words<'_> {
             return say(True, Reason::Drained, "there is no Node to drain");
         }
         match (place(self.machine(), observed, self.known), ended) {
-            (Place::Nowhere, Some(former)) | (Place::Unknown(_), Some(former)) => former.clone(),
+            (Place::Nowhere | Place::Unknown(_), Some(former)) => former.clone(),
             (Place::Nowhere, None) => say(True, Reason::Drained, "there is no Node to drain"),
             (Place::Node(_), _) => say(False, Reason::Draining, "the drain begins"),
             (Place::Ambiguous(nodes), _) => say(False, Reason::Draining, &ambiguous(&nodes)),

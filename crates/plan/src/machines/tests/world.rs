@@ -25,6 +25,8 @@ pub struct Server {
     pub is_silent: bool,
     /// It has lost its groups, and not their instances.
     pub has_lost: bool,
+    /// It has had instances that nothing else knows of: those that are not named it drains by itself.
+    was_lost: bool,
     poll: u64,
     pub group: Option<Group>,
     remove_first: Vec<String>,
@@ -72,8 +74,8 @@ pub struct World {
     deleted: BTreeMap<String, String>,
     /// Instances that may go: drained, past their deadline, or lost.
     pub free: BTreeSet<String>,
-    /// Instances that a shard listed. Of others only their shard knows, and drains them by itself.
-    seen: BTreeSet<String>,
+    /// Instances that ever had an NstanceMachine. Of others only their shard knows, and drains them by itself.
+    recorded: BTreeSet<String>,
     /// Writes until the process dies.
     fuel: Option<usize>,
     next_id: u32,
@@ -123,7 +125,7 @@ impl World {
             drains: BTreeMap::new(),
             deleted: BTreeMap::new(),
             free: BTreeSet::new(),
-            seen: BTreeSet::new(),
+            recorded: BTreeSet::new(),
             fuel: None,
             next_id: 0,
             acted: false,
@@ -161,7 +163,6 @@ impl World {
         self.acted = false;
         for server in self.servers.values_mut().filter(|server| !server.is_silent) {
             let group = server.group.clone().filter(|_| !server.has_lost);
-            self.seen.extend(group.iter().flat_map(Group::instances).map(|instance| instance.id.clone()));
             server.said = Answer { poll: server.poll, group };
         }
         self.run_pool();
@@ -284,7 +285,9 @@ impl World {
             pool::Action::DeleteShardGroup { name, .. } => self.delete_shard_group(&name),
             pool::Action::CreateMachine(body) => {
                 let object: NstanceMachine = from_value(body).unwrap();
-                self.members.insert(object.metadata.name.clone().unwrap(), (object, machine::Note::default()));
+                let name = object.metadata.name.clone().unwrap();
+                self.recorded.insert(name.clone());
+                self.members.insert(name, (object, machine::Note::default()));
             }
             pool::Action::HookMachine { name, .. } => self.machines.get_mut(&name).unwrap().has_hook = true,
             pool::Action::DeleteMachine { name, .. } => self.machines.get_mut(&name).unwrap().is_deleting = true,
@@ -553,9 +556,10 @@ impl World {
         }
         let mut named = server.remove_first.iter().chain(&server.replace).cloned().collect::<Vec<_>>().into_iter();
         while instances.len() > size {
+            let is_named = named.len() > 0;
             let victim = named.next().unwrap_or_else(|| instances[0].id.clone());
-            let is_known = self.seen.contains(&victim) && self.nodes.contains_key(&victim);
-            let is_free = self.free.contains(&victim) || !is_known;
+            let is_known = self.recorded.contains(&victim) && self.nodes.contains_key(&victim);
+            let is_free = self.free.contains(&victim) || !is_known || (server.was_lost && !is_named);
             assert!(is_free, "{victim} of {name} is removed and was not drained");
             instances.retain(|instance| instance.id != victim);
             // What is left of it is a Node that does not answer.
@@ -569,7 +573,10 @@ impl World {
             Event::Scale(replicas) => self.replicas = *replicas,
             Event::Silence(index) => self.server(*index).is_silent = true,
             Event::Voice(index) => self.server(*index).is_silent = false,
-            Event::LoseGroup(index) => self.server(*index).has_lost = true,
+            Event::LoseGroup(index) => {
+                let server = self.server(*index);
+                (server.has_lost, server.was_lost) = (true, true);
+            }
             Event::Mark(index) => {
                 if let Some(name) = nth(&self.machines, *index) {
                     self.machines.get_mut(&name).unwrap().is_marked = true;
