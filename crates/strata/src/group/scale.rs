@@ -103,7 +103,7 @@ fn resume(what: &str, namespace: &str) -> String {
     format!("resume it with `kubectl annotate {object} {}-`", api::machine::PAUSED_ANNOTATION)
 }
 
-/// That another hand scales the group as well.
+/// That a cluster autoscaler changes the number as well.
 fn autoscaler(machine_pool: &MachinePool, replicas: i32) -> Option<String> {
     let limit = |name: &str| machine_pool.metadata.annotations.as_ref()?.get(name)?.parse::<i32>().ok();
     let (least, most) = (limit(MIN_SIZE)?, limit(MAX_SIZE)?);

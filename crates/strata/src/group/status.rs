@@ -104,7 +104,7 @@ fn instances(whole: &Whole) -> Table {
     let word = |is_so: bool| if is_so { "True" } else { "False" }.to_owned();
     for one in whole.instances() {
         let [shard, node, reason] = [one.shard, one.node, one.reason].map(Option::unwrap_or_default);
-        // The colour of trouble is for what should not be so.
+        // No word that has a colour: that it goes is neither good nor bad.
         let going = if one.is_going { "yes".to_owned() } else { String::new() };
         table.add([one.instance, shard, node, word(one.ready), going, reason]);
     }

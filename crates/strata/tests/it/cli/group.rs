@@ -220,35 +220,35 @@ async fn groups_are_listed_and_one_is_shown_with_what_it_waits_for() -> Result<(
 async fn scaling_is_refused_where_it_would_have_no_effect() -> Result<()> {
     let bed = Bed::new().await?;
     bed.pool("web", &["a"], pool_status(2, 1, reconciled())).await?;
-    let told = bed.group(&["scale", "web", "3"]).await?.refusal(1)?;
-    assert!(told.contains("group web has no MachinePool"), "{told}");
-    assert!(told.contains("hint: create one whose infrastructureRef names NstanceMachinePool web"), "{told}");
+    let answer = bed.group(&["scale", "web", "3"]).await?.refusal(1)?;
+    assert!(answer.contains("group web has no MachinePool"), "{answer}");
+    assert!(answer.contains("hint: create one whose infrastructureRef names NstanceMachinePool web"), "{answer}");
 
     bed.machine_pool("web", 2, json!({})).await?;
     for args in [["scale", "wbe", "3"].as_slice(), &["status", "wbe"]] {
-        let told = bed.group(args).await?.refusal(1)?;
-        assert!(told.contains("there is no group wbe in namespace") && told.contains("did you mean web?"), "{told}");
+        let answer = bed.group(args).await?.refusal(1)?;
+        assert!(answer.contains("there is no group wbe in namespace") && answer.contains("did you mean web?"), "{answer}");
     }
     let mut elsewhere = strata(&["group", "status", "web", "-n", "default", "--kubeconfig"]);
     elsewhere.arg(&bed.place.kubeconfig);
-    let told = run(elsewhere).await?.refusal(1)?;
-    assert!(told.contains("there is no group web in namespace default") && told.contains("add -n "), "{told}");
+    let answer = run(elsewhere).await?.refusal(1)?;
+    assert!(answer.contains("there is no group web in namespace default") && answer.contains("add -n "), "{answer}");
 
     let paused = json!({ "metadata": { "annotations": { "cluster.x-k8s.io/paused": "" } } });
     let resumed = json!({ "metadata": { "annotations": { "cluster.x-k8s.io/paused": null } } });
     let pools = bed.api::<NstanceMachinePool>();
     pools.patch("web", &PatchParams::default(), &Patch::Merge(&paused)).await?;
-    let told = bed.group(&["scale", "web", "3"]).await?.refusal(1)?;
-    assert!(told.contains("NstanceMachinePool web is paused: group web would not change"), "{told}");
+    let answer = bed.group(&["scale", "web", "3"]).await?.refusal(1)?;
+    assert!(answer.contains("NstanceMachinePool web is paused: group web would not change"), "{answer}");
     let remedy = format!("kubectl annotate nstancemachinepool web -n {} cluster.x-k8s.io/paused-", bed.place.namespace);
-    assert!(told.contains(&remedy), "{told}");
+    assert!(answer.contains(&remedy), "{answer}");
     pools.patch("web", &PatchParams::default(), &Patch::Merge(&resumed)).await?;
     let mut status = pool_status(2, 1, reconciled());
     let paused = condition("Paused", "True", "Paused", "the object or its Cluster is paused");
     status["conditions"] = json!([reconciled(), paused]);
     bed.report("web", status).await?;
-    let told = bed.group(&["scale", "web", "3"]).await?.refusal(1)?;
-    assert!(told.contains("Cluster c--t is paused") && told.contains("kubectl patch cluster c--t"), "{told}");
+    let answer = bed.group(&["scale", "web", "3"]).await?.refusal(1)?;
+    assert!(answer.contains("Cluster c--t is paused") && answer.contains("kubectl patch cluster c--t"), "{answer}");
     assert_eq!(bed.replicas("web").await?, 2, "a refusal changes nothing");
 
     for replicas in ["-1", "2147483648", "many"] {
@@ -302,14 +302,14 @@ async fn scale_waits_until_so_many_are_ready_and_shows_what_holds_it() -> Result
     };
     let (said, reported) = tokio::join!(bed.group(&["scale", "web", "4", "--wait"]), operator);
     reported?;
-    let told = said?.refusal(1)?;
+    let answer = said?.refusal(1)?;
     assert!(
-        told.contains("error: shard a refuses the group: template small is not there\nhint: `strata group status web"),
-        "{told}"
+        answer.contains("error: shard a refuses the group: template small is not there\nhint: `strata group status web"),
+        "{answer}"
     );
 
-    let told = bed.group(&["scale", "web", "5", "--wait", "--timeout", "1s"]).await?.refusal(1)?;
-    assert!(told.contains("web is not done after 1s") && told.contains("is the operator running?"), "{told}");
+    let answer = bed.group(&["scale", "web", "5", "--wait", "--timeout", "1s"]).await?.refusal(1)?;
+    assert!(answer.contains("web is not done after 1s") && answer.contains("is the operator running?"), "{answer}");
     Ok(())
 }
 
@@ -338,10 +338,10 @@ async fn scaling_needs_the_right_to_the_subresource_alone() -> Result<()> {
         said.push(run(command).await?);
     }
     assert_eq!(said[1].code, 0, "{said:?}");
-    let told = said.remove(0).refusal(1)?;
+    let answer = said.remove(0).refusal(1)?;
     assert!(
-        told.contains("hint: request the right to patch machinepools.cluster.x-k8s.io/scale in namespace"),
-        "{told}"
+        answer.contains("hint: request the right to patch machinepools.cluster.x-k8s.io/scale in namespace"),
+        "{answer}"
     );
     assert_eq!(bed.replicas("web").await?, 1);
     Ok(())
