@@ -227,7 +227,10 @@ async fn scaling_is_refused_where_it_would_have_no_effect() -> Result<()> {
     bed.machine_pool("web", 2, json!({})).await?;
     for args in [["scale", "wbe", "3"].as_slice(), &["status", "wbe"]] {
         let answer = bed.group(args).await?.refusal(1)?;
-        assert!(answer.contains("there is no group wbe in namespace") && answer.contains("did you mean web?"), "{answer}");
+        assert!(
+            answer.contains("there is no group wbe in namespace") && answer.contains("did you mean web?"),
+            "{answer}"
+        );
     }
     let mut elsewhere = strata(&["group", "status", "web", "-n", "default", "--kubeconfig"]);
     elsewhere.arg(&bed.place.kubeconfig);
@@ -304,7 +307,8 @@ async fn scale_waits_until_so_many_are_ready_and_shows_what_holds_it() -> Result
     reported?;
     let answer = said?.refusal(1)?;
     assert!(
-        answer.contains("error: shard a refuses the group: template small is not there\nhint: `strata group status web"),
+        answer
+            .contains("error: shard a refuses the group: template small is not there\nhint: `strata group status web"),
         "{answer}"
     );
 
