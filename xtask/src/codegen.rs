@@ -1,5 +1,6 @@
 //! Writes what other files repeat from the code, or checks that it is fresh.
 
+mod clusterctl;
 mod reference;
 
 use std::path::Path;
@@ -55,11 +56,14 @@ impl Generated {
 pub fn run(check: bool) -> Result<()> {
     let parts = from_code()?;
     if !check {
+        // The chart is rendered from these.
         parts.iter().try_for_each(Generated::write)?;
-        return install_yaml(&tools::path("helm")?)?.write();
     }
-    let install = install_yaml(&tools::path("helm")?)?;
-    let stale = stale(parts.iter().chain([&install]));
+    let rendered = from_chart(&tools::path("helm")?)?;
+    if !check {
+        return rendered.iter().try_for_each(Generated::write);
+    }
+    let stale = stale(parts.iter().chain(&rendered));
     if !stale.is_empty() {
         bail!("stale: {}; run cargo xtask codegen", stale.join(", "));
     }
@@ -161,6 +165,13 @@ fn own_rules(rights: &[Right]) -> Vec<PolicyRule> {
 fn yaml(value: &impl Serialize) -> Result<String> {
     let text = serde_saphyr::to_string(value)?;
     Ok(format!("{HEADER}{}\n", text.trim_end()))
+}
+
+/// What is rendered from the chart.
+fn from_chart(helm: &Path) -> Result<Vec<Generated>> {
+    let mut rendered = vec![install_yaml(helm)?];
+    rendered.extend(clusterctl::files(helm)?);
+    Ok(rendered)
 }
 
 /// The chart with its default values, for those without Helm.

@@ -1,5 +1,5 @@
-//! The one binary: `strata operator`, `strata agent`, `strata shard`, `strata release`, `strata workspace`, `strata cluster`,
-//! `strata drain`, `strata crd`, `strata rbac`, `strata dev`.
+//! The one binary: `strata operator`, `strata agent`, `strata shard`, `strata release`, `strata workspace`, `strata group`,
+//! `strata cluster`, `strata drain`, `strata crd`, `strata rbac`, `strata dev`.
 //!
 //! A library only so that [`layers`], the list of all layers, also serves the tests and `cargo xtask codegen`.
 
@@ -10,6 +10,7 @@ mod connection;
 #[cfg(feature = "dev")]
 mod dev;
 mod drain;
+mod group;
 pub mod layers;
 mod manifest;
 mod objects;
@@ -49,6 +50,8 @@ enum Command {
     /// Create workspaces, look at them, stop and start them
     #[command(visible_alias = "ws")]
     Workspace(Box<workspace::Flags>),
+    /// Look at groups of machines and scale them
+    Group(Box<group::Flags>),
     /// Run the server of a zone's machines, and look at zones and steer them
     Shard(Box<shard::Flags>),
     /// Look at clusters of Talos nodes on Hetzner's servers
@@ -86,6 +89,7 @@ pub fn main() -> ExitCode {
         Command::Agent(flags) => agent::run(*flags),
         Command::Release(flags) => return exit_code(answer(release::run(*flags)), 1),
         Command::Workspace(flags) => return exit_code(answer(workspace::run(*flags)), 1),
+        Command::Group(flags) => return exit_code(answer(group::run(*flags)), 1),
         Command::Shard(flags) => return exit_code(shard::run(*flags), 1),
         Command::Cluster(flags) => return exit_code(answer(cluster::run(*flags)), 1),
         Command::Drain(flags) => return exit_code(answer(drain::run(*flags)), 1),

@@ -1,18 +1,21 @@
 //! Objects of one kind in one namespace, as the API server has them: read, changed, and its refusals explained.
 
-use api::workspace::{API_VERSION, HelmRelease, Workspace};
+use api::workspace::{HelmRelease, Workspace};
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams},
     core::Status,
 };
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{Failure, explained};
 
 /// Whose fields they are that a command sets.
 const FIELD_MANAGER: &str = "strata-cli";
+
+/// Of the kinds of Cluster API itself.
+pub const CLUSTER_API_GROUP: &str = "cluster.x-k8s.io";
 
 /// Objects are kept whole, so that what this version does not know is printed as well.
 pub struct Objects {
@@ -33,7 +36,7 @@ impl Objects {
         Self::new(client, namespace, ApiResource::erase::<Workspace>(&()), "workspace")
     }
 
-    fn new(client: Client, namespace: Option<String>, resource: ApiResource, noun: &'static str) -> Self {
+    pub fn new(client: Client, namespace: Option<String>, resource: ApiResource, noun: &'static str) -> Self {
         let api = match &namespace {
             Some(namespace) => Api::namespaced_with(client, namespace, &resource),
             None => Api::all_with(client, &resource),
@@ -61,9 +64,13 @@ impl Objects {
     }
 
     pub async fn list(&self, selector: Option<&str>) -> Result<Vec<DynamicObject>, Failure> {
+        self.try_list(selector).await.map_err(|error| self.failure(&error, "list", ""))
+    }
+
+    /// For callers that distinguish errors.
+    pub async fn try_list(&self, selector: Option<&str>) -> kube::Result<Vec<DynamicObject>> {
         let params = ListParams { label_selector: selector.map(str::to_owned), ..ListParams::default() };
-        let list = self.api.list(&params).await.map_err(|error| self.failure(&error, "list", ""))?;
-        Ok(list.items)
+        Ok(self.api.list(&params).await?.items)
     }
 
     pub async fn get(&self, name: &str) -> Result<DynamicObject, Failure> {
@@ -79,6 +86,14 @@ impl Objects {
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let patched = self.api.patch(name, &params, &Patch::Merge(patch)).await;
         patched.map_err(|error| self.failure(&error, "patch", name))
+    }
+
+    /// Asks for so many replicas, by the subresource that autoscalers use.
+    pub async fn scale(&self, name: &str, replicas: i32) -> Result<(), Failure> {
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let patch = Patch::Merge(json!({ "spec": { "replicas": replicas } }));
+        let scaled = self.api.patch_scale(name, &params, &patch).await;
+        scaled.map(drop).map_err(|error| self.failure(&error, "scale", name))
     }
 
     pub async fn create(&self, object: &DynamicObject, dry_run: bool) -> Result<DynamicObject, Failure> {
@@ -105,8 +120,8 @@ impl Objects {
             (404, Some(_)) => Failure::new(format!("there is no {kind} {name} {place}"))
                 .hint(format!("`strata {} list -A` shows which there are; -n names another namespace", self.noun)),
             // The path itself is unknown to the server: only then no object is named.
-            (404, None) => Failure::new(format!("the cluster has no kind {kind} of {API_VERSION}"))
-                .hint("install the CRDs with `strata crd | kubectl apply -f -`, or the chart charts/strata"),
+            (404, None) => Failure::new(format!("the cluster has no kind {kind} of {}", self.resource.api_version))
+                .hint(installation(&self.resource.group)),
             (409, Some(_)) if verb == "create" => Failure::new(format!("there is a {kind} {name} {place} already"))
                 .hint(format!("look at it with {}, or choose another name", self.status_command(name))),
             _ => self.refusal(status, verb, &what),
@@ -117,15 +132,23 @@ impl Objects {
         let failure = Failure::new(format!("cannot {what}: {}", status.message));
         match status.code {
             401 => failure.hint("the kubeconfig's credentials are not accepted; renew them, or use --context"),
-            403 => failure.hint(format!(
-                "request the right to {verb} {}.{} {}",
-                self.resource.plural,
-                self.resource.group,
-                self.place()
-            )),
+            403 => {
+                let (verb, part) = if verb == "scale" { ("patch", "/scale") } else { (verb, "") };
+                let (plural, group) = (&self.resource.plural, &self.resource.group);
+                failure.hint(format!("request the right to {verb} {plural}.{group}{part} {}", self.place()))
+            }
             400 | 422 => failure.hint("correct the field that the message names"),
             _ => failure,
         }
+    }
+}
+
+/// How the kinds of an API group come into a cluster.
+fn installation(group: &str) -> &'static str {
+    if group == CLUSTER_API_GROUP {
+        "install Cluster API with `clusterctl init`; its core components of 1.14 or later are enough"
+    } else {
+        "install the CRDs with `strata crd | kubectl apply -f -`, or the chart charts/strata"
     }
 }
 

@@ -135,10 +135,20 @@ impl Waiting<'_> {
         name: &str,
         judge: &dyn Fn(&DynamicObject) -> Result<Standing, Failure>,
     ) -> Result<DynamicObject, Failure> {
+        self.until_seen(name, async || self.objects.try_get(name).await, judge).await
+    }
+
+    /// The same for what takes several reads to see.
+    pub async fn until_seen<T>(
+        &self,
+        name: &str,
+        look: impl AsyncFn() -> kube::Result<T>,
+        judge: &dyn Fn(&T) -> Result<Standing, Failure>,
+    ) -> Result<T, Failure> {
         let mut line = self.progress.open(name);
         let mut is_seen = false;
         loop {
-            match tokio::time::timeout_at(self.deadline, self.objects.try_get(name)).await {
+            match tokio::time::timeout_at(self.deadline, look()).await {
                 Ok(Ok(object)) => {
                     let Standing { summary, verdict } = judge(&object)?;
                     is_seen = !matches!(verdict, Verdict::Unseen);

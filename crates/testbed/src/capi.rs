@@ -190,6 +190,11 @@ fn webhook_flags(identity: &pki::IdentityFiles) -> [String; 3] {
     ]
 }
 
+/// Installs the definitions of Cluster API's kinds alone: objects can be stored, and no controller or webhook sees them.
+pub async fn install_definitions(control_plane: &ControlPlane) -> Result<(), Error> {
+    define(&control_plane.client().await?, &Files::new(tools::files(NAME).await?)).await
+}
+
 /// Installs the definitions, all at once, unless those of this version are there from an earlier start.
 async fn define(client: &Client, files: &Files) -> Result<(), Error> {
     let wanted = files.definition_files()?;

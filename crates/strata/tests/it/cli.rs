@@ -1,8 +1,9 @@
-//! `strata release`, `strata workspace` and `strata drain` as their users run them, on a real API server. The tests write the status
-//! that an operator would.
+//! `strata release`, `strata workspace`, `strata group` and `strata drain` as their users run them, on a real API server.
+//! The tests write the status that an operator would.
 
 mod diff;
 mod drain;
+mod group;
 pub mod place;
 mod refusal;
 mod release;
