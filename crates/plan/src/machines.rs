@@ -9,6 +9,7 @@
 //! control_plane::{plan, report}     NstanceControlPlane: the kubeconfig by which Cluster API works
 //! identity::decide                  the operator's certificate: register, renew, wait
 //! machine::{plan, report}           NstanceMachine: one instance, until its shard reports it gone
+//! on_demand::plan                   Machines for Pods that ask for one, and the end of those that no Pod needs
 //! ```
 //!
 //! No size is lowered below what is not drained: a member goes by the deletion of its Machine, which waits for the drain
@@ -22,6 +23,7 @@ pub mod identity;
 pub mod import;
 pub mod machine;
 pub mod node;
+pub mod on_demand;
 pub mod pool;
 pub mod shard;
 pub mod shard_group;
