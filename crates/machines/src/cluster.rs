@@ -43,14 +43,9 @@ pub(crate) struct Inputs<'a> {
     pub resync: std::time::Duration,
 }
 
-/// The kinds that the rest of the layer may look at.
-#[derive(Clone)]
-pub(crate) struct Kinds {
-    pub clusters: Arc<Clusters>,
-}
-
 /// Adds the Cluster, the NstanceCluster and the NstanceControlPlane to an operator.
-pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) -> Kinds {
+/// Returns the Clusters, which the rest of the layer looks at.
+pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) -> Arc<Clusters> {
     let namespace = inputs.settings.namespace.as_str();
     let writer = operator.writer(MANAGER);
     let clusters = Kind::new("clusters", writer.clone(), facts);
@@ -59,10 +54,11 @@ pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) -> Kinds {
     let queue = operator.queue(inputs.resync);
     let of_control_planes = operator.queue(inputs.resync);
     let selection = || Selection::in_namespace(namespace);
-    // All three have one name.
-    let both = [queue.clone(), of_control_planes.clone()];
-    operator.watch_selected(&clusters, selection(), move |change| {
-        both.iter().for_each(|queue| queue.changed(change.key));
+    // There is one of each, and rarely a second: whose it is, the round finds out.
+    let concerned = (infrastructures.clone(), queue.clone(), control_planes.clone(), of_control_planes.clone());
+    operator.watch_selected(&clusters, selection(), move |_| {
+        concerned.0.store().keys().iter().for_each(|key| concerned.1.changed(key));
+        concerned.2.store().keys().iter().for_each(|key| concerned.3.changed(key));
     });
     let listening = queue.clone();
     operator.watch_selected(&infrastructures, selection(), move |change| {
@@ -91,7 +87,7 @@ pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) -> Kinds {
     };
     operator.control(controller, queue, CONCURRENCY);
     control_plane::install(operator, inputs, &clusters, &control_planes, of_control_planes);
-    Kinds { clusters }
+    clusters
 }
 
 /// What the shards and the identity say is news for the operator's own NstanceCluster.

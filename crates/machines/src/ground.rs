@@ -34,7 +34,7 @@ pub fn install(operator: &mut Operator, settings: &Settings, api_server: &ApiSer
     let identity = identity::install(operator, settings, &secrets, shards.clone());
     let inputs =
         cluster::Inputs { settings, api_server, secrets: &secrets, shards: shards.clone(), identity: &identity, resync };
-    let clusters = cluster::install(operator, &inputs).clusters;
+    let clusters = cluster::install(operator, &inputs);
     Ground { shards, identity, clusters }
 }
 
@@ -50,7 +50,7 @@ pub const OWN_NAMESPACE: &[Right] = &[
     Right {
         group: "",
         resource: "configmaps",
-        verbs: &["get", "list", "watch"],
+        verbs: &["list", "watch"],
         why: "read the shards' CA certificate, and the list of shards where a ConfigMap has it",
     },
     Right {

@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use plan::machines::identity::{Action, Attempt, Certificate, Names, Observed, Part, Standing, decide};
 use process::{Clock, explained};
 use runtime::{Key, Kind, Leadership, Operator, Selection, Writer};
+use shard::identity::{ClientCertificate, Role, is_authority};
 use tokio::{sync::watch, time::Instant};
 
 use self::{ask::Failure, metrics::IdentityMetrics, stored::Stored};
@@ -69,6 +70,7 @@ struct Identity {
     leadership: Leadership,
     stored: Stored,
     last: Option<Tried>,
+    renewed_at: Option<Instant>,
     credentials: watch::Sender<Option<Arc<Credentials>>>,
     standing: watch::Sender<Standing>,
     metrics: IdentityMetrics,
@@ -136,6 +138,7 @@ pub(crate) fn install(
         leadership: operator.leadership(),
         stored: Stored::default(),
         last: None,
+        renewed_at: None,
         credentials,
         standing,
         metrics,
@@ -199,7 +202,12 @@ impl Identity {
         let result = self.execute(action).await;
         self.metrics.tried(action, result.is_ok());
         match result {
-            Ok(()) => self.last = None,
+            Ok(()) => {
+                self.last = None;
+                if action == Action::Renew {
+                    self.renewed_at = Some(self.clock.instant());
+                }
+            }
             Err(failure) => {
                 tracing::warn!(?action, why = failure.message, "the operator's identity could not be brought forward");
                 let count = last.filter(|last| last.action == action).map_or(0, |last| last.count) + 1;
@@ -213,7 +221,12 @@ impl Identity {
 
     async fn observe(&mut self, is_leading: bool) -> Observed {
         let keys = [&self.keys.certificate, &self.keys.key, &self.keys.nonce];
-        let mut unreadable = None;
+        let unfilled = [self.secrets.freshness(), self.authority.freshness()];
+        // What was never listed is not absent.
+        let mut unreadable = unfilled.into_iter().find_map(|freshness| match freshness.age {
+            Some(_) => None,
+            None => Some(freshness.interruption.unwrap_or_else(|| "not listed yet".to_owned())),
+        });
         for key in keys {
             if let Err(error) = self.secrets.settle(key).await {
                 unreadable = Some(explained(&error));
@@ -227,11 +240,12 @@ impl Identity {
         }
         let authority = match self.ca() {
             None => Part::Absent,
-            Some(ca) if shard::identity::is_authority(&ca) => Part::Present,
+            Some(ca) if is_authority(&ca) => Part::Present,
             Some(_) => Part::Unusable(format!("its key {CA} is not a certificate in PEM")),
         };
         let (certificate, key) = (self.certificate(), self.stored.key_part());
-        let nonce = if self.secrets.get(&self.keys.nonce).is_some() { Part::Present } else { Part::Absent };
+        let is_there = self.secrets.get(&self.keys.nonce).is_some_and(|nonce| !nonce.value.is_deleting);
+        let nonce = if is_there { Part::Present } else { Part::Absent };
         self.observed(is_leading, (authority, certificate, key, nonce))
     }
 
@@ -246,36 +260,52 @@ impl Identity {
             nonce: name(&self.keys.nonce),
         };
         let has_shards = !self.shards.borrow().is_empty();
-        Observed { is_leading, has_shards, authority, certificate, key, nonce, names }
+        let renewed = self.renewed_at.map(|at| self.clock.instant().saturating_duration_since(at));
+        Observed { is_leading, has_shards, authority, certificate, key, nonce, renewed, names }
     }
 
     fn ca(&self) -> Option<String> {
         self.authority.get(&self.keys.authority).map(|found| found.value.clone())
     }
 
-    /// How the stored certificate is. Without the authority's nothing speaks against one that is in use.
+    /// The authority to go by: one that is missing or cannot be read takes nothing from what is in use.
+    fn authority(&self) -> Option<String> {
+        let in_use = || self.credentials.borrow().as_ref().map(|credentials| credentials.authority.clone());
+        self.ca().filter(|ca| is_authority(ca)).or_else(in_use)
+    }
+
+    /// How the stored certificate is.
     fn certificate(&self) -> Certificate {
         let Some((certificate, key)) = self.stored.certificate() else { return Certificate::Absent };
-        let in_use = self.credentials.borrow().as_ref().map(|credentials| credentials.authority.clone());
-        let Some(ca) = self.ca().or(in_use) else {
+        let Some(ca) = self.authority() else {
             return Certificate::Unusable("the certificate cannot be checked without the cluster's authority".to_owned());
         };
-        match shard::identity::ClientCertificate::check(certificate, key, &ca, self.clock.now()) {
-            Ok(found) if found.peer.id != self.cluster_id || found.peer.tenant != self.tenant => {
-                let peer = found.peer;
-                Certificate::Unusable(format!("the certificate is of cluster {:?} and tenant {:?}", peer.id, peer.tenant))
-            }
-            Ok(found) if found.peer.role != shard::identity::Role::Operator => {
-                Certificate::Unusable("the certificate is not an operator's".to_owned())
-            }
+        match self.judge(certificate, key, &ca) {
             Ok(found) => Certificate::Valid { not_before: found.not_before, not_after: found.not_after },
-            Err(error) => Certificate::Unusable(error.to_string()),
+            Err(why) => Certificate::Unusable(why),
         }
+    }
+
+    /// Whether the shards would know this operator by a certificate, or why not.
+    fn judge(&self, certificate: &str, key: &str, ca: &str) -> Result<ClientCertificate, String> {
+        let found = ClientCertificate::check(certificate, key, ca, self.clock.now()).map_err(|error| error.to_string())?;
+        let peer = &found.peer;
+        if peer.id != self.cluster_id || peer.tenant != self.tenant {
+            let (ours, theirs) = ((&self.cluster_id, &self.tenant), (&peer.id, &peer.tenant));
+            return Err(format!(
+                "the certificate is of cluster {:?} and tenant {:?}, not {:?} and {:?}",
+                theirs.0, theirs.1, ours.0, ours.1
+            ));
+        }
+        if peer.role != Role::Operator {
+            return Err("the certificate is not an operator's".to_owned());
+        }
+        Ok(found)
     }
 
     /// What cannot be read takes nothing away.
     fn publish(&self, observed: &Observed, standing: Standing) {
-        let credentials = match (&observed.certificate, self.stored.certificate(), self.ca()) {
+        let credentials = match (&observed.certificate, self.stored.certificate(), self.authority()) {
             (Certificate::Valid { .. }, Some((certificate, key)), Some(authority)) => {
                 Some(Some(Credentials { authority, certificate: certificate.to_owned(), key: key.to_owned() }))
             }

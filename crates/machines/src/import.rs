@@ -95,7 +95,9 @@ impl Importer {
             names.insert(key.name.to_string());
             groups.extend(pool.spec.as_ref().map(|spec| spec.group.clone()));
         });
-        kinds.machine_pools.store().for_each(|key, _| drop(names.insert(key.name.to_string())));
+        kinds.machine_pools.store().for_each(|key, _| {
+            names.insert(key.name.to_string());
+        });
         // Of a pool that is gone, what it leaves on its shards goes after it.
         kinds.shard_groups.store().for_each(|_, group| groups.extend(group.spec.as_ref().map(|spec| spec.group.clone())));
         Observed {

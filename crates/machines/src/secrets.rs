@@ -21,6 +21,7 @@ pub(crate) struct SecretFacts {
     /// The Cluster that it belongs to.
     pub cluster: Option<String>,
     pub token_expiry: Option<String>,
+    pub is_deleting: bool,
 }
 
 /// The content of a Secret.
@@ -40,6 +41,7 @@ pub(crate) fn watch(
 fn facts(secret: Metadata<Secret>) -> Option<SecretFacts> {
     let metadata = secret.metadata;
     Some(SecretFacts {
+        is_deleting: metadata.deletion_timestamp.is_some(),
         uid: metadata.uid.unwrap_or_default(),
         cluster: metadata.labels.and_then(|mut labels| labels.remove(CLUSTER_LABEL)),
         token_expiry: metadata.annotations.and_then(|mut annotations| annotations.remove(EXPIRY_ANNOTATION)),
@@ -74,8 +76,8 @@ pub(crate) async fn store(
     body["apiVersion"] = json!("v1");
     body["kind"] = json!("Secret");
     body["type"] = json!(kind);
-    body["metadata"]["name"] = json!(key.name);
-    body["metadata"]["namespace"] = json!(key.namespace);
+    body["metadata"]["name"] = json!(&*key.name);
+    body["metadata"]["namespace"] = json!(&*key.namespace);
     secrets.create(key, &body).await.map_err(unquoted)?;
     Ok(())
 }

@@ -58,7 +58,7 @@ pub fn parse(text: &str) -> Result<File, ConfigError> {
 pub fn parse_shards(data: &BTreeMap<String, String>) -> Result<Shards, ConfigError> {
     let shards = match data.get("config.yaml") {
         Some(text) => parse(text)?.shards.ok_or_else(no_shards)?,
-        None => shards(&data.iter().map(|(shard, address)| (shard.clone(), address.clone().into())).collect())?,
+        None => shards(&data.iter().map(|(shard, address)| (shard.clone(), Value::from(address.clone()))).collect())?,
     };
     Ok(shards)
 }

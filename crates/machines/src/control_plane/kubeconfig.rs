@@ -58,7 +58,7 @@ impl ControlPlaneController {
         let request = TokenRequest { spec, ..TokenRequest::default() };
         let key = Key::new(self.secret.namespace.clone(), account);
         let granted: TokenRequest = self.writer.ask::<ServiceAccount, _>("serviceaccounts/token", &key, "token", &request).await?;
-        let status = granted.status.unwrap_or_default();
+        let Some(status) = granted.status else { return Err(Error::Outdated) };
         let name = &*self.own.name;
         let mut metadata = json!({
             "labels": { CLUSTER_LABEL: name },
@@ -94,7 +94,8 @@ mod tests {
     use super::*;
 
     fn of(url: &str, service: Option<&str>) -> ApiServer {
-        let config = kube::Config { root_cert: Some(vec![vec![7; 100]]), ..kube::Config::new(url.parse().unwrap()) };
+        let mut config = kube::Config::new(url.parse().unwrap());
+        config.root_cert = Some(vec![vec![7; 100]]);
         ApiServer::of(&config, service)
     }
 

@@ -9,7 +9,7 @@ use runtime::{Error, Key};
 use serde_json::json;
 use shard::{
     client::{self, CallError, Client, Code, Registrant},
-    identity::{ClientCertificate, ClientKey, client_tls},
+    identity::{ClientKey, client_tls},
     wire,
 };
 
@@ -62,7 +62,8 @@ impl Identity {
     /// Only the cluster's leader registers, and any shard may have it.
     async fn register(&self) -> Result<(), Failure> {
         let gone = |what: &str| Failure::passing(format!("{what} is gone"));
-        let (key, ca) = (self.stored.key().ok_or_else(|| gone("the key"))?, self.ca().ok_or_else(|| gone("the CA"))?);
+        let key = self.stored.key().ok_or_else(|| gone("the key"))?;
+        let ca = self.authority().ok_or_else(|| gone("the CA"))?;
         let nonce = secrets::read(&self.writer, &self.keys.nonce).await?.ok_or_else(|| gone("the nonce"))?;
         let nonce = nonce.get(NONCE).and_then(|bytes| std::str::from_utf8(bytes).ok()).map(str::trim);
         let Some(nonce) = nonce.filter(|nonce| !nonce.is_empty()) else {
@@ -87,7 +88,7 @@ impl Identity {
     /// For the same key: whoever holds it could renew before, too.
     async fn renew(&self) -> Result<(), Failure> {
         let gone = || Failure::passing("the certificate is gone");
-        let ((certificate, key), ca) = self.stored.certificate().zip(self.ca()).ok_or_else(gone)?;
+        let ((certificate, key), ca) = self.stored.certificate().zip(self.authority()).ok_or_else(gone)?;
         let refuse = |why: String| Failure::refused(why);
         let public = ClientKey::read(key).ok_or_else(|| refuse("the certificate's key cannot be read".to_owned()))?;
         let tls = client_tls(&ca, Some((certificate, key)), Arc::new(self.clock.clone()))
@@ -104,9 +105,9 @@ impl Identity {
 
     /// Nothing is stored that could not be used.
     async fn store_certificate(&self, pem: Vec<u8>, key: &str, ca: &str) -> Result<(), Failure> {
-        let unusable = |why: String| Failure::passing(format!("the shard's certificate cannot be used: {why}"));
+        let unusable = |why: String| Failure::refused(format!("what the shard issued cannot be used: {why}"));
         let pem = String::from_utf8(pem).map_err(|_| unusable("it is not PEM".to_owned()))?;
-        ClientCertificate::check(&pem, key, ca, self.clock.now()).map_err(|error| unusable(error.to_string()))?;
+        self.judge(&pem, key, ca).map_err(unusable)?;
         let entries = json!({ CERTIFICATE: pem, CERTIFICATE_KEY: key });
         Ok(secrets::store(&self.secrets, &self.keys.certificate, OPAQUE, json!({}), entries).await?)
     }

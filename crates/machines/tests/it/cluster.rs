@@ -57,7 +57,7 @@ fn condition<'a>(object: &'a DynamicObject, kind: &str) -> &'a Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a65_a68_a95_the_cluster_is_made_and_cluster_api_calls_it_provisioned() -> Result<()> {
+async fn a65_a68_a94_a95_the_cluster_is_made_and_cluster_api_calls_it_provisioned() -> Result<()> {
     let space = Space::new("cluster").await?;
     space.workload_account().await?;
     let running = space.run(&space.settings(shards())?, Clock::default()).await?;
@@ -99,7 +99,8 @@ async fn a65_a68_a95_the_cluster_is_made_and_cluster_api_calls_it_provisioned() 
     })
     .await
     .with_context(|| last.to_string())?;
-    running.stop().await
+    running.stop().await?;
+    space.stayed_within_its_rights()
 }
 
 #[tokio::test(flavor = "multi_thread")]

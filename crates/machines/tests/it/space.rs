@@ -158,6 +158,20 @@ impl Space {
         Ok(Running { ground, health, metrics, stop, task: Some(task) })
     }
 
+    /// What the operator asked the API server for: nothing that it may not, and everything in its namespace.
+    pub fn stayed_within_its_rights(&self) -> Result<()> {
+        let user = format!("system:serviceaccount:{}:{ACCOUNT}", self.namespace);
+        let entries = self.control_plane.audit().entries()?.into_iter().filter(|entry| entry.user == user);
+        let entries: Vec<_> = entries.collect();
+        let asked = |resource: &str| entries.iter().any(|entry| entry.resource == resource);
+        assert!(asked("secrets") && asked("configmaps") && asked("clusters"), "{entries:?}");
+        // Whether the server streams lists is asked of it, not of a namespace.
+        let is_elsewhere = |entry: &&testbed::audit::Entry| !entry.resource.is_empty() && entry.namespace != self.namespace;
+        let wrong: Vec<_> = entries.iter().filter(|entry| entry.code == 403 || is_elsewhere(entry)).collect();
+        assert!(wrong.is_empty(), "{wrong:?}");
+        Ok(())
+    }
+
     pub fn secrets(&self) -> Api<Secret> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }

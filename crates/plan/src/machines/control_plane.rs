@@ -118,7 +118,7 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<NstanceControlPlane
 fn condition(kubeconfig: &Kubeconfig, round: &RoundOf<'_>, make: &Conditions<'_, Reason>) -> Condition {
     use ConditionStatus::{False, True};
     let Kubeconfig { secret, found, account } = kubeconfig;
-    let mut say = |status, reason, message: String| make.make(ConditionType::KubeconfigReady, status, reason, message);
+    let say = |status, reason, message: String| make.make(ConditionType::KubeconfigReady, status, reason, message);
     if *found == Found::Foreign {
         let message = format!(
             "Secret {secret} does not have the label cluster.x-k8s.io/cluster-name of the Cluster; set it, or delete the Secret"
