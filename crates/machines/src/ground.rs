@@ -25,6 +25,7 @@ pub struct Ground {
     pub shards: watch::Receiver<Arc<Shards>>,
     pub identity: identity::Known,
     pub(crate) clusters: Arc<cluster::Clusters>,
+    pub(crate) secrets: Arc<secrets::Secrets>,
 }
 
 /// Adds configuration, identity and the operator's Cluster to an operator.
@@ -35,7 +36,7 @@ pub fn install(operator: &mut Operator, settings: &Settings, api_server: &ApiSer
     let inputs =
         cluster::Inputs { settings, api_server, secrets: &secrets, shards: shards.clone(), identity: &identity, resync };
     let clusters = cluster::install(operator, &inputs);
-    Ground { shards, identity, clusters }
+    Ground { shards, identity, clusters, secrets }
 }
 
 /// Needed in the namespace of the layer only.

@@ -9,14 +9,17 @@ pub mod ground;
 pub mod identity;
 mod import;
 mod kinds;
+mod on_demand;
 mod pool;
 pub mod rights;
 mod secrets;
 mod shard_group;
 pub mod shards;
+mod workload;
 
 use std::{sync::Arc, time::Duration};
 
+use plan::machines::on_demand::Limits;
 use runtime::{Key, LayerSpec, Operator};
 
 pub use control_plane::ApiServer;
@@ -53,11 +56,20 @@ pub struct Config {
     /// Period of the check that costs nothing.
     pub resync: Duration,
     pub pace: Pace,
+    /// Of machines for Pods.
+    pub on_demand: Limits,
 }
 
 impl Config {
     pub fn new(settings: config::Settings, api_server: ApiServer) -> Self {
-        Self { settings, api_server, concurrency: 10, resync: Duration::from_mins(2), pace: Pace::default() }
+        Self {
+            settings,
+            api_server,
+            concurrency: 10,
+            resync: Duration::from_mins(2),
+            pace: Pace::default(),
+            on_demand: Limits::default(),
+        }
     }
 }
 
@@ -65,6 +77,7 @@ impl Config {
 pub fn install(operator: &mut Operator, config: &Config) {
     let settings = &config.settings;
     let ground = ground::install(operator, settings, &config.api_server, config.resync);
+    let workload = workload::install(operator, settings, &ground.secrets);
     let inputs = shards::Inputs { addresses: ground.shards, credentials: ground.identity.credentials };
     let shards = Shards::install(operator, inputs, config.pace);
     let cluster = Key::new(settings.namespace.as_str(), settings.cluster_name());
@@ -73,6 +86,7 @@ pub fn install(operator: &mut Operator, config: &Config) {
     kinds.watch(operator, &queues);
     notify_of_shards(&shards, &kinds, &queues);
     import::install(operator, &kinds, &shards);
+    on_demand::install(operator, &kinds, &shards, workload, config.on_demand);
     let pools = pool::PoolController {
         kinds: kinds.clone(),
         shards: shards.clone(),

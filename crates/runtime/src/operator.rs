@@ -244,6 +244,11 @@ impl Operator {
         watches
     }
 
+    /// The cluster that the operator runs for.
+    pub fn cluster(&self) -> Cluster {
+        self.cluster.clone()
+    }
+
     /// Clusters beside the own one, for all layers.
     pub fn clusters(&mut self) -> Clusters {
         if let Some(clusters) = &self.clusters {

@@ -9,6 +9,7 @@ mod cluster;
 mod fault;
 mod identity;
 mod import;
+mod on_demand;
 mod pool;
 mod scene;
 mod space;

@@ -44,6 +44,8 @@ pub struct Scene {
     pub zones: Arc<Zones>,
     pub namespace: String,
     pub client: Client,
+    /// Of the API server that the instances join, where it counts as another one.
+    pub endpoint: Option<String>,
     directory: TempDir,
     operator: Option<(CancellationToken, JoinHandle<Result<(), Fatal>>)>,
     _kubelets: DropGuard,
@@ -71,7 +73,7 @@ impl Scene {
         tokio::spawn(kubelets(client.clone(), zones.cloud.clone(), stop.clone()));
         let directory = tempfile::tempdir()?;
         let scene =
-            Self { zones, namespace, client, directory, operator: None, _kubelets: stop.drop_guard() };
+            Self { zones, namespace, client, endpoint: None, directory, operator: None, _kubelets: stop.drop_guard() };
         scene.install().await?;
         scene.write_shards(shards)?;
         Ok(scene)
@@ -123,10 +125,13 @@ impl Scene {
             &kube::config::KubeConfigOptions::default(),
         )
         .await?;
-        let given = Given { file: Some(self.directory.path().join("config.yaml")), ..Given::default() };
+        let file = Some(self.directory.path().join("config.yaml"));
+        let given = Given { file, capi_endpoint: self.endpoint.clone(), ..Given::default() };
         let settings = Settings::read(&given, &self.namespace)?;
         let mut layer = Config::new(settings, ApiServer::of(&config, None));
         layer.pace = Pace { poll: POLL };
+        // Nothing in these tests is linked later than this.
+        layer.on_demand.grace = Duration::from_secs(1);
         let stop = CancellationToken::new();
         let mut operator =
             Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), stop.clone());
