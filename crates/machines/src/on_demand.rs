@@ -48,7 +48,13 @@ struct OnDemand {
 }
 
 /// Adds it to an operator.
-pub(crate) fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shards, workload: Workload, limits: Limits) {
+pub(crate) fn install(
+    operator: &mut Operator,
+    kinds: &Arc<Kinds>,
+    shards: &Shards,
+    workload: Workload,
+    limits: Limits,
+) {
     let news = Arc::new(Notify::new());
     let machines = Kind::new("machines", operator.writer(MANAGER), requests::machine);
     let here = || Selection::in_namespace(&kinds.cluster.namespace);
@@ -154,10 +160,8 @@ impl OnDemand {
         let pods = self.pods.as_ref()?;
         let now = self.clock.instant();
         self.refusals.retain(|_, (_, at)| now.saturating_duration_since(*at) < self.limits.retry);
-        let refused = |(wish, at): &(Wish, Instant)| Refused {
-            wish: wish.clone(),
-            age: now.saturating_duration_since(*at),
-        };
+        let refused =
+            |(wish, at): &(Wish, Instant)| Refused { wish: wish.clone(), age: now.saturating_duration_since(*at) };
         let seen = requests::see(&self.machines, &self.kinds, pods);
         Some(Observed {
             namespace: self.kinds.cluster.namespace.to_string(),

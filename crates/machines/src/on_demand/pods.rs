@@ -70,10 +70,18 @@ fn any(view: PodView) -> Option<Pod> {
     let scheduled = conditions.into_iter().find(|condition| condition.type_ == "PodScheduled");
     let is = |status: &str| scheduled.as_ref().is_some_and(|condition| condition.status == status);
     Some(Pod {
-        wish: Wish::read(&metadata.annotations.unwrap_or_default(), spec.node_selector.as_ref(), spec.affinity.as_ref()),
+        wish: Wish::read(
+            &metadata.annotations.unwrap_or_default(),
+            spec.node_selector.as_ref(),
+            spec.affinity.as_ref(),
+        ),
         created_at: metadata.creation_timestamp.map(|time| time.0),
         is_unschedulable: is("False"),
-        scheduled_at: scheduled.as_ref().filter(|_| is("True")).and_then(|condition| condition.last_transition_time.as_ref()).map(|time| time.0),
+        scheduled_at: scheduled
+            .as_ref()
+            .filter(|_| is("True"))
+            .and_then(|condition| condition.last_transition_time.as_ref())
+            .map(|time| time.0),
         is_gated: spec.scheduling_gates.is_some_and(|gates| !gates.is_empty()),
         is_terminating: metadata.deletion_timestamp.is_some(),
         is_finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
@@ -157,8 +165,7 @@ impl Pods {
 
     /// When a Node was made; `None` if there is none.
     pub async fn node_age(&self, name: &str) -> Result<Option<Timestamp>, Error> {
-        let node: Option<Metadata<Node>> =
-            self.cluster.writer(MANAGER).read("nodes", &Key::new("", name)).await?;
+        let node: Option<Metadata<Node>> = self.cluster.writer(MANAGER).read("nodes", &Key::new("", name)).await?;
         Ok(node.and_then(|node| node.metadata.creation_timestamp).map(|time| time.0))
     }
 }

@@ -127,7 +127,6 @@ fn infrastructure(kinds: &Kinds, key: &Key, machine: &str) -> Infrastructure {
 /// What speaks against the request for as long as neither it nor the group changes.
 fn refusal(member: &NstanceMachine) -> Option<String> {
     let ready = member.status.as_ref()?.condition(ConditionType::Ready)?;
-    let is_refused =
-        matches!(ready.reason, MachineReason::Known(Reason::ConfigValidationFailed | Reason::Invalid));
+    let is_refused = matches!(ready.reason, MachineReason::Known(Reason::ConfigValidationFailed | Reason::Invalid));
     (ready.status == ConditionStatus::False && is_refused).then(|| ready.message.clone())
 }

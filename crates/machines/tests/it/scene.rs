@@ -1,6 +1,6 @@
 //! A namespace with its own shards and its own operator, on the control plane that all tests share.
 
-use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt::Debug, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use api::machine::{API_VERSION, NstanceMachine, NstanceMachinePool, NstanceShardGroup};
@@ -46,6 +46,8 @@ pub struct Scene {
     pub client: Client,
     /// Of the API server that the instances join, where it counts as another one.
     pub endpoint: Option<String>,
+    /// How the operator reaches the API server, where it is not the administrator's way.
+    pub kubeconfig: Option<PathBuf>,
     directory: TempDir,
     operator: Option<(CancellationToken, JoinHandle<Result<(), Fatal>>)>,
     _kubelets: DropGuard,
@@ -73,7 +75,7 @@ impl Scene {
         tokio::spawn(kubelets(client.clone(), zones.cloud.clone(), stop.clone()));
         let directory = tempfile::tempdir()?;
         let scene =
-            Self { zones, namespace, client, endpoint: None, directory, operator: None, _kubelets: stop.drop_guard() };
+            Self { zones, namespace, client, endpoint: None, kubeconfig: None, directory, operator: None, _kubelets: stop.drop_guard() };
         scene.install().await?;
         scene.write_shards(shards)?;
         Ok(scene)
@@ -120,8 +122,12 @@ impl Scene {
     }
 
     pub async fn start(&mut self) -> Result<()> {
+        let kubeconfig = match &self.kubeconfig {
+            Some(path) => path.clone(),
+            None => ControlPlane::shared().await?.kubeconfig(),
+        };
         let config = kube::Config::from_custom_kubeconfig(
-            kube::config::Kubeconfig::read_from(ControlPlane::shared().await?.kubeconfig())?,
+            kube::config::Kubeconfig::read_from(kubeconfig)?,
             &kube::config::KubeConfigOptions::default(),
         )
         .await?;
@@ -147,6 +153,14 @@ impl Scene {
             running.await??;
         }
         Ok(())
+    }
+
+    /// Ends the operator as SIGKILL would.
+    pub async fn kill(&mut self) {
+        if let Some((_, running)) = self.operator.take() {
+            running.abort();
+            let _ = running.await;
+        }
     }
 
     pub fn api<K>(&self) -> Api<K>
