@@ -1,10 +1,11 @@
 //! What the layer keeps of Cluster API's own kinds.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use api::machine::{
     DELETE_MACHINE_ANNOTATION, EXCLUDE_DRAINING_ANNOTATION, GROUP, NstanceMachine, NstanceMachinePool, PRE_DRAIN_HOOK,
 };
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use runtime::{lean_metadata, readable};
 use serde::Deserialize;
@@ -126,7 +127,10 @@ pub(crate) fn machine_pool(view: MachinePoolView) -> Option<MachinePool> {
 #[expect(clippy::struct_excessive_bools, reason = "facts about a Machine, each by itself")]
 pub(crate) struct Machine {
     pub uid: String,
+    /// Rules for drains select by them.
+    pub labels: BTreeMap<String, String>,
     pub is_deleting: bool,
+    pub deleted_at: Option<Timestamp>,
     /// To go before others.
     pub is_marked: bool,
     /// Cluster API waits for our drain.
@@ -144,12 +148,14 @@ pub(crate) fn machine(view: MachineView) -> Option<Machine> {
     let (metadata, spec) = (view.metadata, view.spec.unwrap_or_default());
     Some(Machine {
         is_deleting: metadata.deletion_timestamp.is_some(),
+        deleted_at: metadata.deletion_timestamp.as_ref().map(|time| time.0),
         is_marked: has(&metadata, DELETE_MACHINE_ANNOTATION),
         has_hook: has(&metadata, PRE_DRAIN_HOOK),
         is_excluded: has(&metadata, EXCLUDE_DRAINING_ANNOTATION),
         failure_domain: spec.failure_domain.filter(|domain| !domain.is_empty()),
         drain_timeout: spec.deletion.node_drain_timeout_seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs),
         machine: spec.infrastructure_ref.to(NstanceMachine::KIND),
+        labels: metadata.labels.unwrap_or_default(),
         uid: metadata.uid.unwrap_or_default(),
     })
 }

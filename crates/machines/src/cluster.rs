@@ -69,13 +69,16 @@ pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) -> Arc<Clust
     let name = inputs.settings.cluster_name();
     let key = Key::new(namespace, name.as_str());
     let endpoint = endpoint(&inputs.settings.workload, inputs.api_server);
-    bootstrap::install(operator, bootstrap::Objects {
-        key: key.clone(),
-        endpoint: endpoint.clone(),
-        clusters: clusters.clone(),
-        infrastructures: infrastructures.clone(),
-        control_planes: control_planes.clone(),
-    });
+    bootstrap::install(
+        operator,
+        bootstrap::Objects {
+            key: key.clone(),
+            endpoint: endpoint.clone(),
+            clusters: clusters.clone(),
+            infrastructures: infrastructures.clone(),
+            control_planes: control_planes.clone(),
+        },
+    );
     follow(operator, inputs, &queue, &key);
     let controller = ClusterController {
         infrastructures,
@@ -161,7 +164,13 @@ impl Controller for ClusterController {
         Ok(Observed { owner, is_paused: is_paused(&object.metadata), own, shards })
     }
 
-    fn plan(&self, object: &NstanceCluster, observed: &Observed, _: &InputsOf<Self>, _: Timestamp) -> Plan<SetEndpoint> {
+    fn plan(
+        &self,
+        object: &NstanceCluster,
+        observed: &Observed,
+        _: &InputsOf<Self>,
+        _: Timestamp,
+    ) -> Plan<SetEndpoint> {
         decide::plan(object, observed)
     }
 

@@ -174,7 +174,8 @@ impl Settings {
         if name.len() <= LONGEST_CLUSTER_NAME {
             return Ok(());
         }
-        let why = format!("the Cluster would be named {name}, {} characters, at most {LONGEST_CLUSTER_NAME}", name.len());
+        let why =
+            format!("the Cluster would be named {name}, {} characters, at most {LONGEST_CLUSTER_NAME}", name.len());
         Err(ConfigError::new("cluster_id and tenant", why, "choose a shorter cluster_id or tenant"))
     }
 }
@@ -193,7 +194,8 @@ fn named(key: &'static str, value: Option<&String>) -> Result<String, ConfigErro
 
 fn check_id(key: &str, value: &str) -> Result<(), ConfigError> {
     id::check(key, value).map_err(|_| {
-        let rule = "write 1 to 32 lower-case letters, digits and single hyphens, beginning and ending with a letter or digit";
+        let rule =
+            "write 1 to 32 lower-case letters, digits and single hyphens, beginning and ending with a letter or digit";
         ConfigError::new(key, format!("{value:?} is not a name"), rule)
     })
 }

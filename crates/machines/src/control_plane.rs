@@ -12,7 +12,9 @@ use plan::{
     round::{Plan, Report},
 };
 use process::Clock;
-use runtime::{Controller, Error, InputsOf, Key, Kind, Operator, Parts, Queue, RoundOf, Selection, ServerClock, Turn, Writer};
+use runtime::{
+    Controller, Error, InputsOf, Key, Kind, Operator, Parts, Queue, RoundOf, Selection, ServerClock, Turn, Writer,
+};
 
 pub use kubeconfig::ApiServer;
 

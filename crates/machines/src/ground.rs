@@ -33,8 +33,14 @@ pub fn install(operator: &mut Operator, settings: &Settings, api_server: &ApiSer
     let secrets = secrets::watch(operator, &settings.namespace, |_| {});
     let shards = config::Reload::follow(operator, settings);
     let identity = identity::install(operator, settings, &secrets, shards.clone());
-    let inputs =
-        cluster::Inputs { settings, api_server, secrets: &secrets, shards: shards.clone(), identity: &identity, resync };
+    let inputs = cluster::Inputs {
+        settings,
+        api_server,
+        secrets: &secrets,
+        shards: shards.clone(),
+        identity: &identity,
+        resync,
+    };
     let clusters = cluster::install(operator, &inputs);
     Ground { shards, identity, clusters, secrets }
 }
@@ -108,11 +114,7 @@ pub fn roles() -> Vec<ClusterRole> {
     };
     let read = &["get", "list", "watch"];
     // Cluster API asks for the root before it takes the connection for good.
-    let root = PolicyRule {
-        non_resource_urls: Some(owned(&["/"])),
-        verbs: owned(&["get"]),
-        ..PolicyRule::default()
-    };
+    let root = PolicyRule { non_resource_urls: Some(owned(&["/"])), verbs: owned(&["get"]), ..PolicyRule::default() };
     let workload = vec![
         rule("", &["nodes"], &["get", "list", "watch", "patch", "delete"]),
         rule("", &["pods", "namespaces", "persistentvolumes"], read),

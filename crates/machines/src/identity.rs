@@ -164,9 +164,8 @@ impl Identity {
             let is_leading = self.leadership.is_leading();
             let wait = self.turn(is_leading).await;
             let leadership = self.leadership.clone();
-            let turned = async {
-                if is_leading { leadership.lost(Duration::ZERO).await } else { leadership.acquired().await }
-            };
+            let turned =
+                async { if is_leading { leadership.lost(Duration::ZERO).await } else { leadership.acquired().await } };
             tokio::select! {
                 _ = secrets.changed() => {}
                 _ = authority.changed() => {}
@@ -278,7 +277,9 @@ impl Identity {
     fn certificate(&self) -> Certificate {
         let Some((certificate, key)) = self.stored.certificate() else { return Certificate::Absent };
         let Some(ca) = self.authority() else {
-            return Certificate::Unusable("the certificate cannot be checked without the cluster's authority".to_owned());
+            return Certificate::Unusable(
+                "the certificate cannot be checked without the cluster's authority".to_owned(),
+            );
         };
         match self.judge(certificate, key, &ca) {
             Ok(found) => Certificate::Valid { not_before: found.not_before, not_after: found.not_after },
@@ -288,7 +289,8 @@ impl Identity {
 
     /// Whether the shards would know this operator by a certificate, or why not.
     fn judge(&self, certificate: &str, key: &str, ca: &str) -> Result<ClientCertificate, String> {
-        let found = ClientCertificate::check(certificate, key, ca, self.clock.now()).map_err(|error| error.to_string())?;
+        let found =
+            ClientCertificate::check(certificate, key, ca, self.clock.now()).map_err(|error| error.to_string())?;
         let peer = &found.peer;
         if peer.id != self.cluster_id || peer.tenant != self.tenant {
             let (ours, theirs) = ((&self.cluster_id, &self.tenant), (&peer.id, &peer.tenant));

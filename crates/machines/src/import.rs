@@ -78,7 +78,10 @@ impl Importer {
         let Imports { pools, taken, .. } = import(&self.observe());
         for group in taken {
             if self.complained.insert(group.clone()) {
-                tracing::warn!(group, "shards have a group of this name, which a pool of another group has; rename one");
+                tracing::warn!(
+                    group,
+                    "shards have a group of this name, which a pool of another group has; rename one"
+                );
             }
         }
         for pool in pools {
@@ -99,7 +102,10 @@ impl Importer {
             names.insert(key.name.to_string());
         });
         // Of a pool that is gone, what it leaves on its shards goes after it.
-        kinds.shard_groups.store().for_each(|_, group| groups.extend(group.spec.as_ref().map(|spec| spec.group.clone())));
+        kinds
+            .shard_groups
+            .store()
+            .for_each(|_, group| groups.extend(group.spec.as_ref().map(|spec| spec.group.clone())));
         Observed {
             namespace: kinds.cluster.namespace.to_string(),
             cluster: kinds.cluster.name.to_string(),

@@ -1,8 +1,9 @@
 //! The kinds that the layer follows, and the ways back from what changed to whom it concerns.
 
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 use api::machine::{NstanceMachine, NstanceMachinePool, NstanceShardGroup};
+use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{Node, NodeSpec},
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
@@ -36,6 +37,7 @@ pub(crate) struct Kinds {
     pub clusters: Arc<Clusters>,
     pub nodes: Arc<Nodes>,
     pub indexes: Indexes,
+    pub node_listeners: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
     /// Key of the Cluster.
     pub cluster: Key,
 }
@@ -57,6 +59,14 @@ pub(crate) struct Indexes {
     pub members: Index<Box<str>>,
     /// From the end of a provider ID to its Nodes.
     pub nodes: Index<Box<str>>,
+    /// From the end of a provider ID to the machines that look for its Node.
+    pub sought: Index<Box<str>>,
+    /// From an instance to its machine.
+    pub instances: Index<Box<str>>,
+    /// From a shard to its machines.
+    pub machines_of_shards: Index<Box<str>>,
+    /// From a machine to the Machine that names it.
+    pub named: Index<Key>,
 }
 
 /// Whom changes are notified of.
@@ -64,6 +74,7 @@ pub(crate) struct Indexes {
 pub(crate) struct Queues {
     pub pools: Arc<Queue>,
     pub shard_groups: Arc<Queue>,
+    pub machines: Arc<Queue>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -80,13 +91,15 @@ view_of!(NodeView, Node);
 pub(crate) struct NodeFacts {
     pub provider_id: Box<str>,
     pub is_cordoned: bool,
+    pub created_at: Option<Timestamp>,
 }
 
 /// Nodes without a provider ID are of none of our instances.
 fn node(view: NodeView) -> Option<NodeFacts> {
     let spec = view.spec?;
     let provider_id = spec.provider_id.filter(|id| !id.is_empty())?.into();
-    Some(NodeFacts { provider_id, is_cordoned: spec.unschedulable.unwrap_or_default() })
+    let created_at = view.metadata.creation_timestamp.map(|time| time.0);
+    Some(NodeFacts { provider_id, is_cordoned: spec.unschedulable.unwrap_or_default(), created_at })
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "the form that every projection has")]
@@ -124,6 +137,7 @@ impl Kinds {
             clusters,
             nodes: Kind::new("nodes", writer.clone(), node),
             indexes: Indexes::default(),
+            node_listeners: RwLock::default(),
             cluster,
         })
     }
@@ -133,19 +147,25 @@ impl Kinds {
         self.clusters.get(&self.cluster).is_some_and(|cluster| cluster.value.is_paused)
     }
 
+    /// The Machine whose `infrastructureRef` names one of ours. Before Cluster API makes it the owner it is one already.
+    pub fn machine_of(&self, member: &NstanceMachine) -> Option<Key> {
+        let (namespace, name) = (member.metadata.namespace.as_deref()?, member.metadata.name.as_deref()?);
+        self.indexes.named.keys(&Key::new(namespace, name)).into_iter().next()
+    }
+
     /// The Machine that owns one of ours.
     pub fn owner_of(&self, member: &NstanceMachine) -> machine::Owner {
         if !self.machines.store().is_synced() {
             return machine::Owner::Unknown;
         }
-        let namespace = member.metadata.namespace.as_deref().unwrap_or_default();
-        let Some(owner) = owner(&member.metadata, "Machine") else { return machine::Owner::Unset };
-        let Some(found) = self.machines.get(&Key::new(namespace, owner.name.as_str())) else {
-            return machine::Owner::Gone;
+        let found = self.machine_of(member).and_then(|key| Some((self.machines.get(&key)?, key)));
+        let Some((found, key)) = found else {
+            let is_owned = owner(&member.metadata, "Machine").is_some();
+            return if is_owned { machine::Owner::Gone } else { machine::Owner::Unset };
         };
         let facts = &found.value;
         machine::Owner::Machine(machine::Machine {
-            name: owner.name.clone(),
+            name: key.name.to_string(),
             uid: facts.uid.clone(),
             resource_version: found.version.to_string(),
             is_deleting: facts.is_deleting,
@@ -193,6 +213,7 @@ impl Kinds {
             if *change.key == kinds.cluster && change.before != change.after {
                 kinds.pools.store().keys().iter().for_each(|key| targets.pools.changed(key));
                 kinds.shard_groups.store().keys().iter().for_each(|key| targets.shard_groups.changed(key));
+                kinds.members.store().keys().iter().for_each(|key| targets.machines.changed(key));
             }
         });
         let (kinds, targets) = (self.clone(), queues.clone());
@@ -256,6 +277,14 @@ impl Kinds {
         let metadata = change.after.map(|member| &member.metadata);
         let uid = metadata.and_then(|metadata| uid_of(metadata, NstanceMachinePool::KIND));
         self.indexes.members.set(change.key, uid);
+        self.note_machine(change.key, change.after);
+        let asked = |machine: Option<&NstanceMachine>| {
+            machine.map(|machine| (machine.metadata.generation, machine.metadata.deletion_timestamp.is_some()))
+        };
+        // Pools make and delete machines.
+        if change.from_watch || asked(change.before) != asked(change.after) {
+            queues.machines.changed(change.key);
+        }
         for member in [change.before, change.after].into_iter().flatten() {
             self.concerns(queues, &change.key.namespace, member);
         }
@@ -285,12 +314,15 @@ impl Kinds {
     }
 
     fn machine_changed(&self, queues: &Queues, change: &Change<'_, Machine>) {
+        let named = change.after.and_then(|machine| machine.machine.as_deref());
+        self.indexes.named.set(change.key, named.map(|name| Key::new(change.key.namespace.clone(), name)));
         if change.before == change.after {
             return;
         }
         for found in [change.before, change.after].into_iter().flatten() {
             let Some(name) = &found.machine else { continue };
             let key = Key::new(change.key.namespace.clone(), name.as_str());
+            queues.machines.changed(&key);
             if let Some(member) = self.members.get(&key) {
                 self.concerns(queues, &key.namespace, &member.value);
             }
@@ -302,6 +334,7 @@ impl Kinds {
         let (before, after) = (id(change.before), id(change.after));
         self.indexes.nodes.set(change.key, after.clone());
         if change.before != change.after {
+            self.notify_of_node(&queues.machines, change);
             for id in before.iter().chain(&after) {
                 self.indexes.published.keys(id).iter().for_each(|key| queues.shard_groups.changed(key));
             }

@@ -5,10 +5,13 @@ mod capi;
 mod cluster;
 pub mod config;
 mod control_plane;
+mod drains;
 pub mod ground;
 pub mod identity;
 mod import;
 mod kinds;
+mod machine;
+mod nodes;
 mod on_demand;
 mod pool;
 pub mod rights;
@@ -17,13 +20,17 @@ mod shard_group;
 pub mod shards;
 mod workload;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use plan::machines::on_demand::Limits;
 use runtime::{Key, LayerSpec, Operator};
 
 pub use control_plane::ApiServer;
 
+use drains::Desk;
 use kinds::{Kinds, Queues};
 use shards::{Pace, Shards};
 
@@ -36,7 +43,12 @@ pub const LAYER: LayerSpec = LayerSpec {
     roles: ground::roles,
     accounts: ground::ACCOUNTS,
     crds: || api::machine::crds().into(),
-    foreign: &[("clusters", CLUSTER_API), ("machinepools", CLUSTER_API), ("machines", CLUSTER_API)],
+    foreign: &[
+        ("clusters", CLUSTER_API),
+        ("machinepools", CLUSTER_API),
+        ("machines", CLUSTER_API),
+        ("machinedrainrules", CLUSTER_API),
+    ],
 };
 
 /// How Cluster API comes into a cluster.
@@ -82,10 +94,12 @@ pub fn install(operator: &mut Operator, config: &Config) {
     let shards = Shards::install(operator, inputs, config.pace);
     let cluster = Key::new(settings.namespace.as_str(), settings.cluster_name());
     let kinds = Kinds::new(&operator.writer(MANAGER), ground.clusters, cluster);
-    let queues = Queues { pools: operator.queue(config.resync), shard_groups: operator.queue(config.resync) };
+    let queue = || operator.queue(config.resync);
+    let queues = Queues { pools: queue(), shard_groups: queue(), machines: queue() };
     kinds.watch(operator, &queues);
     notify_of_shards(&shards, &kinds, &queues);
     import::install(operator, &kinds, &shards);
+    let desk = Desk::install(operator, &kinds, &shards, &queues);
     on_demand::install(operator, &kinds, &shards, workload, config.on_demand);
     let pools = pool::PoolController {
         kinds: kinds.clone(),
@@ -93,16 +107,26 @@ pub fn install(operator: &mut Operator, config: &Config) {
         server_clock: operator.server_clock.clone(),
     };
     operator.control(pools, queues.pools, config.concurrency);
-    let shard_groups = shard_group::ShardGroupController { kinds, shards };
+    let shard_groups =
+        shard_group::ShardGroupController { kinds: kinds.clone(), shards: shards.clone(), desk: desk.clone() };
     operator.control(shard_groups, queues.shard_groups, config.concurrency);
+    let server_clock = operator.server_clock.clone();
+    let machines = machine::MachineController { kinds, shards, desk, server_clock, drained: Mutex::default() };
+    operator.control(machines, queues.machines, config.concurrency);
 }
 
-/// What a shard says concerns its shard groups, and every pool: also of a shard that a pool does not have yet.
+/// What a shard says concerns its shard groups and machines, and every pool: also of a shard that a pool does not have yet.
 fn notify_of_shards(shards: &Shards, kinds: &Arc<Kinds>, queues: &Queues) {
     let (of_shard, targets) = (kinds.clone(), queues.clone());
     shards.listen(move |shard| {
         of_shard.indexes.shards.keys(&shard.into()).iter().for_each(|key| targets.shard_groups.changed(key));
         of_shard.pools.store().keys().iter().for_each(|key| targets.pools.changed(key));
+        of_shard.machines_of(shard).iter().for_each(|key| targets.machines.changed(key));
+    });
+    let (of_call, target) = (kinds.clone(), queues.machines.clone());
+    shards.on_ended(machine::CALLS, move |key| {
+        target.changed(key);
+        of_call.members.get(key).is_some()
     });
     let (of_call, target) = (kinds.clone(), queues.shard_groups.clone());
     shards.on_ended(shard_group::CALLS, move |key| {

@@ -129,6 +129,10 @@ impl OnDemand {
         if !is_full || !self.reach() {
             return RESYNC;
         }
+        if self.is_idle() {
+            self.notices.forget();
+            return RESYNC;
+        }
         let Some(observed) = self.observe() else { return RESYNC };
         let mut plan = on_demand::plan(&observed, &self.limits);
         if self.learn_ages(&plan).await
@@ -154,6 +158,11 @@ impl OnDemand {
         pods.follow(&keys);
         pods.looked();
         true
+    }
+
+    /// Whether no Pod asks for anything, and nothing was made for one: news of shards and pools need no plan.
+    fn is_idle(&self) -> bool {
+        self.pods.as_ref().is_some_and(Pods::is_idle)
     }
 
     fn observe(&mut self) -> Option<Observed> {

@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use api::{
     condition::{ConditionStatus, ConditionType},
-    machine::{MANAGED_BY, MANAGED_BY_ANNOTATION, NstanceMachine, NstanceMachinePool, NstanceMachinePoolStatus, PRE_DRAIN_HOOK},
+    machine::{
+        MANAGED_BY, MANAGED_BY_ANNOTATION, NstanceMachine, NstanceMachinePool, NstanceMachinePoolStatus, PRE_DRAIN_HOOK,
+    },
 };
 use jiff::Timestamp;
 use k8s_openapi::{Metadata as _, apimachinery::pkg::apis::meta::v1::ObjectMeta};
@@ -22,6 +24,7 @@ use serde_json::{Value, json};
 use crate::{
     cluster::is_paused,
     kinds::{Kinds, owner},
+    nodes::shard_of,
     shards::Shards,
 };
 
@@ -84,9 +87,7 @@ impl Controller for PoolController {
                 result => result.map(drop),
             },
             Action::CreateShardGroup(body) => kinds.shard_groups.create(&at(name(body)), body).await.map(drop),
-            Action::PatchShardGroup { name, patch } => {
-                kinds.shard_groups.patch(&at(name), None, patch).await.map(drop)
-            }
+            Action::PatchShardGroup { name, patch } => kinds.shard_groups.patch(&at(name), None, patch).await.map(drop),
             Action::DeleteShardGroup { name, uid, resource_version } => {
                 kinds.shard_groups.delete(&at(name), uid, resource_version).await.map(drop)
             }
@@ -156,7 +157,8 @@ impl PoolController {
         let others = same.into_iter().filter(|other| other != key && other.namespace == key.namespace);
         let elders = others.filter_map(|other| self.kinds.pools.get(&other));
         let mut elders: Vec<_> = elders.filter(|other| is_older(&other.value.metadata, &pool.metadata)).collect();
-        elders.sort_by(|one, other| one.value.metadata.creation_timestamp.cmp(&other.value.metadata.creation_timestamp));
+        elders
+            .sort_by(|one, other| one.value.metadata.creation_timestamp.cmp(&other.value.metadata.creation_timestamp));
         elders.first().and_then(|elder| elder.value.metadata.name.clone())
     }
 
@@ -202,6 +204,7 @@ impl PoolController {
         };
         Member {
             instance_id: member.metadata.name.clone().unwrap_or_default(),
+            shard: shard_of(member).map(str::to_owned),
             uid: member.metadata.uid.clone().unwrap_or_default(),
             resource_version: member.metadata.resource_version.clone().unwrap_or_default(),
             is_deleting: member.metadata.deletion_timestamp.is_some(),
@@ -212,6 +215,7 @@ impl PoolController {
                 resource_version: owner.resource_version,
                 is_deleting: owner.is_deleting,
                 has_hook: owner.has_hook,
+                is_excluded: owner.is_excluded,
                 is_cordoned,
             }),
         }

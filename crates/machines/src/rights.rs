@@ -30,8 +30,7 @@ const fn joined() -> [Right; GROUPS.len() + ground::OWN_NAMESPACE.len()] {
     let mut all = [GROUPS[0]; GROUPS.len() + ground::OWN_NAMESPACE.len()];
     let mut next = 0;
     while next < all.len() {
-        all[next] =
-            if next < GROUPS.len() { GROUPS[next] } else { ground::OWN_NAMESPACE[next - GROUPS.len()] };
+        all[next] = if next < GROUPS.len() { GROUPS[next] } else { ground::OWN_NAMESPACE[next - GROUPS.len()] };
         next += 1;
     }
     all
@@ -71,6 +70,12 @@ const GROUPS: &[Right] = &[
         resource: "nstancemachinetemplates",
         verbs: &["get", "list", "watch"],
         why: "read what Cluster API makes machines from",
+    },
+    Right {
+        group: CLUSTER_API,
+        resource: "machinedrainrules",
+        verbs: &["get", "list", "watch"],
+        why: "drain nodes as Cluster API's users say",
     },
     Right {
         group: CLUSTER_API,

@@ -76,8 +76,8 @@ pub(crate) async fn store(
     body["apiVersion"] = json!("v1");
     body["kind"] = json!("Secret");
     body["type"] = json!(kind);
-    body["metadata"]["name"] = json!(&*key.name);
-    body["metadata"]["namespace"] = json!(&*key.namespace);
+    body["metadata"]["name"] = json!(*key.name);
+    body["metadata"]["namespace"] = json!(*key.namespace);
     secrets.create(key, &body).await.map_err(unquoted)?;
     Ok(())
 }

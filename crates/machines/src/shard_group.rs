@@ -2,18 +2,17 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use api::{
-    condition::Reason,
-    machine::{NstanceMachinePool, NstanceShardGroup, NstanceShardGroupSpec, NstanceShardGroupStatus},
+use api::machine::{
+    NstanceMachine, NstanceMachinePool, NstanceMachinePoolSpec, NstanceShardGroup, NstanceShardGroupSpec,
+    NstanceShardGroupStatus, POOL_LABEL,
 };
 use jiff::Timestamp;
 use plan::{
-    Why,
-    fact::Never,
+    fact::{Fact, Never},
     machines::{
-        machine::is_released,
+        machine::{Drain, is_released},
         shard::{Group, Members},
-        shard_group::{self, Action, Call, DELETE, Note, Observed, Tried},
+        shard_group::{self, Action, Call, DELETE, Note, Observed, OldNode, Tried},
     },
     round::{Plan, Report},
 };
@@ -22,7 +21,9 @@ use serde_json::json;
 
 use crate::{
     cluster::is_paused,
+    drains::{Asker, Desk, Wanted},
     kinds::{Kinds, owner},
+    nodes::{label as label_of, shard_of},
     shards::{self, CallState, Request, Shards, job_key, request_id},
 };
 
@@ -32,6 +33,7 @@ pub(crate) const CALLS: &str = "nstanceshardgroup";
 pub(crate) struct ShardGroupController {
     pub kinds: Arc<Kinds>,
     pub shards: Shards,
+    pub desk: Desk,
 }
 
 impl Controller for ShardGroupController {
@@ -65,15 +67,23 @@ impl Controller for ShardGroupController {
         Ok(Observed {
             nodes: nodes.into_iter().map(|(node, _)| node).collect(),
             released: self.released(key, group).await?,
+            members: self.members(spec),
+            oldest: self.oldest(group),
+            is_wanted: pool.as_ref().is_some_and(|pool| is_wanted(&pool.value, spec)),
             call: self.call(key),
             is_paused: is_paused(&object.metadata) || is_pool_paused || self.kinds.is_cluster_paused(),
             errors: self.errors(spec),
             shard,
-            ..Observed::default()
         })
     }
 
-    fn plan(&self, object: &NstanceShardGroup, observed: &Observed, inputs: &InputsOf<Self>, _: Timestamp) -> Plan<Action> {
+    fn plan(
+        &self,
+        object: &NstanceShardGroup,
+        observed: &Observed,
+        inputs: &InputsOf<Self>,
+        _: Timestamp,
+    ) -> Plan<Action> {
         shard_group::plan(object, observed, &inputs.note)
     }
 
@@ -92,10 +102,8 @@ impl Controller for ShardGroupController {
                 self.hand_over(turn, (DELETE.to_owned(), *poll), Request::DeleteGroup { group: group.clone() })
             }
             Action::DrainNode { node } => {
-                let message = format!(
-                    "the shard's server does not name its instances, and node {node} has to be drained before it removes one; drain it: strata drain {node}"
-                );
-                Err(Error::Refused(Why { reason: Reason::Reconciling, message }))
+                self.desk.drain(Asker::Group, Wanted { id: node.clone(), node: node.clone(), time: None });
+                Ok(())
             }
         }
     }
@@ -138,7 +146,39 @@ fn read_label(label: &str) -> (String, u64) {
     (digest.to_owned(), poll.parse().unwrap_or_default())
 }
 
+/// Whether a pool that stays names the shard.
+fn is_wanted(pool: &NstanceMachinePool, spec: &NstanceShardGroupSpec) -> bool {
+    let names_it = |pool: &NstanceMachinePoolSpec| pool.group == spec.group && pool.shards.contains(&spec.shard);
+    pool.metadata.deletion_timestamp.is_none() && pool.spec.as_ref().is_some_and(names_it)
+}
+
 impl ShardGroupController {
+    fn members(&self, spec: &NstanceShardGroupSpec) -> usize {
+        let keys = self.kinds.machines_of(&spec.shard).into_iter();
+        let found = keys.filter_map(|key| self.kinds.members.get(&key));
+        let is_of = |member: &NstanceMachine| {
+            label_of(member, POOL_LABEL).is_some()
+                && shard_of(member) == Some(spec.shard.as_str())
+                && member.spec.as_ref().is_some_and(|found| found.group() == spec.group)
+        };
+        found.filter(|found| is_of(&found.value)).count()
+    }
+
+    /// Of a server that names no instances: the Nodes of the group, the oldest first.
+    fn oldest(&self, group: Option<&Group>) -> Fact<Vec<OldNode>> {
+        let ids = match group.map(|group| &group.members) {
+            Some(Members::Counted(ids)) => ids.as_slice(),
+            Some(Members::Listed(_)) | None => &[],
+        };
+        let nodes = self.kinds.nodes_of(ids.iter().map(String::as_str)).into_iter();
+        let age = |name: &str| self.kinds.nodes.get(&Key::new("", name)).and_then(|node| node.value.created_at);
+        let mut nodes: Vec<_> = nodes.map(|(node, _)| (age(&node.name), node.name)).collect();
+        nodes.sort();
+        let is_drained = |name: &str| matches!(self.desk.state(name), Drain::Done | Drain::Expired { .. });
+        let old = |(_, name): (_, String)| OldNode { is_drained: is_drained(&name), name };
+        self.kinds.nodes.freshness().fact(nodes.into_iter().map(old).collect())
+    }
+
     /// Instances whose machines are under deletion and drained.
     async fn released(&self, key: &Key, group: Option<&Group>) -> Result<BTreeSet<String>, Error> {
         let mut released = BTreeSet::new();

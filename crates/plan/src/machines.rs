@@ -9,6 +9,7 @@
 //! control_plane::{plan, report}     NstanceControlPlane: the kubeconfig by which Cluster API works
 //! identity::decide                  the operator's certificate: register, renew, wait
 //! machine::{plan, report}           NstanceMachine: one instance, until its shard reports it gone
+//! notice::next                      an instance that its shard is about to delete: drain and acknowledgement
 //! on_demand::plan                   Machines for Pods that ask for one, and the end of those that no Pod needs
 //! ```
 //!
@@ -23,6 +24,7 @@ pub mod identity;
 pub mod import;
 pub mod machine;
 pub mod node;
+pub mod notice;
 pub mod on_demand;
 pub mod pool;
 pub mod shard;

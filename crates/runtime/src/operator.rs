@@ -189,6 +189,11 @@ impl Operator {
         self.settings.lease.as_ref().map(|lease| lease.duration)
     }
 
+    /// The cluster that the operator runs for.
+    pub fn cluster(&self) -> Cluster {
+        self.cluster.clone()
+    }
+
     /// Writes of one layer carry its field manager.
     pub fn writer(&self, manager: &'static str) -> Writer {
         self.cluster.writer(manager)
@@ -242,11 +247,6 @@ impl Operator {
         let job = move |pulse| run.run(writer, Arc::new(notify), pulse).boxed();
         self.jobs.push((format!("dynamic watches {}", self.jobs.len()), Box::new(job)));
         watches
-    }
-
-    /// The cluster that the operator runs for.
-    pub fn cluster(&self) -> Cluster {
-        self.cluster.clone()
     }
 
     /// Clusters beside the own one, for all layers.

@@ -88,10 +88,7 @@ impl Account {
 /// role's name.
 pub fn layer_role(namespace: &str, name: &str, layer: &str, rights: &[Right]) -> (Role, RoleBinding) {
     let role_name = format!("{name}-{layer}");
-    let role = Role {
-        metadata: within(namespace, &role_name),
-        rules: Some(rights.iter().map(Right::rule).collect()),
-    };
+    let role = Role { metadata: within(namespace, &role_name), rules: Some(rights.iter().map(Right::rule).collect()) };
     let binding = RoleBinding {
         metadata: within(namespace, &role_name),
         role_ref: role_ref("Role", &role_name),
@@ -185,7 +182,10 @@ mod tests {
     fn a_layers_rights_in_one_namespace_are_bound_there() {
         let secrets = Right { group: "", resource: "secrets", verbs: &["get"], why: "" };
         let (role, binding) = layer_role("n", "strata", "machines", &[secrets]);
-        assert_eq!((role.metadata.namespace.as_deref(), role.metadata.name.as_deref()), (Some("n"), Some("strata-machines")));
+        assert_eq!(
+            (role.metadata.namespace.as_deref(), role.metadata.name.as_deref()),
+            (Some("n"), Some("strata-machines"))
+        );
         assert_eq!(binding.metadata, role.metadata);
         assert_eq!((binding.role_ref.kind.as_str(), binding.role_ref.name.as_str()), ("Role", "strata-machines"));
         assert_eq!(binding.subjects.unwrap()[0].name, "strata");

@@ -135,7 +135,11 @@ impl Writer {
 }
 
 /// An object in the answer to a request.
-pub(crate) fn decode<A: DeserializeOwned>(resource: &'static str, verb: &'static str, answer: &[u8]) -> Result<A, Error> {
+pub(crate) fn decode<A: DeserializeOwned>(
+    resource: &'static str,
+    verb: &'static str,
+    answer: &[u8],
+) -> Result<A, Error> {
     serde_json::from_slice(answer).map_err(|error| Error::Undecodable { verb, resource, place: undecodable(&error) })
 }
 

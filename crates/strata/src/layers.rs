@@ -113,7 +113,12 @@ mod tests {
                     (right.group, right.resource) == (&crd.spec.group, &crd.spec.names.plural)
                         && right.verbs.contains(&"watch")
                 };
-                assert!(spec.rights.iter().chain(spec.own_namespace).any(is_watched), "{} of {}", crd.spec.names.plural, spec.name);
+                assert!(
+                    spec.rights.iter().chain(spec.own_namespace).any(is_watched),
+                    "{} of {}",
+                    crd.spec.names.plural,
+                    spec.name
+                );
             }
         }
     }

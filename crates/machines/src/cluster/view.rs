@@ -3,10 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use api::machine::{GROUP, NstanceCluster, NstanceControlPlane, PAUSED_ANNOTATION};
-use k8s_openapi::{
-    NamespaceResourceScope,
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use plan::machines::cluster::ClusterFacts;
 use runtime::{Key, Kind, Parts, lean_metadata, readable};
 use serde::{Deserialize, de::DeserializeOwned};

@@ -64,7 +64,11 @@ pub fn parse_shards(data: &BTreeMap<String, String>) -> Result<Shards, ConfigErr
 }
 
 pub fn no_shards() -> ConfigError {
-    ConfigError::new("shards", "there is none", "list each shard with its address, as in `shards: {eu-1: \"10.0.0.1:8993\"}`")
+    ConfigError::new(
+        "shards",
+        "there is none",
+        "list each shard with its address, as in `shards: {eu-1: \"10.0.0.1:8993\"}`",
+    )
 }
 
 fn shards(value: &Value) -> Result<Shards, ConfigError> {
@@ -86,7 +90,9 @@ fn one(shard: &str, value: &Value) -> Result<(String, ShardAddress), ConfigError
     let address = match value {
         Value::String(operator) => bare(&key, operator)?,
         Value::Object(fields) => {
-            if let Some(unknown) = fields.keys().find(|key| !["registration_addr", "operator_addr"].contains(&key.as_str())) {
+            if let Some(unknown) =
+                fields.keys().find(|key| !["registration_addr", "operator_addr"].contains(&key.as_str()))
+            {
                 let remedy = "remove it; the keys of a shard are registration_addr and operator_addr";
                 return Err(ConfigError::new(format!("{key}.{unknown}"), "the key is unknown", remedy));
             }
@@ -104,7 +110,11 @@ const ADDRESS: &str = "write host:port of the operator port, host:port,host:port
 fn bare(key: &str, text: &str) -> Result<ShardAddress, ConfigError> {
     let operator = address(key, text)?;
     let registration = operator.neighbours(-1).ok_or_else(|| {
-        ConfigError::new(key, "there is no port before it for registration", "write registration_addr and operator_addr")
+        ConfigError::new(
+            key,
+            "there is no port before it for registration",
+            "write registration_addr and operator_addr",
+        )
     })?;
     Ok(ShardAddress { operator, registration })
 }
@@ -112,7 +122,9 @@ fn bare(key: &str, text: &str) -> Result<ShardAddress, ConfigError> {
 fn addresses(key: &str, value: Option<&Value>) -> Result<Addresses, ConfigError> {
     match value.and_then(Value::as_str).filter(|text| !text.is_empty()) {
         Some(text) => address(key, text),
-        None => Err(ConfigError::new(key, "it is missing", "write host:port, or host:port,host:port for several servers")),
+        None => {
+            Err(ConfigError::new(key, "it is missing", "write host:port, or host:port,host:port for several servers"))
+        }
     }
 }
 
@@ -136,6 +148,8 @@ fn word(key: &str, value: &Value) -> Result<Option<String>, ConfigError> {
 /// Sleep is not offered; a file that asks for it still serves.
 fn note_sleep(value: &Value) {
     if value["enabled"] == true {
-        tracing::warn!("sleep.enabled of the configuration file has no effect: this operator does not put tenants to sleep");
+        tracing::warn!(
+            "sleep.enabled of the configuration file has no effect: this operator does not put tenants to sleep"
+        );
     }
 }

@@ -71,7 +71,9 @@ impl Reload {
                     }
                 }
                 // Between two versions of a mounted ConfigMap there may be none.
-                Err(error) => self.refuse(format!("{}: {error}; the shards it listed last are still used", path.display())),
+                Err(error) => {
+                    self.refuse(format!("{}: {error}; the shards it listed last are still used", path.display()))
+                }
             }
             tokio::time::sleep_until(clock.instant() + LOOK).await;
         }

@@ -107,12 +107,20 @@ fn a13_what_is_wrong_is_named_with_its_key_and_remedy() {
         ("cluster_id: c\ntenant: t\nshards: {a: 'h:1'}", "shards.a", "no port before it"),
         ("cluster_id: c\ntenant: t\nshards: {a: 7}", "shards.a", "no address"),
         ("cluster_id: c\ntenant: t\nshards: {a: {operator_addr: 'h:2'}}", "shards.a.registration_addr", "missing"),
-        ("cluster_id: c\ntenant: t\nshards: {a: {registration_addr: 'h:2', operator_addr: ''}}", "shards.a.operator_addr", "missing"),
+        (
+            "cluster_id: c\ntenant: t\nshards: {a: {registration_addr: 'h:2', operator_addr: ''}}",
+            "shards.a.operator_addr",
+            "missing",
+        ),
         ("cluster_id: c\ntenant: t\nshards: {a: {addr: 'h:2'}}", "shards.a.addr", "unknown"),
         ("cluster_id: c\ntennant: t\nshards: {a: 'h:2'}", "tennant", "unknown"),
         ("- a", "the configuration", "not a map"),
         ("shards: {a: [", "the configuration", ""),
-        (&format!("cluster_id: {long}\ntenant: {long}\nshards: {{a: 'h:2'}}"), "cluster_id and tenant", "66 characters"),
+        (
+            &format!("cluster_id: {long}\ntenant: {long}\nshards: {{a: 'h:2'}}"),
+            "cluster_id and tenant",
+            "66 characters",
+        ),
     ] {
         let error = read(text).unwrap_err();
         assert!(error.key.ends_with(key), "{text}: {error}");
@@ -127,7 +135,9 @@ fn a13_what_is_wrong_is_named_with_its_key_and_remedy() {
 
 #[test]
 fn shards_of_a_config_map_are_entries_or_a_whole_file() {
-    let map = |entries: &[(&str, &str)]| entries.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let map = |entries: &[(&str, &str)]| {
+        entries.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    };
     let plain = parse_shards(&map(&[("a", "h:8993"), ("b", "i:8993")])).unwrap();
     assert_eq!(plain.keys().collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!(parse_shards(&map(&[("config.yaml", ORIGINAL)])).unwrap().len(), 2);

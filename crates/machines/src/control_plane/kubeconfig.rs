@@ -1,11 +1,15 @@
 //! The kubeconfig of the operator's own cluster, with a token that lives an hour.
 
-use api::machine::{API_VERSION, CLUSTER_LABEL, NstanceControlPlane};
+use api::{
+    condition::Reason,
+    machine::{API_VERSION, CLUSTER_LABEL, NstanceControlPlane},
+};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec},
     core::v1::ServiceAccount,
 };
+use plan::round::Why;
 use runtime::{Error, Key};
 use serde_json::{Value, json};
 
@@ -46,7 +50,8 @@ impl ApiServer {
 fn pem(der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     // The form wants lines of 64 characters; base 64 is ASCII.
-    let lines: Vec<&str> = text.as_bytes().chunks(64).map(|line| std::str::from_utf8(line).unwrap_or_default()).collect();
+    let lines: Vec<&str> =
+        text.as_bytes().chunks(64).map(|line| std::str::from_utf8(line).unwrap_or_default()).collect();
     format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
 }
 
@@ -57,8 +62,12 @@ impl ControlPlaneController {
         let spec = TokenRequestSpec { expiration_seconds: Some(TOKEN_SECONDS), ..TokenRequestSpec::default() };
         let request = TokenRequest { spec, ..TokenRequest::default() };
         let key = Key::new(self.secret.namespace.clone(), account);
-        let granted: TokenRequest = self.writer.ask::<ServiceAccount, _>("serviceaccounts/token", &key, "token", &request).await?;
-        let Some(status) = granted.status else { return Err(Error::Outdated) };
+        let granted: TokenRequest =
+            self.writer.ask::<ServiceAccount, _>("serviceaccounts/token", &key, "token", &request).await?;
+        let Some(status) = granted.status else {
+            let message = "the API server answered without a token".to_owned();
+            return Err(Error::Refused(Why { reason: Reason::TokenRefused, message }));
+        };
         let name = &*self.own.name;
         let mut metadata = json!({
             "labels": { CLUSTER_LABEL: name },
@@ -66,7 +75,8 @@ impl ControlPlaneController {
         });
         if self.secrets.get(&self.secret).is_none() {
             let kind = NstanceControlPlane::KIND;
-            metadata["ownerReferences"] = json!([{ "apiVersion": API_VERSION, "kind": kind, "name": name, "uid": uid }]);
+            metadata["ownerReferences"] =
+                json!([{ "apiVersion": API_VERSION, "kind": kind, "name": name, "uid": uid }]);
         }
         let text = serde_saphyr::to_string(&kubeconfig(name, &self.api_server, &status.token)).unwrap_or_default();
         secrets::store(&self.secrets, &self.secret, SECRET_TYPE, metadata, json!({ "value": text })).await
@@ -119,6 +129,9 @@ mod tests {
         let pem = String::from_utf8(STANDARD.decode(data).unwrap()).unwrap();
         assert!(pem.starts_with("-----BEGIN CERTIFICATE-----\n") && pem.ends_with("-----END CERTIFICATE-----\n"));
         assert!(pem.lines().all(|line| line.len() <= 64), "{pem}");
-        assert_eq!(kubeconfig("c", &ApiServer { authority: None, ..server }, "t")["clusters"][0]["cluster"], json!({"server": "https://127.0.0.1:6443"}));
+        assert_eq!(
+            kubeconfig("c", &ApiServer { authority: None, ..server }, "t")["clusters"][0]["cluster"],
+            json!({"server": "https://127.0.0.1:6443"})
+        );
     }
 }

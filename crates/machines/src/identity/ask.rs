@@ -69,8 +69,8 @@ impl Identity {
         let Some(nonce) = nonce.filter(|nonce| !nonce.is_empty()) else {
             return Err(Failure::refused(format!("Secret {} has no entry {NONCE}", self.keys.nonce)));
         };
-        let tls = client_tls(&ca, None, Arc::new(self.clock.clone()))
-            .map_err(|error| Failure::refused(explained(&error)))?;
+        let tls =
+            client_tls(&ca, None, Arc::new(self.clock.clone())).map_err(|error| Failure::refused(explained(&error)))?;
         let shards = self.shards.borrow().clone();
         let answer = any(shards.iter().map(|(shard, address)| {
             let request = wire::RegisterClientRequest {
@@ -136,7 +136,9 @@ where
     }
     failures.sort_by_key(|(shard, _)| *shard);
     // Another than the cluster's leader says only that it is not.
-    let refuses = |error: &CallError| matches!(error.code(), Code::Unauthenticated | Code::PermissionDenied | Code::InvalidArgument);
+    let refuses = |error: &CallError| {
+        matches!(error.code(), Code::Unauthenticated | Code::PermissionDenied | Code::InvalidArgument)
+    };
     let message = |(shard, error): &(&str, CallError)| format!("{shard}: {error}");
     match failures.iter().find(|(_, error)| refuses(error)) {
         Some(refusal) => Err(Failure::refused(message(refusal))),

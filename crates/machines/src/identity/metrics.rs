@@ -52,7 +52,8 @@ impl Collector for IdentityMetrics {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(until.as_second()).encode(metric)?;
         }
-        let (name, help) = ("strata_machines_identity_attempts", "Attempts to get, renew or store the operator's identity");
+        let (name, help) =
+            ("strata_machines_identity_attempts", "Attempts to get, renew or store the operator's identity");
         self.tried.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)
     }
 }

@@ -42,6 +42,11 @@ impl Notices {
         self.said.retain(|known| now.contains(known));
     }
 
+    /// Nothing holds now.
+    pub fn forget(&mut self) {
+        self.said.clear();
+    }
+
     /// An event must not fail anything: what becomes of it is not looked at.
     pub async fn record(&self, notice: Option<Notice>, cluster: &Cluster) {
         let Some(Notice { pod, event, about }) = notice else { return };

@@ -135,6 +135,11 @@ impl Pods {
         }
     }
 
+    /// Whether none is of interest.
+    pub fn is_idle(&self) -> bool {
+        self.one.is_empty() && self.unbound.kind.store().keys().is_empty()
+    }
+
     /// What was new so far is known.
     pub fn looked(&mut self) {
         self.unbound.news.mark_unchanged();

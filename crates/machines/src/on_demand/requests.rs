@@ -10,7 +10,7 @@ use api::{
     machine::{MachineReason, NstanceMachine, ON_DEMAND_POD_ANNOTATION, ON_DEMAND_UID_LABEL},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use plan::machines::on_demand::{Infrastructure, PodName, Request};
+use plan::machines::on_demand::{Infrastructure, PodName, Request, is_name};
 use runtime::{Key, Kind, lean_metadata, readable, view_of};
 use serde::Deserialize;
 
@@ -99,12 +99,13 @@ pub(super) fn see(machines: &Machines, kinds: &Arc<Kinds>, pods: &Pods) -> Seen 
                 node: machine.node.clone(),
                 name,
             }),
-            _ => drop(seen.taken.insert(name)),
+            _ if is_name(&name) => drop(seen.taken.insert(name)),
+            _ => {}
         }
     }
     // Of a Machine that is gone, what was made for it goes after it.
     kinds.members.store().for_each(|key, member| {
-        if pod(&member.metadata).is_none() {
+        if is_name(&key.name) && pod(&member.metadata).is_none() {
             seen.taken.insert(key.name.to_string());
         }
     });

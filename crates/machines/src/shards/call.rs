@@ -99,8 +99,13 @@ impl Ended {
 pub enum CallState {
     Idle,
     /// It waits or is at work.
-    Running { label: Arc<str> },
-    Ended { label: Arc<str>, ended: Ended },
+    Running {
+        label: Arc<str>,
+    },
+    Ended {
+        label: Arc<str>,
+        ended: Ended,
+    },
 }
 
 /// The key of an object's calls: objects of several kinds may share a name.

@@ -168,7 +168,8 @@ async fn a99_a_cluster_of_the_original_is_taken_over_and_a_foreign_one_left_alon
         .data(json!({ "spec": { "controlPlaneEndpoint": { "host": "10.0.0.1", "port": 443 } } }));
     space.api("NstanceCluster").create(&PostParams::default(), &made).await?;
     let reference = json!({ "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "NstanceCluster", "name": CLUSTER });
-    let cluster = DynamicObject::new(CLUSTER, &resource("Cluster")).data(json!({ "spec": { "infrastructureRef": reference } }));
+    let cluster =
+        DynamicObject::new(CLUSTER, &resource("Cluster")).data(json!({ "spec": { "infrastructureRef": reference } }));
     let before = space.api("Cluster").create(&PostParams::default(), &cluster).await?;
     space.put_secret(SECRET, &[("value", "old")]).await?;
     let label = json!({ "metadata": {
@@ -188,7 +189,8 @@ async fn a99_a_cluster_of_the_original_is_taken_over_and_a_foreign_one_left_alon
 
     let space = Space::new("cluster-foreign").await?;
     let reference = json!({ "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "OtherCluster", "name": "other" });
-    let foreign = DynamicObject::new(CLUSTER, &resource("Cluster")).data(json!({ "spec": { "infrastructureRef": reference } }));
+    let foreign =
+        DynamicObject::new(CLUSTER, &resource("Cluster")).data(json!({ "spec": { "infrastructureRef": reference } }));
     space.api("Cluster").create(&PostParams::default(), &foreign).await?;
     let running = space.run(&space.settings(shards())?, Clock::default()).await?;
     until("the layer has begun", async || Ok(running.health.readiness().values().all(Result::is_ok))).await?;

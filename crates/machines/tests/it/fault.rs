@@ -23,8 +23,9 @@ async fn a35_a41_a_silent_shard_keeps_what_it_has_and_delays_no_other() -> Resul
     // Both would get one more: the silent one waits for its own.
     scene.scale("web", 4).await?;
     scene.until_sizes("web", &["a"], &[Some(2)]).await?;
-    let message = scene.until_pool("web", "Ready", "False/Reconciling").await?;
-    assert!(message.contains("b (1 to 2 replicas)"), "{message}");
+    let waits =
+        || async { Ok(scene.until_pool("web", "Ready", "False/Reconciling").await?.contains("b (1 to 2 replicas)")) };
+    scene.until("the pool says what waits for the silent shard", waits).await?;
     let now = published().await?;
     assert!(before.iter().all(|id| now.contains(id)), "{before:?} {now:?}");
 

@@ -24,7 +24,9 @@ const CERTIFICATE: &str = "nstance-operator-cert";
 /// Waits for a standing, and returns it.
 async fn standing(running: &Running, what: &str, is_it: impl Fn(&Standing) -> bool) -> Result<Standing> {
     let mut receiver = running.ground.identity.standing.clone();
-    until(what, async || Ok(is_it(&receiver.borrow_and_update()))).await.with_context(|| format!("{:?}", running.ground.identity.standing.borrow()))?;
+    until(what, async || Ok(is_it(&receiver.borrow_and_update())))
+        .await
+        .with_context(|| format!("{:?}", running.ground.identity.standing.borrow()))?;
     let found = running.ground.identity.standing.borrow().clone();
     Ok(found)
 }
@@ -68,7 +70,10 @@ async fn a03_a05_a06_a_nonce_becomes_a_stored_certificate_and_goes() -> Result<(
     assert_eq!(ClientKey::read(&credentials.key).unwrap().public_pem, public);
     until("the nonce is gone", async || Ok(space.secrets().get_opt(NONCE).await?.is_none())).await?;
     let metrics = running.metrics.encode()?;
-    for line in ["strata_machines_registered 1", "strata_machines_identity_attempts_total{action=\"register\",result=\"success\"} 1"] {
+    for line in [
+        "strata_machines_registered 1",
+        "strata_machines_identity_attempts_total{action=\"register\",result=\"success\"} 1",
+    ] {
         assert!(metrics.contains(line), "{line} in {metrics}");
     }
     assert!(metrics.contains("strata_machines_certificate_expiry_timestamp_seconds "), "{metrics}");

@@ -47,7 +47,8 @@ async fn a20_a29_a_group_that_is_added_to_a_configuration_appears_and_one_that_i
     shard.refresh_config().await?;
     scene.until("the pool", || async { Ok(scene.pool("later").await?.is_some()) }).await?;
     scene.until_pool("later", "Ready", "True/Reconciled").await?;
-    let is_static = || async { Ok(scene.pool("later").await?.and_then(|pool| pool.status).is_some_and(|s| s.is_static)) };
+    let is_static =
+        || async { Ok(scene.pool("later").await?.and_then(|pool| pool.status).is_some_and(|s| s.is_static)) };
     scene.until("it is static", is_static).await?;
     // The replicas that its user asks for are kept over the configuration's.
     scene.scale("later", 2).await?;

@@ -39,7 +39,7 @@ impl Stage {
 
     async fn without_operator(name: &str) -> Result<Self> {
         let group = format!("{name}-group");
-        let groups = json!({ (group.as_str()): { "template": "web", "size": 0 } });
+        let groups = json!({ (group.as_str()): { "template": "typed", "size": 0 } });
         let scene = Scene::without_operator(name, &["a"], groups).await?;
         let team = ControlPlane::shared().await?.namespace("team").await?;
         Ok(Self { scene, group, team })
@@ -247,6 +247,62 @@ async fn a93_pods_of_an_external_cluster_are_served_by_the_administrators_kubeco
     stage.until_event("job", "Normal", "OnDemandRequested", "is made for this Pod").await?;
     stage.pods().delete("job", &DeleteParams::default()).await?;
     stage.until_gone(&pod).await
+}
+
+#[tokio::test]
+async fn a97_a_pod_runs_on_the_node_made_for_it_and_all_goes_when_it_has_ended() -> Result<()> {
+    let stage = Stage::new("od-runs").await?;
+    let pod = stage.ask("job").await?;
+    stage.until_made(&pod).await?;
+    let nodes = Api::<Node>::all(stage.scene.client.clone());
+    let instance = || async {
+        let (_, member) = stage.made(&pod).await?;
+        anyhow::Ok(member.and_then(|member| member.status).and_then(|status| status.instance_id))
+    };
+    let has_joined = || async {
+        let Some(id) = instance().await? else { return Ok(false) };
+        Ok(nodes.get_opt(&id).await?.is_some())
+    };
+    stage.scene.until("the instance joins as a Node", has_joined).await?;
+    let id = instance().await?.context("it has an instance")?;
+    assert_eq!(stage.scene.sizes(&stage.group, &["a"]).await?, [Some(0)], "it does not count for its group");
+    // As its template would.
+    let label = Patch::Merge(json!({ "metadata": { "labels": { ROOM: format!("{}-job", stage.team) } } }));
+    nodes.patch(&id, &PatchParams::default(), &label).await?;
+    let runs = || async {
+        let pod = stage.pods().get("job").await?;
+        let node = pod.spec.and_then(|spec| spec.node_name);
+        let phase = pod.status.and_then(|status| status.phase);
+        Ok(node.as_ref() == Some(&id) && phase.as_deref() == Some("Running"))
+    };
+    stage.scene.until("the Pod runs there", runs).await?;
+    let is_linked = || async {
+        let (machine, _) = stage.made(&pod).await?;
+        Ok(machine.context("its Machine stays")?.data["status"]["nodeRef"]["name"] == id.as_str())
+    };
+    stage.scene.until("Cluster API links Machine and Node", is_linked).await?;
+
+    let ends = Patch::Merge(json!({ "metadata": { "annotations": { BEHAVIOUR_ANNOTATION: "succeeded" } } }));
+    stage.pods().patch("job", &PatchParams::default(), &ends).await?;
+    stage.until_gone(&pod).await?;
+    assert_eq!(stage.scene.zones.cloud.machines().len(), 0, "its instance is gone");
+    stage.until_event("job", "Normal", "OnDemandReleased", "the Pod has ended").await
+}
+
+#[tokio::test]
+async fn what_a_shard_refuses_is_a_warning_and_leaves_nothing() -> Result<()> {
+    let stage = Stage::new("od-refused").await?;
+    let kind = "on-demand.nstance.dev/instance-type";
+    let pod = stage.create("job", json!({ "on-demand.nstance.dev/group": stage.group, kind: "huge" })).await?;
+    stage.until_event("job", "Warning", "OnDemandRefused", "instance_type").await?;
+    stage.until_gone(&pod).await?;
+    assert_eq!(stage.scene.zones.cloud.machines().len(), 0);
+    // Corrected, it is a new request.
+    let patch = Patch::Merge(json!({ "metadata": { "annotations": { kind: "small" } } }));
+    stage.pods().patch("job", &PatchParams::default(), &patch).await?;
+    stage.until_made(&pod).await?;
+    let is_made = || async { Ok(stage.scene.zones.cloud.machines().len() == 1) };
+    stage.scene.until("its instance is made", is_made).await
 }
 
 /// Kills the operator at the write that is held, and starts another one.

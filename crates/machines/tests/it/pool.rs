@@ -67,9 +67,7 @@ async fn a24_a_shard_that_leaves_the_spec_loses_its_group() -> Result<()> {
     scene.patch_pool("web", json!({ "spec": { "shards": ["a"] } })).await?;
     scene.until_sizes("web", BOTH, &[Some(0), None]).await?;
     scene.until("its shard group is gone", || async { Ok(scene.shard_group("web", "b").await?.is_none()) }).await?;
-    let events = scene.events("web--b").await?;
-    assert!(events.iter().any(|(kind, reason, _)| kind == "Normal" && reason == "DeleteSucceeded"), "{events:?}");
-    Ok(())
+    scene.until_event("web--b", ("Normal", "DeleteSucceeded"), "").await
 }
 
 #[tokio::test]
@@ -81,9 +79,7 @@ async fn a26_the_older_of_two_pools_of_a_group_has_it_and_the_other_follows() ->
     let message = scene.until_pool("another", "Ready", "False/DuplicateGroup").await?;
     assert!(message.contains("the pool web"), "{message}");
     scene.until_pool("web", "Ready", "True/Reconciled").await?;
-    let events = scene.events("another").await?;
-    assert!(events.iter().any(|(kind, reason, _)| kind == "Warning" && reason == "DuplicateGroup"), "{events:?}");
-    Ok(())
+    scene.until_event("another", ("Warning", "DuplicateGroup"), "the pool web").await
 }
 
 #[tokio::test]
@@ -111,6 +107,7 @@ async fn a34_a91_what_a_shard_refuses_is_a_condition_and_an_event_and_is_tried_a
     scene.until_shard_group("web", "a", "ShardReachable", "True/Connected").await?;
     let message = scene.until_pool("web", "Ready", "False/Reconciling").await?;
     assert!(message.contains("web--a") && message.contains("template"), "{message}");
+    scene.until_event("web--a", ("Warning", "ConfigValidationFailed"), "template").await?;
     let events = scene.events("web--a").await?;
     let warnings = events.iter().filter(|(kind, reason, _)| kind == "Warning" && reason == "ConfigValidationFailed");
     assert_eq!(warnings.count(), 1, "{events:?}");
@@ -138,14 +135,7 @@ async fn a38_what_a_provider_refuses_is_a_warning_on_the_shard_group() -> Result
     scene.until_pool("web", "Ready", "True/Reconciled").await?;
     scene.zones.cloud.refuse(Some("no quota left"));
     scene.scale("web", 1).await?;
-    let is_recorded = || async {
-        let events = scene.events("web--a").await?;
-        let is_it = |(kind, reason, note): &(String, String, String)| {
-            kind == "Warning" && reason == "ProviderError" && note.contains("no quota left")
-        };
-        Ok(events.iter().any(is_it))
-    };
-    scene.until("the warning", is_recorded).await?;
+    scene.until_event("web--a", ("Warning", "ProviderError"), "no quota left").await?;
     scene.zones.cloud.refuse(None);
     scene.until("an instance", || async { Ok(ids(scene.pool("web").await?).len() == 1) }).await?;
     Ok(())

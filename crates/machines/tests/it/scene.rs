@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt::Debug, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use api::machine::{API_VERSION, NstanceMachine, NstanceMachinePool, NstanceShardGroup};
+use api::machine::{API_VERSION, NstanceMachinePool, NstanceShardGroup};
 use k8s_openapi::{
     api::{core::v1::Node, events::v1::Event},
     serde::de::DeserializeOwned,
@@ -49,7 +49,8 @@ pub struct Scene {
     /// How the operator reaches the API server, where it is not the administrator's way.
     pub kubeconfig: Option<PathBuf>,
     directory: TempDir,
-    operator: Option<(CancellationToken, JoinHandle<Result<(), Fatal>>)>,
+    /// Ends with the scene.
+    operator: Option<(DropGuard, JoinHandle<Result<(), Fatal>>)>,
     _kubelets: DropGuard,
 }
 
@@ -74,8 +75,9 @@ impl Scene {
         let stop = CancellationToken::new();
         tokio::spawn(kubelets(client.clone(), zones.cloud.clone(), stop.clone()));
         let directory = tempfile::tempdir()?;
-        let scene =
-            Self { zones, namespace, client, endpoint: None, kubeconfig: None, directory, operator: None, _kubelets: stop.drop_guard() };
+        let operator = None;
+        let (endpoint, kubeconfig, _kubelets) = (None, None, stop.drop_guard());
+        let scene = Self { zones, namespace, client, endpoint, kubeconfig, directory, operator, _kubelets };
         scene.install().await?;
         scene.write_shards(shards)?;
         Ok(scene)
@@ -139,17 +141,16 @@ impl Scene {
         // Nothing in these tests is linked later than this.
         layer.on_demand.grace = Duration::from_secs(1);
         let stop = CancellationToken::new();
-        let mut operator =
-            Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), stop.clone());
+        let mut operator = Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), stop.clone());
         operator.layer("machines");
         machines::install(&mut operator, &layer);
-        self.operator = Some((stop, tokio::spawn(operator.run(|_| {}))));
+        self.operator = Some((stop.drop_guard(), tokio::spawn(operator.run(|_| {}))));
         Ok(())
     }
 
     pub async fn stop(&mut self) -> Result<()> {
         if let Some((stop, running)) = self.operator.take() {
-            stop.cancel();
+            drop(stop);
             running.await??;
         }
         Ok(())
@@ -182,7 +183,8 @@ impl Scene {
 
     pub async fn create_pool_with(&self, name: &str, spec: Value) -> Result<()> {
         let metadata = json!({ "name": name, "namespace": self.namespace });
-        let object = json!({ "apiVersion": API_VERSION, "kind": "NstanceMachinePool", "metadata": metadata, "spec": spec });
+        let object =
+            json!({ "apiVersion": API_VERSION, "kind": "NstanceMachinePool", "metadata": metadata, "spec": spec });
         self.api::<NstanceMachinePool>().create(&PostParams::default(), &serde_json::from_value(object)?).await?;
         Ok(())
     }
@@ -230,10 +232,6 @@ impl Scene {
         Ok(self.api::<NstanceShardGroup>().get_opt(&format!("{group}--{shard}")).await?)
     }
 
-    pub async fn members(&self) -> Result<Vec<NstanceMachine>> {
-        Ok(self.api::<NstanceMachine>().list(&ListParams::default()).await?.items)
-    }
-
     /// Events of one object: type, reason and note.
     pub async fn events(&self, name: &str) -> Result<Vec<(String, String, String)>> {
         let all = self.api::<Event>().list(&ListParams::default()).await?;
@@ -242,6 +240,15 @@ impl Scene {
             (event.type_.unwrap_or_default(), event.reason.unwrap_or_default(), event.note.unwrap_or_default())
         };
         Ok(all.items.into_iter().filter(about).map(words).collect())
+    }
+
+    /// Waits for an event of this type and reason that says this: it is written after the status.
+    pub async fn until_event(&self, name: &str, expected: (&str, &str), words: &str) -> Result<()> {
+        let look = || async {
+            let events = self.events(name).await?;
+            Ok(events.iter().any(|(kind, reason, note)| (&**kind, &**reason) == expected && note.contains(words)))
+        };
+        self.until(&format!("{name} has an event {expected:?}"), look).await
     }
 
     /// Sizes of the group on each shard as the shards have it.
@@ -326,9 +333,10 @@ impl Scene {
         let pools = self.api::<NstanceMachinePool>().list(&ListParams::default()).await;
         let groups = self.api::<NstanceShardGroup>().list(&ListParams::default()).await;
         let shown = |value: Value| serde_json::to_string(&value).unwrap_or_default();
-        let pools = pools.map(|all| all.items.iter().map(|pool| shown(json!([pool.spec, pool.status]))).collect::<Vec<_>>());
-        let groups =
-            groups.map(|all| all.items.iter().map(|found| shown(json!([found.spec, found.status]))).collect::<Vec<_>>());
+        let pools =
+            pools.map(|all| all.items.iter().map(|pool| shown(json!([pool.spec, pool.status]))).collect::<Vec<_>>());
+        let groups = groups
+            .map(|all| all.items.iter().map(|found| shown(json!([found.spec, found.status]))).collect::<Vec<_>>());
         format!("pools {pools:?}; shard groups {groups:?}")
     }
 }

@@ -114,7 +114,8 @@ impl Space {
                 "operator_addr": address.operator.to_string(),
             })
         };
-        let shards: serde_json::Map<_, _> = shards.iter().map(|(shard, address)| (shard.clone(), entry(address))).collect();
+        let shards: serde_json::Map<_, _> =
+            shards.iter().map(|(shard, address)| (shard.clone(), entry(address))).collect();
         let text = json!({ "cluster_id": "dev", "tenant": "default", "shards": shards }).to_string();
         std::fs::write(self.file(), text)?;
         Ok(())
@@ -146,7 +147,8 @@ impl Space {
         let stop = CancellationToken::new();
         let mut operator = Operator::new(client, process_settings(), clock, stop.clone());
         let kubeconfig = kube::config::Kubeconfig::read_from(self.control_plane.kubeconfig())?;
-        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &kube::config::KubeConfigOptions::default()).await?;
+        let config =
+            kube::Config::from_custom_kubeconfig(kubeconfig, &kube::config::KubeConfigOptions::default()).await?;
         operator.layer("machines");
         let ground = ground::install(&mut operator, settings, &ApiServer::of(&config, None), Duration::from_mins(2));
         let (health, metrics, recorder) = (operator.health.clone(), operator.metrics.clone(), operator.events.clone());
@@ -166,7 +168,8 @@ impl Space {
         let asked = |resource: &str| entries.iter().any(|entry| entry.resource == resource);
         assert!(asked("secrets") && asked("configmaps") && asked("clusters"), "{entries:?}");
         // Whether the server streams lists is asked of it, not of a namespace.
-        let is_elsewhere = |entry: &&testbed::audit::Entry| !entry.resource.is_empty() && entry.namespace != self.namespace;
+        let is_elsewhere =
+            |entry: &&testbed::audit::Entry| !entry.resource.is_empty() && entry.namespace != self.namespace;
         let wrong: Vec<_> = entries.iter().filter(|entry| entry.code == 403 || is_elsewhere(entry)).collect();
         assert!(wrong.is_empty(), "{wrong:?}");
         Ok(())
@@ -237,7 +240,8 @@ impl Space {
             loop {
                 if let Some(object) = self.get(kind, CLUSTER).await? {
                     last = object.data["status"]["conditions"].clone();
-                    let is_it = |one: &&Value| one["type"] == condition && one["status"] == status && one["reason"] == reason;
+                    let is_it =
+                        |one: &&Value| one["type"] == condition && one["status"] == status && one["reason"] == reason;
                     if let Some(found) = last.as_array().and_then(|all| all.iter().find(is_it)) {
                         return anyhow::Ok(found["message"].as_str().unwrap_or_default().to_owned());
                     }

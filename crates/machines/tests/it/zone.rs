@@ -37,7 +37,6 @@ pub const LIFETIME: Duration = Duration::from_hours(1);
 
 /// One shard, `a`, whose server leads the cluster as well.
 pub struct Zone {
-    pub store: MemoryStore,
     pub authority: Arc<Authority>,
     pub clock: Clock,
     nonces: Arc<Nonces>,
@@ -61,13 +60,14 @@ impl Zone {
         let key = ShardLayout::new("a").config();
         store.put(&key, CONFIG.as_bytes().to_vec(), Expect::Absent).await.expect("an empty store");
         let (authority, _) = Authority::create("dev", clock.now()).expect("an authority");
-        let (authority, nonces) = (Arc::new(authority), Arc::new(Nonces::load(&key_pair().serialize_pem()).expect("a key")));
+        let (authority, nonces) =
+            (Arc::new(authority), Arc::new(Nonces::load(&key_pair().serialize_pem()).expect("a key")));
         let ids = AtomicU64::new(1);
         let context = Context {
             cluster: "dev".to_owned(),
             shard: "a".to_owned(),
             layout: ShardLayout::new("a"),
-            store: Arc::new(store.clone()),
+            store: Arc::new(store),
             provider: Arc::new(InProcess::new(clock.clone())),
             clock: clock.clone(),
             ids: Box::new(move || u128::from(ids.fetch_add(1, Ordering::Relaxed))),
@@ -91,7 +91,7 @@ impl Zone {
             run(options, sender, CancellationToken::new()).await.expect("it runs");
         });
         let bound = bound.wait_for(Option::is_some).await.expect("it runs").expect("just seen");
-        Self { store, authority, clock, nonces, bound, _server: Server(server) }
+        Self { authority, clock, nonces, bound, _server: Server(server) }
     }
 
     pub fn ca(&self) -> String {

@@ -48,7 +48,11 @@ pub enum Make {
     Cluster(Value),
     /// A Cluster that the original made has no control plane, without which Cluster API neither watches its Nodes nor
     /// drains them.
-    Refer { uid: String, resource_version: String, patch: Value },
+    Refer {
+        uid: String,
+        resource_version: String,
+        patch: Value,
+    },
 }
 
 /// What is missing. What exists is the users' own.
@@ -177,7 +181,12 @@ fn is_provisioned(status: &NstanceClusterStatus) -> bool {
 fn conditions(observed: &Observed, is_provisioned: bool, make: &Conditions<'_, Reason>) -> Vec<Condition> {
     use ConditionStatus::{False, True};
     let ready = if is_provisioned {
-        make.make(ConditionType::Ready, True, Reason::Provisioned, "a cluster has nothing to provision beside its groups")
+        make.make(
+            ConditionType::Ready,
+            True,
+            Reason::Provisioned,
+            "a cluster has nothing to provision beside its groups",
+        )
     } else {
         let message = "no Cluster refers to it; set spec.infrastructureRef of one";
         make.make(ConditionType::Ready, False, Reason::Reconciling, message)
@@ -231,7 +240,8 @@ mod tests {
     #[test]
     fn a65_the_three_objects_are_made_in_order_and_then_left_alone() {
         let made = missing(&trio());
-        let [Make::Infrastructure(infrastructure), Make::ControlPlane(control_plane), Make::Cluster(cluster)] = made.as_slice()
+        let [Make::Infrastructure(infrastructure), Make::ControlPlane(control_plane), Make::Cluster(cluster)] =
+            made.as_slice()
         else {
             panic!("{made:?}")
         };
@@ -303,7 +313,10 @@ mod tests {
         cluster.spec = Some(NstanceClusterSpec { control_plane_endpoint: Some(endpoint()) });
         let report = reported(&cluster, &observed());
         assert_eq!(report.status.initialization, Some(Initialization { provisioned: Some(true) }));
-        assert_eq!(words(&report.status), ["Ready=True/Provisioned", "Registered=True/Registered", "Paused=False/NotPaused"]);
+        assert_eq!(
+            words(&report.status),
+            ["Ready=True/Provisioned", "Registered=True/Registered", "Paused=False/NotPaused"]
+        );
         let domains: Vec<_> = report.status.failure_domains.iter().map(|domain| domain.name.as_str()).collect();
         assert_eq!(domains, ["a", "b"]);
         assert_eq!(report.transitions.len(), 1);

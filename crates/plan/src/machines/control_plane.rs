@@ -127,9 +127,12 @@ fn condition(kubeconfig: &Kubeconfig, round: &RoundOf<'_>, make: &Conditions<'_,
     }
     let Some(account) = account else {
         return match found {
-            Found::Present { .. } => say(True, Reason::KubeconfigStored, format!("Secret {secret} is the administrator's")),
+            Found::Present { .. } => {
+                say(True, Reason::KubeconfigStored, format!("Secret {secret} is the administrator's"))
+            }
             _ => {
-                let message = format!("Secret {secret} is missing; put a kubeconfig of the workload cluster under its key value");
+                let message =
+                    format!("Secret {secret} is missing; put a kubeconfig of the workload cluster under its key value");
                 say(False, Reason::KubeconfigMissing, message)
             }
         };
@@ -138,13 +141,17 @@ fn condition(kubeconfig: &Kubeconfig, round: &RoundOf<'_>, make: &Conditions<'_,
     let is_done = round.progress.iter().any(Progress::is_done);
     let is_good = is_done || matches!(found, Found::Present { left: Some(left) } if !left.is_zero());
     match failure {
-        Some(why) if is_good => {
-            say(True, Reason::KubeconfigStored, format!("Secret {secret} has a token of {account}; a new one is refused: {why}"))
-        }
+        Some(why) if is_good => say(
+            True,
+            Reason::KubeconfigStored,
+            format!("Secret {secret} has a token of {account}; a new one is refused: {why}"),
+        ),
         Some(why) => say(
             False,
             Reason::TokenRefused,
-            format!("no token of ServiceAccount {account} for Secret {secret}: {why}; create the ServiceAccount, or grant create on its token"),
+            format!(
+                "no token of ServiceAccount {account} for Secret {secret}: {why}; create the ServiceAccount, or grant create on its token"
+            ),
         ),
         None if is_good => say(True, Reason::KubeconfigStored, format!("Secret {secret} has a token of {account}")),
         None => say(False, Reason::Reconciling, format!("Secret {secret} has no valid token yet")),
@@ -194,7 +201,11 @@ mod tests {
         observed
     }
 
-    fn reported(object: &NstanceControlPlane, observed: &Observed, progress: Progress) -> Report<NstanceControlPlaneStatus> {
+    fn reported(
+        object: &NstanceControlPlane,
+        observed: &Observed,
+        progress: Progress,
+    ) -> Report<NstanceControlPlaneStatus> {
         let (plan, inputs) = (plan(object, observed), Inputs::default());
         let progress = vec![progress; plan.steps.len()];
         report(&Round { object, observed, inputs: &inputs, plan: &plan, progress: &progress }, now())
@@ -252,7 +263,8 @@ mod tests {
 
     #[test]
     fn a_refused_token_is_a_warning_unless_the_last_one_still_serves() {
-        let failed = || Progress::Failed { class: Class::Transient, retry: None, message: "no such account".to_owned() };
+        let failed =
+            || Progress::Failed { class: Class::Transient, retry: None, message: "no such account".to_owned() };
         let object = NstanceControlPlane::default();
         let report = reported(&object, &observed(Found::Absent), failed());
         assert_eq!(kubeconfig(&report.status), (ConditionStatus::False, Reason::TokenRefused));

@@ -197,9 +197,10 @@ fn without(observed: &Observed, last: Option<&Attempt>, why: &str) -> Decision {
     let key = place("Secret", &names.key);
     if observed.key == Part::Absent {
         let failure = last.filter(|attempt| attempt.action == Action::MakeKey);
-        let standing = failure.map_or_else(|| waits("registering"), |attempt| {
-            absent(Reason::Registering, format!("{why}; {key} cannot be stored: {}", attempt.message))
-        });
+        let standing = failure.map_or_else(
+            || waits("registering"),
+            |attempt| absent(Reason::Registering, format!("{why}; {key} cannot be stored: {}", attempt.message)),
+        );
         return act(Action::MakeKey, standing, failure.map(|attempt| (attempt, pause(attempt))));
     }
     let remedy = "delete it, and put a new nonce in place: a nonce serves one key";
@@ -285,13 +286,33 @@ mod tests {
         let nothing = Observed { authority: Part::Absent, key: Part::Absent, nonce: Part::Absent, ..all.clone() };
         for (case, action, reason, words) in [
             (nothing.clone(), None, Reason::AuthorityMissing, "ConfigMap n/ca is missing"),
-            (Observed { authority: Part::Present, ..nothing.clone() }, None, Reason::NonceMissing, "Secret n/nonce is missing"),
-            (Observed { nonce: Part::Unknown("no answer".to_owned()), ..all.clone() }, None, Reason::StateUnknown, "no answer"),
+            (
+                Observed { authority: Part::Present, ..nothing.clone() },
+                None,
+                Reason::NonceMissing,
+                "Secret n/nonce is missing",
+            ),
+            (
+                Observed { nonce: Part::Unknown("no answer".to_owned()), ..all.clone() },
+                None,
+                Reason::StateUnknown,
+                "no answer",
+            ),
             (Observed { has_shards: false, ..all.clone() }, None, Reason::ShardUnreachable, "no shard is configured"),
             (Observed { is_leading: false, ..all.clone() }, None, Reason::Registering, "the leader registers"),
             (Observed { key: Part::Absent, ..all.clone() }, Some(Action::MakeKey), Reason::Registering, "registering"),
-            (Observed { key: Part::Unusable("junk".to_owned()), ..all.clone() }, None, Reason::KeyUnusable, "delete it"),
-            (Observed { certificate: Certificate::Unknown("x".to_owned()), ..all.clone() }, None, Reason::StateUnknown, "Secret cert"),
+            (
+                Observed { key: Part::Unusable("junk".to_owned()), ..all.clone() },
+                None,
+                Reason::KeyUnusable,
+                "delete it",
+            ),
+            (
+                Observed { certificate: Certificate::Unknown("x".to_owned()), ..all.clone() },
+                None,
+                Reason::StateUnknown,
+                "Secret cert",
+            ),
             (all, Some(Action::Register), Reason::Registering, "no certificate yet"),
         ] {
             let decision = decide(&case, None, now());
@@ -304,7 +325,13 @@ mod tests {
 
     #[test]
     fn a07_a_valid_certificate_needs_no_registration() {
-        let observed = Observed { certificate: hours(-1, 23), nonce: Part::Absent, key: Part::Absent, authority: Part::Absent, ..observed() };
+        let observed = Observed {
+            certificate: hours(-1, 23),
+            nonce: Part::Absent,
+            key: Part::Absent,
+            authority: Part::Absent,
+            ..observed()
+        };
         let decision = decide(&observed, None, now());
         assert_eq!(decision.action, None);
         assert!(decision.standing.is_registered);
@@ -341,7 +368,8 @@ mod tests {
 
     #[test]
     fn a09_an_expired_certificate_and_a_fresh_nonce_register_again() {
-        let expired = Observed { certificate: Certificate::Unusable("the certificate expired".to_owned()), ..observed() };
+        let expired =
+            Observed { certificate: Certificate::Unusable("the certificate expired".to_owned()), ..observed() };
         assert_eq!(decide(&expired, None, now()).action, Some(Action::Register));
         let without = decide(&Observed { nonce: Part::Absent, ..expired }, None, now());
         assert_eq!(without.standing.why.reason, Reason::NonceMissing);

@@ -5,12 +5,13 @@
 //! shard removes the instance; the finalizer goes when the shard reports it gone.
 
 mod decide;
+mod known;
 mod report;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use api::condition::{ConditionStatus, ConditionType, Reason};
+use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::machine::{MachineReason, NstanceMachine};
 use serde::{Deserialize, Serialize};
 
@@ -18,17 +19,24 @@ pub use decide::plan;
 pub use report::report;
 
 use super::node::NodeRef;
-use super::shard::{Answer as ShardAnswer, Instance, Outcome, Shard};
+use super::shard::{Instance, Outcome, Shard};
 use crate::fact::Fact;
 use crate::round::Inputs;
 
 /// A round as the controller sees it.
-pub type RoundOf<'a> = crate::round::Round<'a, NstanceMachine, Observed, Action, (), (), Ask, Answer>;
+pub type RoundOf<'a> = crate::round::Round<'a, NstanceMachine, Observed, Action, (), Note, Ask, Answer>;
 /// What a round knows beside what it observed.
-pub type InputsOf = Inputs<(), Ask, Answer>;
+pub type InputsOf = Inputs<Note, Ask, Answer>;
+
+/// What is remembered between rounds. Without it a shard must omit an instance once more before that is believed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    /// The first list of its shard that omits the instance, if no later one has it.
+    pub missed: Option<u64>,
+}
 
 /// What must be asked of a shard.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Ask {
     /// How an instance is that no group lists.
     Instance { shard: String, id: String },
@@ -61,7 +69,8 @@ pub struct Observed {
 /// Who made the instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
-    /// Its shard did, for a group's size. Its name is the instance's ID.
+    /// Its shard did, for a group's size. Its name is the instance's ID; the shard is the one that lists it, or that its
+    /// label names.
     Member { shard: Option<String> },
     /// We do.
     #[default]
@@ -145,6 +154,12 @@ pub enum Action {
     SetProviderId {
         id: String,
     },
+    /// Make Cluster API wait for our drain before it deletes the Machine.
+    HookMachine {
+        name: String,
+        uid: String,
+        resource_version: String,
+    },
     /// Empty the Node. `id` names the drain.
     Drain {
         node: String,
@@ -175,29 +190,17 @@ pub enum Action {
     },
 }
 
-/// What is known of the instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Known<'a> {
-    /// There is none yet.
-    Unmade,
-    Unknown(&'a str),
-    Gone,
-    There(&'a Instance),
-}
-
 /// Whether its shard may remove the instance: it is under deletion, and nothing of its Node is left to drain.
 pub fn is_released(machine: &NstanceMachine, owner: &Owner) -> bool {
     let is_excluded = matches!(owner, Owner::Machine(machine) if machine.is_excluded);
     let drained = machine.status.as_ref().and_then(|status| status.condition(ConditionType::Drained));
-    let is_drained = drained.is_some_and(|drained| {
-        drained.status == ConditionStatus::True || drained.reason == MachineReason::Known(Reason::DrainExpired)
-    });
+    let is_drained = drained.is_some_and(|drained| drained.status == ConditionStatus::True || is_expired(drained));
     machine.metadata.deletion_timestamp.is_some() && (is_excluded || is_drained)
 }
 
-/// What a shard lists of an instance.
-fn listed<'a>(answer: &'a ShardAnswer, id: &str) -> Option<&'a Instance> {
-    answer.group.as_ref()?.instances().iter().find(|instance| instance.id == id)
+/// Whether a drain came to its deadline: it is not begun again.
+fn is_expired(drained: &Condition<MachineReason>) -> bool {
+    drained.reason == MachineReason::Known(Reason::DrainExpired)
 }
 
 #[cfg(test)]

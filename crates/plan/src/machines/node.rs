@@ -33,8 +33,8 @@ pub fn is_same(shard: &str, node: &str) -> bool {
     shard == node || (node.contains("://") && last_segment(node) == shard)
 }
 
-/// The Node of an instance by either of the IDs that its shard has of it.
-pub fn find<'a>(ids: [&str; 2], nodes: &'a [NodeRef]) -> Found<'a> {
+/// The Node of an instance by any of the IDs that are known of it.
+pub fn find<'a>(ids: &[&str], nodes: &'a [NodeRef]) -> Found<'a> {
     let is_it = |node: &&NodeRef| ids.iter().any(|id| is_same(id, &node.provider_id));
     let found: Vec<&NodeRef> = nodes.iter().filter(is_it).collect();
     match found.as_slice() {
@@ -72,10 +72,10 @@ mod tests {
     fn a56_a_node_is_believed_only_where_it_is_the_only_one() {
         let node = |name: &str, provider_id: &str| NodeRef { name: name.into(), provider_id: provider_id.into() };
         let nodes = [node("a", "aws:///z/i-1"), node("b", "aws:///z/i-2"), node("c", "gce://p/z/i-2")];
-        assert_eq!(find(["i-1", ""], &nodes), Found::Node(&nodes[0]));
-        assert_eq!(find(["", "aws:///z/i-1"], &nodes), Found::Node(&nodes[0]));
-        assert_eq!(find(["i-2", ""], &nodes), Found::Ambiguous(vec![&nodes[1], &nodes[2]]));
-        assert_eq!(find(["i-3", ""], &nodes), Found::Nothing);
-        assert_eq!(find(["", ""], &nodes), Found::Nothing);
+        assert_eq!(find(&["i-1", ""], &nodes), Found::Node(&nodes[0]));
+        assert_eq!(find(&["", "aws:///z/i-1"], &nodes), Found::Node(&nodes[0]));
+        assert_eq!(find(&["i-2", ""], &nodes), Found::Ambiguous(vec![&nodes[1], &nodes[2]]));
+        assert_eq!(find(&["i-3", ""], &nodes), Found::Nothing);
+        assert_eq!(find(&["", ""], &nodes), Found::Nothing);
     }
 }

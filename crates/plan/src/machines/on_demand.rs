@@ -34,7 +34,7 @@ pub struct Observed {
     pub pods: Fact<Vec<Pod>>,
     /// The Machines that were made for Pods.
     pub requests: Vec<Request>,
-    /// Names of Machines and NstanceMachines that were made for something else.
+    /// Names of Machines and NstanceMachines that were made for something else, of those that [`is_name`].
     pub taken: BTreeSet<String>,
     /// Nodes that Machines are known to be, with the Machine's name.
     pub nodes: BTreeMap<String, String>,
@@ -184,6 +184,11 @@ pub struct Notice {
     pub event: Event,
     /// With the Pod and the reason: what it is about, so that other words for the same are not recorded again.
     pub about: String,
+}
+
+/// Whether a Machine for a Pod could have this name.
+pub fn is_name(name: &str) -> bool {
+    name.starts_with(build::PREFIX)
 }
 
 impl Plan {

@@ -79,6 +79,8 @@ pub struct ShardGroup {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     pub instance_id: String,
+    /// The shard that has it, as far as it was stored.
+    pub shard: Option<String>,
     pub uid: String,
     pub resource_version: String,
     pub is_deleting: bool,
@@ -97,6 +99,8 @@ pub struct Machine {
     pub is_marked: bool,
     /// Cluster API waits for our drain.
     pub has_hook: bool,
+    /// Its Node is not to be drained: its instance is gone, or its user says so.
+    pub is_excluded: bool,
     /// Its Node takes no new pods.
     pub is_cordoned: bool,
 }

@@ -96,7 +96,7 @@ impl Group {
         let published = |ids: [&str; 2]| {
             let [raw, node] = ids;
             let kept = former.iter().find(|id| id.contains("://") && ids.iter().any(|known| is_same(known, id)));
-            let found = || match find(ids, nodes) {
+            let found = || match find(&ids, nodes) {
                 Found::Node(node) => Some(node.provider_id.clone()),
                 Found::Nothing | Found::Ambiguous(_) => None,
             };

@@ -14,26 +14,49 @@ pub use report::report;
 
 use super::node::NodeRef;
 use super::shard::{Outcome, Shard};
+use crate::fact::{Class, Fact, Failure};
 use crate::object::digest;
 
 /// A round as the controller sees it.
 pub type RoundOf<'a> = crate::round::Round<'a, NstanceShardGroup, Observed, Action, (), Note>;
 
 /// Everything known about one shard group's surroundings.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
     pub shard: Shard,
     /// Nodes whose provider ID ends like one of the group's.
     pub nodes: Vec<NodeRef>,
     /// Instances that may be removed: their NstanceMachines are under deletion, and their Nodes drained.
     pub released: BTreeSet<String>,
+    /// How many NstanceMachines there are of this group on this shard.
+    pub members: usize,
     /// Of a server that names no instances: the Nodes of the group, the oldest first, and whether each is drained.
-    pub oldest: Vec<OldNode>,
+    pub oldest: Fact<Vec<OldNode>>,
     /// The call that was handed over last.
     pub call: Call,
     pub is_paused: bool,
+    /// Its pool is not under deletion, and names the shard.
+    pub is_wanted: bool,
     /// What the shard reported of this group since the last report.
     pub errors: Vec<String>,
+}
+
+impl Default for Observed {
+    /// Nothing was looked at.
+    fn default() -> Self {
+        let why = Failure { class: Class::Transient, message: "not listed yet".to_owned() };
+        Self {
+            shard: Shard::default(),
+            nodes: Vec::new(),
+            released: BTreeSet::new(),
+            members: 0,
+            oldest: Fact::Unknown { why, last: None },
+            call: Call::None,
+            is_paused: false,
+            is_wanted: false,
+            errors: Vec::new(),
+        }
+    }
 }
 
 /// A Node of a group whose instances have no names.

@@ -37,7 +37,8 @@ pub fn write_config(place: &Place, endpoints: &BTreeMap<String, Endpoints>) -> R
 
 /// Lets the operator register. One that is registered already removes the nonce unused.
 pub async fn introduce(place: &Place, cluster: &Cluster) -> Result<(), Failure> {
-    let cannot = |error: &dyn std::error::Error| Failure::new(format!("cannot use the zones' keys: {}", explained(error)));
+    let cannot =
+        |error: &dyn std::error::Error| Failure::new(format!("cannot use the zones' keys: {}", explained(error)));
     let store = FileStore::open(place.storage()).map_err(|error| cannot(&error))?;
     let keys = ClusterKeys::load(&store, CLUSTER, None).await.map_err(|error| cannot(&error))?;
     let order = NonceOrder { cluster: CLUSTER, tenant: TENANT, lifetime: NONCE_LIFETIME, agent: None };
@@ -49,6 +50,8 @@ pub async fn introduce(place: &Place, cluster: &Cluster) -> Result<(), Failure> 
     };
     let authority = json!({ "ca.crt": keys.authority.certificate_pem() });
     cluster.apply(&object("ConfigMap", machines::config::CA_CONFIG_MAP, "data", authority)).await?;
-    cluster.apply(&object("Secret", machines::config::NONCE_SECRET, "stringData", json!({ "nonce.jwt": nonce }))).await?;
+    cluster
+        .apply(&object("Secret", machines::config::NONCE_SECRET, "stringData", json!({ "nonce.jwt": nonce })))
+        .await?;
     Ok(())
 }

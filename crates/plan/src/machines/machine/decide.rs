@@ -1,21 +1,18 @@
 //! The next actions for a machine.
 
-use std::time::Duration;
-
 use api::condition::Reason;
 use api::machine::{MACHINE_FINALIZER, NstanceMachine, NstanceMachineSpec};
 
 use super::super::node::{Found, find};
 use super::super::shard::{Outcome, Shard, peer};
-use super::{Action, Answer, Ask, Call, Drain, InputsOf, Known, Machine, Observed, Owner, Role, listed};
+use super::known::{
+    Known, LATER, Place, SOON, UNNAMED, ambiguous, has_expired, instance_id, is_askable, is_lost, known, place,
+    shard_of,
+};
+use super::{Action, Ask, Call, Drain, InputsOf, Machine, Observed, Owner, Role};
 use crate::fact::{Fact, latest};
 use crate::object::digest;
 use crate::round::{Plan, Step};
-
-/// How often an instance is asked for while it starts, and while its deletion is under way.
-const SOON: Duration = Duration::from_secs(10);
-/// How often one that runs is: its end is usually an event.
-const LATER: Duration = Duration::from_mins(1);
 
 /// The next actions for one machine.
 pub fn plan(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) -> Plan<Action, Ask> {
@@ -29,7 +26,7 @@ pub fn plan(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) ->
         return plan;
     }
     if is_lost(observed, &known) {
-        lost(&mut plan, machine, observed);
+        lost(&mut plan, observed);
         return plan;
     }
     let mut finalizers = machine.metadata.finalizers.clone().unwrap_or_default();
@@ -47,86 +44,43 @@ pub fn plan(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) ->
         }
         Known::Unknown(_) | Known::Gone => {}
     }
-    if let Owner::Machine(owner) = &observed.owner
-        && owner.is_deleting
-        && owner.has_hook
-        && is_empty(&mut plan, machine, owner.drain_timeout, observed, &known_ids(machine, observed, inputs))
-    {
-        plan.push(release_hook(owner));
+    if let Owner::Machine(owner) = &observed.owner {
+        hook(&mut plan, machine, owner, observed, &known);
     }
     plan
 }
 
-/// What is known of the instance: a member's shard lists it, of another the shard is asked.
-pub(super) fn known<'a>(
+/// Our hook is on the Machine until its Node is drained. On those of a pool's members the pool sets it.
+fn hook(
     plan: &mut Plan<Action, Ask>,
-    machine: &'a NstanceMachine,
-    observed: &'a Observed,
-    inputs: &'a InputsOf,
-) -> Known<'a> {
-    let (Some(id), Some(shard)) = (instance_id(machine, observed), shard_of(machine, observed)) else {
-        return Known::Unmade;
-    };
-    let fact = match observed.shards.get(&shard) {
-        None | Some(Shard::Unconfigured) => return Known::Unknown("its shard is not among the operator's shards"),
-        Some(Shard::Configured(fact)) => fact,
-    };
-    if matches!(observed.role, Role::Member { .. }) {
-        return match fact {
-            Fact::Known { value, .. } => listed(value, &id).map_or(Known::Gone, Known::There),
-            Fact::Unknown { why, .. } => Known::Unknown(&why.message),
-        };
+    machine: &NstanceMachine,
+    owner: &Machine,
+    observed: &Observed,
+    known: &Known<'_>,
+) {
+    if owner.is_deleting && owner.has_hook && is_empty(plan, machine, observed, known) {
+        plan.push(release_hook(owner));
     }
-    let has_run = machine.status.as_ref().is_some_and(|status| status.ready);
-    let is_linked = machine.spec.as_ref().is_some_and(|spec| spec.provider_id.is_some());
-    let is_going = machine.metadata.deletion_timestamp.is_some();
-    let max_age = if has_run && is_linked && !is_going { LATER } else { SOON };
-    plan.look_within(max_age);
-    match plan.want(&inputs.facts, Ask::Instance { shard, id }, max_age) {
-        None => Known::Unknown("its shard is being asked"),
-        Some(Fact::Unknown { why, .. }) => Known::Unknown(&why.message),
-        Some(Fact::Known { value: Answer::Instance(None), .. }) => Known::Gone,
-        Some(Fact::Known { value: Answer::Instance(Some(instance)), .. }) => Known::There(instance),
+    if observed.role == Role::Own && !owner.is_deleting && !owner.has_hook && !owner.is_excluded {
+        let (name, uid) = (owner.name.clone(), owner.uid.clone());
+        plan.push(Action::HookMachine { name, uid, resource_version: owner.resource_version.clone() });
     }
-}
-
-pub(super) fn instance_id(machine: &NstanceMachine, observed: &Observed) -> Option<String> {
-    let stored = machine.status.as_ref().and_then(|status| status.instance_id.clone());
-    match (&observed.role, &observed.call) {
-        (Role::Member { .. }, _) => machine.metadata.name.clone(),
-        (Role::Own, Call::Created { id }) => Some(id.clone()),
-        (Role::Own, _) => stored,
-    }
-}
-
-pub(super) fn shard_of(machine: &NstanceMachine, observed: &Observed) -> Option<String> {
-    let stored = machine.status.as_ref().and_then(|status| status.shard.clone());
-    match &observed.role {
-        Role::Member { shard } => shard.clone().or(stored),
-        Role::Own => stored,
-    }
-}
-
-/// Whether the instance is gone although nothing here asked for that.
-pub(super) fn is_lost(observed: &Observed, known: &Known<'_>) -> bool {
-    observed.deleted.is_some() || *known == Known::Gone
 }
 
 /// There is nothing left to drain: Cluster API may delete the Machine at once.
-fn lost(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &Observed) {
+fn lost(plan: &mut Plan<Action, Ask>, observed: &Observed) {
     match &observed.owner {
-        Owner::Unset if machine.metadata.deletion_timestamp.is_none() => {
+        Owner::Unset => {
             plan.push(Action::DeleteSelf);
         }
-        // The word to Cluster API is stored before its drain could begin.
+        // Cluster API must know of it before its own drain could begin.
         Owner::Machine(owner) if owner.has_hook || !owner.is_excluded => {
             plan.push(release_hook(owner));
         }
         Owner::Machine(owner) if !owner.is_deleting => {
-            let (name, uid) = (owner.name.clone(), owner.uid.clone());
-            plan.push(Action::DeleteMachine { name, uid, resource_version: owner.resource_version.clone() });
+            plan.push(delete_machine(owner));
         }
-        Owner::Unknown | Owner::Unset | Owner::Gone | Owner::Machine(_) => {}
+        Owner::Unknown | Owner::Gone | Owner::Machine(_) => {}
     }
 }
 
@@ -135,17 +89,33 @@ fn release_hook(owner: &Machine) -> Action {
     Action::ReleaseHook { name, uid, resource_version: owner.resource_version.clone() }
 }
 
+fn delete_machine(owner: &Machine) -> Action {
+    let (name, uid) = (owner.name.clone(), owner.uid.clone());
+    Action::DeleteMachine { name, uid, resource_version: owner.resource_version.clone() }
+}
+
 /// The shard is stored before it is asked: a later round must not choose another one.
 fn create(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, spec: &NstanceMachineSpec, observed: &Observed) {
     if observed.role != Role::Own || observed.call == Call::Running {
         return;
     }
+    let chosen = match (shard_of(machine, observed), &observed.owner) {
+        (Some(shard), _) => answering(shard, observed),
+        // Nothing was asked for, and nothing is to be any more.
+        (None, Owner::Machine(owner)) if owner.is_deleting => return,
+        (None, Owner::Machine(owner)) => choose_shard(machine, spec, owner, observed),
+        // The Machine may ask for a shard.
+        (None, Owner::Unknown | Owner::Unset | Owner::Gone) => {
+            let message = "waiting for the Machine whose infrastructureRef names this, which may name a failure domain";
+            Err((Reason::Provisioning, message.to_owned()))
+        }
+    };
     // What a shard refuses or could not do is asked for again at the next look, not at once.
     plan.look_within(LATER);
     if matches!(observed.call, Call::Ended(_)) {
         return;
     }
-    match choose_shard(machine, spec, observed) {
+    match chosen {
         Ok(shard) => {
             let create = Action::CreateInstance {
                 shard: shard.clone(),
@@ -159,28 +129,32 @@ fn create(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, spec: &Nstance
     }
 }
 
-/// The one that is stored, that the Machine asks for, or one that has the group; which of several follows from the uid.
-pub(super) fn choose_shard(
+fn silent(shard: &str) -> (Reason, String) {
+    (Reason::ShardUnreachable, format!("shard {shard} does not answer; check its server"))
+}
+
+fn answering(shard: String, observed: &Observed) -> Result<String, (Reason, String)> {
+    match observed.shards.get(&shard) {
+        Some(Shard::Configured(Fact::Known { .. })) => Ok(shard),
+        Some(Shard::Configured(Fact::Unknown { .. })) => Err(silent(&shard)),
+        None | Some(Shard::Unconfigured) => Err((
+            Reason::Invalid,
+            format!(
+                "spec.failureDomain of the Machine: {shard} is not among the operator's shards; correct it, or add the shard to the operator's configuration"
+            ),
+        )),
+    }
+}
+
+/// The one that the Machine asks for, or one that has the group; which of several follows from the uid.
+fn choose_shard(
     machine: &NstanceMachine,
     spec: &NstanceMachineSpec,
+    owner: &Machine,
     observed: &Observed,
 ) -> Result<String, (Reason, String)> {
-    let asked = match &observed.owner {
-        Owner::Machine(owner) => owner.failure_domain.clone(),
-        Owner::Unknown | Owner::Unset | Owner::Gone => None,
-    };
-    let silent = |shard: &str| (Reason::ShardUnreachable, format!("shard {shard} does not answer; check its server"));
-    if let Some(shard) = shard_of(machine, observed).or(asked) {
-        return match observed.shards.get(&shard) {
-            Some(Shard::Configured(Fact::Known { .. })) => Ok(shard),
-            Some(Shard::Configured(Fact::Unknown { .. })) => Err(silent(&shard)),
-            None | Some(Shard::Unconfigured) => Err((
-                Reason::Invalid,
-                format!(
-                    "spec.failureDomain of the Machine: {shard} is not among the operator's shards; correct it, or add the shard to the operator's configuration"
-                ),
-            )),
-        };
+    if let Some(shard) = &owner.failure_domain {
+        return answering(shard.clone(), observed);
     }
     let has_group = |shard: &&Shard| shard.answer().is_some_and(|answer| answer.group.is_some());
     let open: Vec<_> = observed.shards.iter().filter(|(_, shard)| has_group(shard)).map(|(name, _)| name).collect();
@@ -205,67 +179,39 @@ fn node_id(spec: &NstanceMachineSpec, ids: [&str; 2], observed: &Observed) -> Op
     if spec.provider_id.is_some() {
         return None;
     }
-    let of_node = match find(ids, latest(&observed.nodes).map(Vec::as_slice).unwrap_or_default()) {
+    let of_node = match find(&ids, latest(&observed.nodes).map(Vec::as_slice).unwrap_or_default()) {
         Found::Node(node) => Some(node.provider_id.clone()),
         Found::Nothing | Found::Ambiguous(_) => None,
     };
     of_node.or_else(|| Some(ids[1].to_owned()).filter(|id| id.contains("://")))
 }
 
-/// Every ID that the Node may have.
-fn known_ids(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) -> [String; 2] {
-    let mut scratch = Plan::default();
-    let (status, spec) = (machine.status.as_ref(), machine.spec.as_ref());
-    let stored = [
-        status.and_then(|status| status.provider_id.clone()).unwrap_or_default(),
-        spec.and_then(|spec| spec.provider_id.clone()).unwrap_or_default(),
-    ];
-    match known(&mut scratch, machine, observed, inputs) {
-        Known::There(instance) if stored.iter().all(String::is_empty) => instance.ids().map(str::to_owned),
-        Known::There(_) | Known::Unmade | Known::Unknown(_) | Known::Gone => stored,
-    }
-}
-
 /// Whether nothing of the Node is left that a drain waits for; begins the drain if it was not begun.
-fn is_empty(
-    plan: &mut Plan<Action, Ask>,
-    machine: &NstanceMachine,
-    timeout: Option<Duration>,
-    observed: &Observed,
-    ids: &[String; 2],
-) -> bool {
+fn is_empty(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &Observed, known: &Known<'_>) -> bool {
+    let (is_excluded, timeout) = match &observed.owner {
+        Owner::Machine(owner) => (owner.is_excluded, owner.drain_timeout),
+        Owner::Unknown | Owner::Unset | Owner::Gone => (false, None),
+    };
+    if is_excluded {
+        return true;
+    }
     match &observed.drain {
         Drain::Done | Drain::Expired { .. } => return true,
         Drain::Running { .. } => return false,
+        Drain::None if has_expired(machine) => return true,
         Drain::None => {}
     }
-    let nodes = match &observed.nodes {
-        Fact::Known { value, .. } => value,
-        Fact::Unknown { why, .. } => {
-            plan.block(Reason::StateUnknown, format!("the Node is not known: {}", why.message));
-            return false;
-        }
-    };
-    match find([&ids[0], &ids[1]], nodes) {
-        Found::Nothing => true,
-        Found::Node(node) => {
-            let id = machine.metadata.uid.clone().unwrap_or_default();
+    match place(machine, observed, known) {
+        Place::Nowhere => return true,
+        Place::Node(node) => {
+            // The same as of a drain that its shard asks for: two of one Node would end each other.
+            let id = instance_id(machine, observed).or_else(|| machine.metadata.uid.clone()).unwrap_or_default();
             plan.push_step(Step::new(Action::Drain { node: node.name.clone(), id, timeout }).as_job());
-            false
         }
-        Found::Ambiguous(nodes) => {
-            plan.block(Reason::NodeAmbiguous, ambiguous(&nodes));
-            false
-        }
+        Place::Ambiguous(nodes) => plan.block(Reason::NodeAmbiguous, ambiguous(&nodes)),
+        Place::Unknown(why) => plan.block(Reason::StateUnknown, why),
     }
-}
-
-pub(super) fn ambiguous(nodes: &[&super::NodeRef]) -> String {
-    let names: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
-    format!(
-        "the Nodes {} all have the provider ID of this instance; delete those that are not this instance",
-        names.join(", ")
-    )
+    false
 }
 
 /// The Node first, then the instance, then the object. A member's instance is removed with its group's size.
@@ -276,36 +222,40 @@ fn clean_up(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &O
     if finalizers.len() == before {
         return;
     }
-    if let Owner::Machine(owner) = &observed.owner
-        && owner.has_hook
-        && is_lost(observed, known)
-    {
+    let owner = match &observed.owner {
+        Owner::Machine(owner) => Some(owner),
+        Owner::Unknown | Owner::Unset | Owner::Gone => None,
+    };
+    // Cluster API keeps the Machine of a member whose NstanceMachine is gone.
+    if let Some(owner) = owner.filter(|owner| !owner.is_deleting && matches!(observed.role, Role::Member { .. })) {
+        plan.push(delete_machine(owner));
+        return;
+    }
+    if is_lost(observed, known) {
+        release(plan, owner, finalizers);
+        return;
+    }
+    let is_askable = is_askable(machine, observed);
+    if *known == Known::Unmade && is_askable {
+        find_unmade(plan, machine, observed, owner, finalizers);
+        return;
+    }
+    if !is_empty(plan, machine, observed, known) {
+        return;
+    }
+    // Nothing was ever asked for, or there is nothing left that could be asked.
+    if !is_askable {
+        release(plan, owner, finalizers);
+        return;
+    }
+    if let Some(owner) = owner.filter(|owner| owner.has_hook && owner.is_deleting) {
         plan.push(release_hook(owner));
     }
-    let shard = shard_of(machine, observed);
-    let is_configured =
-        shard.as_ref().is_some_and(|shard| matches!(observed.shards.get(shard), Some(Shard::Configured(_))));
-    // Nothing was ever asked for, or there is nothing left that could be asked.
-    if is_lost(observed, known) || !is_configured {
-        plan.push(Action::ReleaseFinalizer { finalizers });
-        return;
+    if *known == Known::Unknown(UNNAMED) {
+        let message = format!("{UNNAMED}, so that it removes the oldest one: lower the replicas of the pool");
+        plan.block(Reason::Terminating, message);
     }
-    if *known == Known::Unmade {
-        find_unmade(plan, machine, observed, finalizers);
-        return;
-    }
-    let (is_excluded, timeout) = match &observed.owner {
-        Owner::Machine(owner) => (owner.is_excluded, owner.drain_timeout),
-        Owner::Unknown | Owner::Unset | Owner::Gone => (false, None),
-    };
-    let ids = match known {
-        Known::There(instance) => instance.ids().map(str::to_owned),
-        _ => [machine.status.as_ref().and_then(|s| s.provider_id.clone()).unwrap_or_default(), String::new()],
-    };
-    if !is_excluded && !is_empty(plan, machine, timeout, observed, &ids) {
-        return;
-    }
-    if let (Role::Own, Known::There(instance), Some(shard)) = (&observed.role, known, shard)
+    if let (Role::Own, Known::There(instance), Some(shard)) = (&observed.role, known, shard_of(machine, observed))
         && observed.call != Call::Running
         && instance.is_living()
     {
@@ -315,12 +265,22 @@ fn clean_up(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &O
     }
 }
 
+/// The object goes, and no hook of ours stays behind: Cluster API would wait for it for ever.
+fn release(plan: &mut Plan<Action, Ask>, owner: Option<&Machine>, finalizers: Vec<String>) {
+    let hook = owner.filter(|owner| owner.has_hook).map(|owner| plan.push(release_hook(owner)));
+    plan.push_step(Step::new(Action::ReleaseFinalizer { finalizers }).needs(hook));
+}
+
 /// A shard was asked, and what it made was not stored. Asked once more it makes no other, and names the one it made.
-fn find_unmade(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &Observed, finalizers: Vec<String>) {
+fn find_unmade(
+    plan: &mut Plan<Action, Ask>,
+    machine: &NstanceMachine,
+    observed: &Observed,
+    owner: Option<&Machine>,
+    finalizers: Vec<String>,
+) {
     match (&observed.call, &machine.spec) {
-        (Call::Ended(Outcome::Refused(_)), _) => {
-            plan.push(Action::ReleaseFinalizer { finalizers });
-        }
+        (Call::Ended(Outcome::Refused(_)), _) => release(plan, owner, finalizers),
         (Call::None, Some(spec)) => create(plan, machine, spec, observed),
         _ => plan.look_within(SOON),
     }

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use super::super::condition::Conditions;
 use super::super::node::{Found, find};
 use super::super::shard::Outcome;
-use super::decide::{ambiguous, instance_id, is_lost, known, shard_of};
-use super::{Action, Call, Drain, Known, Observed, Owner, Role, RoundOf};
+use super::known::{Known, Place, ambiguous, instance_id, is_lost, known, missed, place, shard_of};
+use super::{Action, Call, Drain, Note, Owner, Role, RoundOf, is_expired};
 use crate::Why;
 use crate::event::{Event, EventKind};
 use crate::fact::latest;
@@ -16,7 +16,7 @@ use crate::round::{Plan, Progress, Report};
 use crate::shard::instance::MachineStatus;
 
 /// The whole report of a round.
-pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<NstanceMachineStatus> {
+pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<NstanceMachineStatus, Note> {
     let former = round.object.status.clone().unwrap_or_default();
     let mut scratch = Plan::default();
     let known = known(&mut scratch, round.object, round.observed, round.inputs);
@@ -31,7 +31,7 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<NstanceMachineStatu
         transitions: transitions(&former, &status),
         discriminator: status.instance_id.clone().unwrap_or_default(),
         phase: ready.map_or("", |ready| ready.reason.as_str()).to_owned(),
-        note: (),
+        note: Note { missed: missed(round.object, round.observed, round.inputs) },
         status,
     }
 }
@@ -138,23 +138,19 @@ impl Words<'_> {
 
     fn ambiguity(&self) -> Option<String> {
         let Known::There(instance) = self.known else { return None };
-        match find(instance.ids(), latest(&self.round.observed.nodes)?) {
+        match find(&instance.ids(), latest(&self.round.observed.nodes)?) {
             Found::Ambiguous(nodes) => Some(ambiguous(&nodes)),
             Found::Nothing | Found::Node(_) => None,
         }
     }
 
-    /// While the machine goes. What a drain came to is kept: its end cannot be observed once the Node is gone.
+    /// While the machine goes.
     fn drained(&self, make: &Conditions<'_, MachineReason>) -> Option<Condition<MachineReason>> {
         use ConditionStatus::{False, True};
         if !self.is_going() {
             return None;
         }
-        let observed: &Observed = self.round.observed;
-        let ended = make
-            .former(ConditionType::Drained)
-            .filter(|former| former.status == True || former.reason == MachineReason::Known(Reason::DrainExpired));
-        let (status, reason, message) = match &observed.drain {
+        let (status, reason, message) = match &self.round.observed.drain {
             Drain::Done => (True, Reason::Drained, "the Node is drained".to_owned()),
             Drain::Expired { left } => {
                 let message = format!("the drain did not end before its deadline; {left}");
@@ -162,25 +158,39 @@ impl Words<'_> {
             }
             Drain::Running { blocked: Some(blocked), .. } => (False, Reason::BlockedByPDB, blocked.clone()),
             Drain::Running { blocked: None, left } => (False, Reason::Draining, left.clone()),
-            Drain::None => match ended {
-                Some(former) => return Some(former.clone()),
-                None => self.undrained(),
-            },
+            Drain::None => return Some(self.without_drain(make)),
         };
         Some(make.make(ConditionType::Drained, status, reason, message))
     }
 
-    /// Without a drain: there is no Node to empty, or it is not begun.
-    fn undrained(&self) -> (ConditionStatus, Reason, String) {
-        let plan = self.round.plan;
-        let is_begun = plan.actions().any(|action| matches!(action, Action::Drain { .. }));
-        let is_excluded = matches!(&self.round.observed.owner, Owner::Machine(owner) if owner.is_excluded);
-        let is_held = is_begun || !plan.blocked.is_empty() || self.round.observed.nodes.known().is_err();
-        if is_excluded || !is_held || is_lost(self.round.observed, self.known) {
-            return (ConditionStatus::True, Reason::Drained, "there is no Node to drain".to_owned());
+    /// Without a drain of this process. What one came to is kept where it cannot be observed any more; that there is no
+    /// Node is said only by a round that looked for it.
+    fn without_drain(&self, make: &Conditions<'_, MachineReason>) -> Condition<MachineReason> {
+        use ConditionStatus::{False, True, Unknown};
+        let observed = self.round.observed;
+        let say = |status, reason, message: &str| make.make(ConditionType::Drained, status, reason, message);
+        let former = make.former(ConditionType::Drained);
+        let ended = former.filter(|former| former.status == True || is_expired(former));
+        let is_excluded = matches!(&observed.owner, Owner::Machine(owner) if owner.is_excluded);
+        if let Some(former) = ended.filter(|former| is_excluded || is_expired(former)) {
+            return former.clone();
         }
-        let why = plan.blocked.first().map_or("the drain begins", |blocked| blocked.message.as_str());
-        (ConditionStatus::False, Reason::Draining, why.to_owned())
+        if observed.is_paused {
+            return say(Unknown, Reason::Paused, "whether the Node is drained is not looked at while paused");
+        }
+        if is_excluded {
+            return say(True, Reason::Drained, "the Machine excludes its Node from drains");
+        }
+        if is_lost(observed, self.known) {
+            return say(True, Reason::Drained, "there is no Node to drain");
+        }
+        match (place(self.machine(), observed, self.known), ended) {
+            (Place::Nowhere | Place::Unknown(_), Some(former)) => former.clone(),
+            (Place::Nowhere, None) => say(True, Reason::Drained, "there is no Node to drain"),
+            (Place::Node(_), _) => say(False, Reason::Draining, "the drain begins"),
+            (Place::Ambiguous(nodes), _) => say(False, Reason::Draining, &ambiguous(&nodes)),
+            (Place::Unknown(why), None) => say(False, Reason::Draining, &why),
+        }
     }
 
     fn server_deleted(&self, make: &Conditions<'_, MachineReason>) -> Option<Condition<MachineReason>> {

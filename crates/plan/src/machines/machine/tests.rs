@@ -3,7 +3,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, from_value, json, to_value};
 
-use super::super::shard::{Group, Members};
+use super::super::shard::{Answer as ShardAnswer, Group, Members};
 use super::*;
 use crate::event::EventKind;
 use crate::fact::{Class, Failure};
@@ -99,6 +99,7 @@ fn actions(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) -> 
             Action::AddFinalizer { .. } => "add finalizer".to_owned(),
             Action::CreateInstance { shard, group, .. } => format!("create in {group} on {shard}"),
             Action::SetProviderId { id } => format!("id {id}"),
+            Action::HookMachine { name, .. } => format!("hook {name}"),
             Action::Drain { node, .. } => format!("drain {node}"),
             Action::ReleaseHook { name, .. } => format!("release hook of {name}"),
             Action::DeleteMachine { name, .. } => format!("delete {name}"),
@@ -113,12 +114,17 @@ fn none() -> InputsOf {
     InputsOf::default()
 }
 
+/// An earlier list of the shard omitted the instance.
+fn missed() -> InputsOf {
+    InputsOf { note: Note { missed: Some(0) }, ..InputsOf::default() }
+}
+
 fn reported(
     object: &NstanceMachine,
     observed: &Observed,
     inputs: &InputsOf,
     progress: &Progress,
-) -> crate::round::Report<NstanceMachineStatus> {
+) -> crate::round::Report<NstanceMachineStatus, Note> {
     let plan = plan(object, observed, inputs);
     let progress: Vec<_> = plan.steps.iter().map(|_| progress.clone()).collect();
     report(&RoundOf { object, observed, inputs, plan: &plan, progress: &progress }, Timestamp::UNIX_EPOCH)
@@ -255,14 +261,187 @@ fn a54_without_a_machine_the_nstance_machine_itself_goes() {
     let mut object = member_machine();
     let mut observed = Observed { shards: [("dev-1".to_owned(), with(&["b"]))].into(), ..member() };
     observed.owner = Owner::Unset;
-    assert_eq!(actions(&object, &observed, &none()), ["delete self"], "its shard lists it no more");
-    assert_eq!(condition(&status(&object, &observed, &none()), ConditionType::ServerDeleted).1, "ServerDeleted");
+    assert_eq!(actions(&object, &observed, &missed()), ["delete self"], "its shard lists it no more");
+    assert_eq!(condition(&status(&object, &observed, &missed()), ConditionType::ServerDeleted).1, "ServerDeleted");
     observed.owner = Owner::Gone;
-    assert_eq!(actions(&object, &observed, &none()), Vec::<String>::new());
+    assert_eq!(actions(&object, &observed, &missed()), Vec::<String>::new());
     object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-    assert_eq!(actions(&object, &observed, &none()), ["release finalizer"], "and no DeleteInstance");
+    assert_eq!(actions(&object, &observed, &missed()), ["release finalizer"], "and no DeleteInstance");
     observed.owner = Owner::Machine(Machine { is_deleting: true, ..owner() });
+    assert_eq!(actions(&object, &observed, &missed()), ["release hook of machine-a", "release finalizer"]);
+}
+
+#[test]
+fn a90_one_list_that_omits_a_member_or_its_group_proves_nothing() {
+    let object = member_machine();
+    let omits = Observed { shards: [("dev-1".to_owned(), with(&["b"]))].into(), ..member() };
+    let plan = planned(&object, &omits, &none());
+    assert_eq!((plan.steps.len(), plan.next_look), (0, Some(Duration::from_secs(10))));
+    let report = reported(&object, &omits, &none(), &Progress::NotBegun);
+    assert_eq!((report.note.missed, report.status.ready), (Some(1), true));
+    let same = InputsOf { note: report.note, ..InputsOf::default() };
+    assert_eq!(actions(&object, &omits, &same), Vec::<String>::new(), "the same list again");
+    assert_eq!(actions(&object, &omits, &missed()), ["release hook of machine-a"], "another one");
+    assert_eq!(reported(&object, &member(), &same, &Progress::NotBegun).note, Note::default(), "it is back");
+
+    let lost = Observed { shards: [("dev-1".to_owned(), says(None))].into(), ..member() };
+    assert_eq!(actions(&object, &lost, &missed()), Vec::<String>::new(), "its shard gets the group again");
+    let going = Owner::Machine(Machine { is_deleting: true, ..owner() });
+    let deleted = Observed { owner: going, ..lost.clone() };
+    assert_eq!(actions(&object, &deleted, &missed()), ["drain node-a"], "a deletion drains all the same");
+    let mut released = object;
+    released.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    let excluded = Machine { is_deleting: true, is_excluded: true, has_hook: false, ..owner() };
+    let asked_for = Observed { owner: Owner::Machine(excluded), ..lost };
+    assert_eq!(actions(&released, &asked_for, &none()), ["release finalizer"], "its removal was asked for");
+}
+
+#[test]
+fn a_member_of_a_server_that_names_no_instances_is_neither_gone_nor_chosen() {
+    let counted = |ids: &[&str]| {
+        let members = Members::Counted(ids.iter().map(|id| (*id).to_owned()).collect());
+        Observed {
+            shards: [("dev-1".to_owned(), says(Some(Group { members, ..Group::default() })))].into(),
+            ..member()
+        }
+    };
+    let mut object = member_machine();
+    assert_eq!(actions(&object, &counted(&["raw-a", "raw-b"]), &missed()), Vec::<String>::new());
+    assert_eq!(actions(&object, &counted(&["raw-b"]), &none()), Vec::<String>::new(), "the next list must omit it too");
+    assert_eq!(actions(&object, &counted(&["raw-b"]), &missed()), ["release hook of machine-a"]);
+    let unlinked = machine("a", &json!({ "group": "web" }), &json!({ "shard": "dev-1" }));
+    assert_eq!(actions(&unlinked, &counted(&["raw-b"]), &missed()), Vec::<String>::new(), "its ID is not known");
+
+    object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    let excluded = Machine { is_deleting: true, is_excluded: true, has_hook: false, ..owner() };
+    let observed = Observed { owner: Owner::Machine(excluded.clone()), ..counted(&["raw-a"]) };
+    let plan = planned(&object, &observed, &none());
+    assert_eq!(plan.steps.len(), 0);
+    assert!(plan.blocked[0].message.contains("lower the replicas"), "{:?}", plan.blocked);
+    let observed = Observed { owner: Owner::Machine(excluded), ..counted(&["raw-b"]) };
+    assert_eq!(actions(&object, &observed, &none()), ["release finalizer"]);
+}
+
+#[test]
+fn while_the_shard_is_silent_a_node_is_found_by_what_was_stored_and_without_that_nothing_goes() {
+    let mut observed = Observed { shards: [("dev-1".to_owned(), mute())].into(), ..member() };
+    observed.owner = Owner::Machine(Machine { is_deleting: true, ..owner() });
+    let in_spec = machine("a", &json!({ "group": "web", "providerID": "process:///dev-1/raw-a" }), &json!({}));
+    let unlinked = machine("a", &json!({ "group": "web" }), &json!({ "shard": "dev-1" }));
+    let unlabelled = machine("a", &json!({ "group": "web" }), &json!({}));
+    for is_deleting in [false, true] {
+        let deleted = |mut object: NstanceMachine| {
+            object.metadata.deletion_timestamp = is_deleting.then_some(Time(Timestamp::UNIX_EPOCH));
+            object
+        };
+        assert_eq!(actions(&deleted(in_spec.clone()), &observed, &none()), ["drain node-a"]);
+        let plan = planned(&deleted(unlinked.clone()), &observed, &none());
+        assert_eq!((plan.steps.len(), plan.blocked[0].reason), (0, Reason::StateUnknown));
+        let status = status(&deleted(unlinked.clone()), &observed, &none());
+        assert_eq!(condition(&status, ConditionType::Drained), (ConditionStatus::False, "Draining"));
+        let nowhere = Observed { role: Role::Member { shard: None }, ..observed.clone() };
+        let plan = planned(&deleted(unlabelled.clone()), &nowhere, &none());
+        assert!(plan.actions().any(|action| matches!(action, Action::ReleaseHook { .. })), "there is nothing to ask");
+    }
+}
+
+#[test]
+fn that_there_is_no_node_is_said_only_by_a_round_that_looked() {
+    let going = |owner: Machine| Observed { owner: Owner::Machine(Machine { is_deleting: true, ..owner }), ..member() };
+    let mut object = member_machine();
+    let drained = |object: &NstanceMachine, observed: &Observed| {
+        let status = status(object, observed, &none());
+        status.condition(ConditionType::Drained).map(|found| (found.status, found.reason.as_str().to_owned())).unwrap()
+    };
+    let paused = Observed { is_paused: true, ..going(owner()) };
+    let unknown = (ConditionStatus::Unknown, "Paused".to_owned());
+    assert_eq!(drained(&object, &paused), unknown);
+    let no_node = Observed { nodes: known(vec![]), ..going(owner()) };
+    object.status = Some(status(&object, &no_node, &none()));
+    assert_eq!(drained(&object, &no_node), (ConditionStatus::True, "Drained".to_owned()));
+    assert_eq!(drained(&object, &paused), unknown, "there may be one by now");
+    let begins = (ConditionStatus::False, "Draining".to_owned());
+    assert_eq!(drained(&object, &going(owner())), begins, "there is one by now");
+    assert_eq!(actions(&object, &going(owner()), &none()), ["drain node-a"]);
+    object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    object.status = Some(status(&object, &paused, &none()));
+    assert!(!is_released(&object, &paused.owner), "the shard keeps it until a round has looked");
+
+    let unhooked = Machine { has_hook: false, ..owner() };
+    assert_eq!(drained(&member_machine(), &going(unhooked)), begins, "Cluster API drains it");
+    let mut fresh = member_machine();
+    fresh.metadata.finalizers = None;
+    assert_eq!(actions(&fresh, &going(owner()), &none()), ["add finalizer"]);
+    assert_eq!(drained(&fresh, &going(owner())), begins);
+}
+
+#[test]
+fn a_drain_that_expired_is_not_begun_again_by_the_next_process() {
+    let mut object = member_machine();
+    let mut observed = Observed { owner: Owner::Machine(Machine { is_deleting: true, ..owner() }), ..member() };
+    observed.drain = Drain::Expired { left: "1 pod left: ns/db".to_owned() };
+    object.status = Some(status(&object, &observed, &none()));
+    observed.drain = Drain::None;
+    assert_eq!(actions(&object, &observed, &none()), ["release hook of machine-a"]);
+    assert_eq!(condition(&status(&object, &observed, &none()), ConditionType::Drained).1, "DrainExpired");
+}
+
+#[test]
+fn a_machine_that_excludes_its_node_is_not_drained() {
+    let observed =
+        Observed { owner: Owner::Machine(Machine { is_deleting: true, is_excluded: true, ..owner() }), ..member() };
+    assert_eq!(actions(&member_machine(), &observed, &none()), ["release hook of machine-a"]);
+    let status = status(&member_machine(), &observed, &none());
+    assert_eq!(condition(&status, ConditionType::Drained), (ConditionStatus::True, "Drained"));
+}
+
+#[test]
+fn a_machine_of_a_shard_that_left_the_configuration_is_drained_and_leaves_no_hook_behind() {
+    let mut object = member_machine();
+    let mut observed = Observed { shards: [("dev-1".to_owned(), Shard::Unconfigured)].into(), ..member() };
+    observed.owner = Owner::Machine(Machine { is_deleting: true, ..owner() });
+    assert_eq!(actions(&object, &observed, &none()), ["drain node-a"]);
+    object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    assert_eq!(actions(&object, &observed, &none()), ["drain node-a"]);
+    observed.drain = Drain::Done;
     assert_eq!(actions(&object, &observed, &none()), ["release hook of machine-a", "release finalizer"]);
+    let plan = planned(&object, &observed, &none());
+    assert_eq!(plan.steps[1].needs.len(), 1, "the finalizer stays while the hook does");
+}
+
+#[test]
+fn a_member_under_deletion_takes_its_machine_with_it() {
+    let mut object = member_machine();
+    object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    assert_eq!(actions(&object, &member(), &none()), ["delete machine-a"]);
+    let own = Observed { role: Role::Own, ..member() };
+    let drains = actions(&object, &own, &answered("dev-1", "a", Some(instance("a"))));
+    assert_eq!(drains, ["drain node-a"], "a Machine of another owner is its own");
+}
+
+#[test]
+fn every_machine_of_its_own_waits_for_our_drain() {
+    let object = machine("mine", &json!({ "group": "web" }), &json!({ "shard": "dev-1", "instanceID": "a" }));
+    let there = answered("dev-1", "a", Some(instance("a")));
+    let with = |owner: Machine| actions(&object, &Observed { owner: Owner::Machine(owner), ..own() }, &there);
+    assert_eq!(with(Machine { has_hook: false, ..owner() }), ["hook machine-a"]);
+    assert_eq!(with(Machine { has_hook: false, is_excluded: true, ..owner() }), Vec::<String>::new());
+    assert_eq!(with(Machine { has_hook: false, is_deleting: true, ..owner() }), Vec::<String>::new());
+}
+
+#[test]
+fn a58_no_shard_is_chosen_before_the_machine_is_known() {
+    let object = own_machine();
+    for owner in [Owner::Unset, Owner::Gone] {
+        let plan = planned(&object, &Observed { owner, ..own() }, &none());
+        assert_eq!((plan.steps.len(), plan.blocked[0].reason), (0, Reason::Provisioning));
+    }
+    let going = Owner::Machine(Machine { is_deleting: true, ..owner() });
+    let plan = actions(&object, &Observed { owner: going.clone(), ..own() }, &none());
+    assert_eq!(plan, ["release hook of machine-a"], "nothing is asked for any more");
+    let asked = machine("mine", &json!({ "group": "web" }), &json!({ "shard": "dev-1" }));
+    let observed = Observed { owner: going, ..own() };
+    assert_eq!(actions(&asked, &observed, &none()), ["create in web on dev-1"], "what was made is found first");
 }
 
 #[test]
@@ -386,10 +565,11 @@ fn an_instance_whose_id_was_never_stored_is_found_again_before_the_object_goes()
     let found = created(own(), "a");
     assert_eq!(actions(&object, &found, &answered("dev-1", "a", Some(instance("a")))), ["delete a on dev-1"]);
     let refused = Observed { call: Call::Ended(Outcome::Refused("no such group".to_owned())), ..own() };
-    assert_eq!(actions(&object, &refused, &none()), ["release finalizer"]);
+    let released = ["release hook of machine-a", "release finalizer"];
+    assert_eq!(actions(&object, &refused, &none()), released);
     let mut never = own_machine();
     never.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-    assert_eq!(actions(&never, &observed, &none()), ["release finalizer"], "no shard was asked");
+    assert_eq!(actions(&never, &observed, &none()), released, "no shard was asked");
 }
 
 #[test]

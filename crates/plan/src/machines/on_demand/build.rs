@@ -10,13 +10,15 @@ use super::{Observed, PodName, Request, Wish};
 const CLUSTER_API: &str = "cluster.x-k8s.io/v1beta2";
 /// Names of Machines become label values.
 const LONGEST_NAME: usize = 63;
+/// Every name begins with it; the original's.
+pub(super) const PREFIX: &str = "on-demand-";
 /// What tells Pods of one name apart, in letters: the original's.
 const SUFFIX: usize = 8;
 
 /// The name of the Machine and of the NstanceMachine. It is the original's where that is unambiguous: for a Pod of
 /// another namespace, or one with a long name, something is added that follows from the Pod.
 pub(super) fn name(namespace: &str, pod: &PodName) -> String {
-    let plain = format!("on-demand-{}", pod.name);
+    let plain = format!("{PREFIX}{}", pod.name);
     if pod.namespace == namespace && plain.len() <= LONGEST_NAME {
         return plain;
     }

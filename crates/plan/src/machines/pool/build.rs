@@ -1,9 +1,9 @@
 //! The objects that a pool needs.
 
 use api::machine::{
-    API_VERSION, CLUSTER_LABEL, GROUP, GROUP_LABEL, MANAGED_BY, MANAGED_BY_ANNOTATION, NstanceMachine,
-    NstanceMachinePool, NstanceMachinePoolSpec, NstanceShardGroup, NstanceShardGroupSpec, POOL_LABEL, SHARD_LABEL,
-    shard_group_name,
+    API_VERSION, CLUSTER_LABEL, GROUP, GROUP_LABEL, MACHINE_FINALIZER, MANAGED_BY, MANAGED_BY_ANNOTATION,
+    NstanceMachine, NstanceMachinePool, NstanceMachinePoolSpec, NstanceShardGroup, NstanceShardGroupSpec, POOL_LABEL,
+    SHARD_LABEL, shard_group_name,
 };
 use serde_json::{Value, json};
 
@@ -81,14 +81,17 @@ pub(super) fn shard_group(pool: &NstanceMachinePool, spec: &NstanceShardGroupSpe
 }
 
 /// For an instance that a shard reports. Cluster API becomes its controller, so the pool is an owner only.
-pub(super) fn machine(pool: &NstanceMachinePool, group: &str, cluster: &str, owner_name: &str, id: &str) -> Value {
+pub(super) fn machine(pool: &NstanceMachinePool, cluster: &str, owner_name: &str, shard: &str, id: &str) -> Value {
+    let group = pool.spec.as_ref().map_or("", |spec| spec.group.as_str());
     json!({
         "apiVersion": API_VERSION,
         "kind": NstanceMachine::KIND,
         "metadata": {
             "name": id,
             "namespace": pool.metadata.namespace,
-            "labels": { CLUSTER_LABEL: cluster, POOL_LABEL: owner_name },
+            "labels": { CLUSTER_LABEL: cluster, POOL_LABEL: owner_name, SHARD_LABEL: shard },
+            // From the start: deleted without it, the object would leave its Machine and its instance behind.
+            "finalizers": [MACHINE_FINALIZER],
             "ownerReferences": [owner(pool, false)],
         },
         "spec": { "group": group },

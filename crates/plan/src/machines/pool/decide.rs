@@ -10,11 +10,11 @@ use api::machine::{
 use serde_json::{Value, json};
 
 use super::super::node::{is_same, last_segment};
-use super::super::shard::{Group, Shard};
+use super::super::shard::{Answer, Group, Shard};
 use super::super::{Distribution, Share, distribute};
 use super::member::{by_id, marked, missing, victims};
 use super::{Action, Member, Observed, Owner, ShardGroup, build};
-use crate::fact::latest;
+use crate::fact::{Fact, latest};
 use crate::object::merge_patch;
 use crate::round::{Plan, Step, StepId};
 
@@ -61,7 +61,7 @@ pub fn plan(pool: &NstanceMachinePool, observed: &Observed) -> Plan<Action> {
     };
     let distribution = distribution(spec, observed, total);
     shard_groups(&mut plan, pool, spec, observed, &distribution, finalizer);
-    members(&mut plan, pool, spec, observed, &distribution);
+    members(&mut plan, pool, observed, &distribution);
     publish(&mut plan, pool, spec, observed);
     plan
 }
@@ -204,14 +204,9 @@ fn delete_shard_group(group: &ShardGroup) -> Action {
     Action::DeleteShardGroup { name, uid, resource_version: group.resource_version.clone() }
 }
 
-/// An NstanceMachine for every living instance, a hook on every Machine, and the deletion of those that are to go.
-fn members(
-    plan: &mut Plan<Action>,
-    pool: &NstanceMachinePool,
-    spec: &NstanceMachinePoolSpec,
-    observed: &Observed,
-    distribution: &Distribution,
-) {
+/// An NstanceMachine for every living instance, a hook on every Machine whose Node is drained, and the deletion of those
+/// that are to go.
+fn members(plan: &mut Plan<Action>, pool: &NstanceMachinePool, observed: &Observed, distribution: &Distribution) {
     let Owner::MachinePool { name: owner, .. } = &observed.owner else { return };
     let members = by_id(observed);
     for shard in observed.shards.keys() {
@@ -221,15 +216,15 @@ fn members(
         // A silent shard says nothing of what is there.
         let Some(group) = answered(observed, shard) else { continue };
         for instance in missing(group, &members) {
-            let machine = build::machine(pool, &spec.group, &observed.cluster, owner, &instance.id);
-            plan.push(Action::CreateMachine(machine));
+            plan.push(Action::CreateMachine(build::machine(pool, &observed.cluster, owner, shard, &instance.id)));
         }
         for member in victims(group, size, &members) {
             plan.steps.extend(delete(member).map(Step::new));
         }
     }
     for machine in observed.members.iter().filter_map(|member| member.machine.as_ref()) {
-        if !machine.has_hook && !machine.is_deleting {
+        // There is nothing to wait for where nothing is drained.
+        if !machine.has_hook && !machine.is_deleting && !machine.is_excluded {
             let (name, uid) = (machine.name.clone(), machine.uid.clone());
             plan.push(Action::HookMachine { name, uid, resource_version: machine.resource_version.clone() });
         }
@@ -285,7 +280,8 @@ fn publish(plan: &mut Plan<Action>, pool: &NstanceMachinePool, spec: &NstanceMac
     }
 }
 
-/// All members go as any member goes, then the shard groups, then the pool.
+/// All members go as any member goes, then the shard groups, then the pool. Members of a static group stay: its shard
+/// keeps it, and the pool is imported again.
 fn clean_up(plan: &mut Plan<Action>, pool: &NstanceMachinePool, observed: &Observed) {
     let mut finalizers = pool.metadata.finalizers.clone().unwrap_or_default();
     let before = finalizers.len();
@@ -305,18 +301,69 @@ fn clean_up(plan: &mut Plan<Action>, pool: &NstanceMachinePool, observed: &Obser
         let group = answered(observed, shard).filter(|group| is_ours && !group.is_static);
         // Also what Cluster API never knew is drained before it goes.
         for instance in group.map(|group| missing(group, &members)).unwrap_or_default() {
-            let group = spec.map_or("", |spec| spec.group.as_str());
-            plan.push(Action::CreateMachine(build::machine(pool, group, &observed.cluster, owner, &instance.id)));
+            plan.push(Action::CreateMachine(build::machine(pool, &observed.cluster, owner, shard, &instance.id)));
         }
     }
-    for member in &observed.members {
+    for member in observed.members.iter().filter(|member| !stays(pool, observed, member)) {
         plan.steps.extend(delete(member).map(Step::new));
     }
     let ours = || observed.shard_groups.iter().filter(|group| is_ours(pool, group));
     for group in ours().filter(|group| !group.is_deleting) {
         plan.push(delete_shard_group(group));
     }
-    if ours().next().is_none() && observed.members.is_empty() {
+    let is_empty = ours().next().is_none() && observed.members.iter().all(|member| stays(pool, observed, member));
+    let is_left = spec.is_some_and(|spec| take_back(plan, pool, spec, observed));
+    if is_empty && !is_left {
         plan.push(Action::ReleaseFinalizer { finalizers });
     }
+}
+
+/// A shard group that a user deleted leaves its group behind. The pool makes it again, so that the group goes as any
+/// group goes. True while there may be such a group.
+fn take_back(
+    plan: &mut Plan<Action>,
+    pool: &NstanceMachinePool,
+    spec: &NstanceMachinePoolSpec,
+    observed: &Observed,
+) -> bool {
+    let mut is_left = false;
+    for shard in &spec.shards {
+        let name = shard_group_name(&spec.group, shard);
+        let Some(Shard::Configured(fact)) = observed.shards.get(shard) else { continue };
+        if observed.shard_groups.iter().any(|group| group.name == name) {
+            continue;
+        }
+        match fact {
+            Fact::Known { value: Answer { group: Some(group), .. }, .. } if !group.is_static => {
+                let body = build::shard_group_spec(spec, shard, group.size);
+                plan.push(Action::CreateShardGroup(build::shard_group(pool, &body)));
+                is_left = true;
+            }
+            Fact::Known { .. } | Fact::Unknown { last: Some((Answer { group: None, .. }, _)), .. } => {}
+            Fact::Unknown { why, .. } => {
+                let message = format!(
+                    "whether shard {shard} still has the group is not known: {}; check its server",
+                    why.message
+                );
+                plan.block(Reason::ShardUnreachable, message);
+                is_left = true;
+            }
+        }
+    }
+    is_left
+}
+
+/// Whether a member belongs to a static group, by what its shard says or said last; where nothing is known of the shard,
+/// by what was known of the pool.
+pub(super) fn stays(pool: &NstanceMachinePool, observed: &Observed, member: &Member) -> bool {
+    let has_it = |shard: &&String| {
+        let group = known_group(observed, shard);
+        group.is_some_and(|group| group.instances().iter().any(|instance| instance.id == member.instance_id))
+    };
+    let shard = observed.shards.keys().find(has_it).or(member.shard.as_ref());
+    let said = shard.and_then(|shard| known_group(observed, shard)).map(|group| group.is_static);
+    let is_of = |group: &&ShardGroup| Some(&group.spec.shard) == shard && group.is_synced && is_ours(pool, group);
+    let stored = || observed.shard_groups.iter().find(is_of).map(|group| group.is_static);
+    let was = || pool.status.as_ref().is_some_and(|status| status.is_static);
+    said.or_else(stored).unwrap_or_else(was)
 }

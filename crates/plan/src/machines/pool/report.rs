@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::super::condition::{Conditions, turned};
 use super::super::shard::Shard;
-use super::decide::{distribution, is_ours, provider_ids};
+use super::decide::{distribution, is_ours, provider_ids, stays};
 use super::{Observed, Owner, RoundOf, ShardGroup};
 use crate::Why;
 use crate::event::EventKind;
@@ -113,8 +113,11 @@ fn why_not(round: &RoundOf<'_>, spec: Option<&NstanceMachinePoolSpec>, ours: &[&
     let pool: &NstanceMachinePool = round.object;
     let why = |reason, message: String| Some(Why { reason, message });
     if pool.metadata.deletion_timestamp.is_some() {
-        let message =
-            format!("waiting for {} shard groups and {} machines to go", ours.len(), round.observed.members.len());
+        let going = round.observed.members.iter().filter(|member| !stays(pool, round.observed, member)).count();
+        if let Some(blocked) = round.plan.blocked.first() {
+            return why(Reason::Terminating, blocked.message.clone());
+        }
+        let message = format!("waiting for {} shard groups and {going} machines to go", ours.len());
         return why(Reason::Terminating, message);
     }
     if let Some(blocked) = round.plan.blocked.first() {

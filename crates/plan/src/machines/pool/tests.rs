@@ -72,6 +72,7 @@ fn member(id: &str) -> Member {
     };
     Member {
         instance_id: id.to_owned(),
+        shard: None,
         uid: format!("uid-{id}"),
         resource_version: "8".to_owned(),
         is_deleting: false,
@@ -298,8 +299,12 @@ fn every_living_instance_gets_a_machine_and_none_under_deletion_does() {
     let plan = planned(&pool, &observed);
     assert_eq!(actions(&plan), ["create machine \"a\""]);
     let Action::CreateMachine(body) = &plan.steps[0].action else { panic!("{plan:?}") };
-    let labels = json!({ "cluster.x-k8s.io/cluster-name": "c--t", "cluster.x-k8s.io/pool-name": "web" });
+    let labels = json!({
+        "cluster.x-k8s.io/cluster-name": "c--t", "cluster.x-k8s.io/pool-name": "web", "nstance.dev/shard": "dev-1",
+    });
     assert_eq!(body["metadata"]["labels"], labels);
+    let finalizer = json!(["nstancemachine.infrastructure.cluster.x-k8s.io/finalizer"]);
+    assert_eq!(body["metadata"]["finalizers"], finalizer, "it never goes without its controller");
     assert_eq!(body["metadata"]["ownerReferences"][0].get("controller"), None, "Cluster API becomes its controller");
 }
 
@@ -316,6 +321,9 @@ fn every_machine_waits_for_our_drain() {
     observed.members[0].machine.as_mut().unwrap().has_hook = false;
     let going = observed.members[1].machine.as_mut().unwrap();
     (going.has_hook, going.is_deleting) = (false, true);
+    // Its instance is gone, which its own controller has said to Cluster API.
+    let lost = observed.members[2].machine.as_mut().unwrap();
+    (lost.has_hook, lost.is_excluded) = (false, true);
     assert_eq!(actions(&planned(&pool, &observed)), ["hook machine-a"], "one that goes already is Cluster API's");
 }
 
@@ -495,11 +503,53 @@ fn a37_a_pool_goes_when_its_members_and_shard_groups_are_gone() {
     ];
     assert_eq!(actions(&planned(&pool, &observed)), expected, "also what Cluster API never knew is drained");
     observed.shard_groups.clear();
+    let again = [
+        "delete machine-a",
+        "delete machine-b",
+        "delete member c",
+        "create \"web--dev-1\" of 2",
+        "create \"web--dev-2\" of 2",
+    ];
+    assert_eq!(actions(&planned(&pool, &observed)), again, "a user deleted its shard groups");
+    for name in ["dev-1", "dev-2"] {
+        observed.shards.insert(name.to_owned(), says(None));
+    }
     observed.members.truncate(1);
     observed.members[0].is_deleting = true;
     assert_eq!(actions(&planned(&pool, &observed)), Vec::<String>::new(), "one member is left");
     observed.members.clear();
     assert_eq!(actions(&planned(&pool, &observed)), ["release finalizer"]);
+    observed.shards.insert("dev-2".to_owned(), mute(None));
+    assert_eq!(actions(&planned(&pool, &observed)), ["release finalizer"], "it said so last");
+    observed.shards.insert("dev-2".to_owned(), Shard::default());
+    let plan = planned(&pool, &observed);
+    assert_eq!((plan.steps.len(), plan.blocked[0].reason), (0, Reason::ShardUnreachable));
+    assert!(ready(&status(&pool, &observed)).2.contains("dev-2"), "{}", ready(&status(&pool, &observed)).2);
+}
+
+#[test]
+fn members_of_a_static_group_stay_when_their_pool_goes() {
+    let (mut pool, mut observed) = settled(4);
+    pool.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    let fixed = Group { is_static: true, ..group(2, &["c", "d"]) };
+    observed.shards.insert("dev-2".to_owned(), says(Some(fixed.clone())));
+    observed.members.remove(3);
+    let expected = ["delete machine-a", "delete machine-b", "delete web--dev-1", "delete web--dev-2"];
+    assert_eq!(actions(&planned(&pool, &observed)), expected);
+    assert!(ready(&status(&pool, &observed)).2.contains("2 machines"));
+    observed.members.drain(..2);
+    observed.shard_groups.clear();
+    observed.shards.insert("dev-1".to_owned(), says(None));
+    assert_eq!(actions(&planned(&pool, &observed)), ["release finalizer"]);
+
+    // After a restart, while the shard is silent.
+    observed.shards.insert("dev-2".to_owned(), Shard::default());
+    observed.members[0].shard = Some("dev-2".to_owned());
+    assert_eq!(actions(&planned(&pool, &observed)), ["delete machine-c"], "of a pool that never was static");
+    pool.status = Some(NstanceMachinePoolStatus { is_static: true, ..NstanceMachinePoolStatus::default() });
+    assert_eq!(actions(&planned(&pool, &observed)), Vec::<String>::new());
+    observed.shard_groups = vec![shard_group("dev-2", 2, &["c"])];
+    assert_eq!(actions(&planned(&pool, &observed))[0], "delete machine-c", "its shard said otherwise of the group");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use api::machine::{NstanceShardGroup, NstanceShardGroupSpec, SHARD_GROUP_FINALIZ
 use super::super::shard::{Answer, Group, Members, Outcome, Shard, peer};
 use super::{Action, Call, DELETE, Note, Observed, Push, Tried};
 use crate::fact::Fact;
-use crate::round::{Plan, Step};
+use crate::round::{Plan, Step, StepId};
 
 /// What a shard takes in one request; the rest follows with its next list.
 const MOST_MARKS: usize = 1000;
@@ -21,7 +21,7 @@ pub fn plan(object: &NstanceShardGroup, observed: &Observed, note: &Note) -> Pla
     if is_going {
         finalizers.retain(|finalizer| finalizer != SHARD_GROUP_FINALIZER);
         if is_held {
-            clean_up(&mut plan, spec, observed, note, finalizers);
+            clean_up(&mut plan, object, spec, observed, note, finalizers);
         }
         return plan;
     }
@@ -35,17 +35,33 @@ pub fn plan(object: &NstanceShardGroup, observed: &Observed, note: &Note) -> Pla
             plan.block(Reason::ShardUnreachable, silent(spec, &why.message));
         }
         Shard::Configured(Fact::Known { value, .. }) => {
-            let target = target(spec, spec.size(), value, observed);
-            for node in &target.drains {
-                plan.push_step(Step::new(Action::DrainNode { node: node.clone() }).needs(finalizer).as_job());
-            }
-            if let Some(push) = target.push.filter(|push| is_due(&push.digest(), value.poll, observed, note)) {
-                let upsert = Step::new(Action::Upsert { push, poll: value.poll }).needs(finalizer);
-                plan.push_step(upsert.to(peer(&spec.shard)).as_job());
-            }
+            let target = target(object, spec, spec.size(), value, observed);
+            pursue(&mut plan, spec, target, value, observed, note, finalizer);
         }
     }
     plan
+}
+
+/// Steps towards a target.
+fn pursue(
+    plan: &mut Plan<Action>,
+    spec: &NstanceShardGroupSpec,
+    target: Target,
+    answer: &Answer,
+    observed: &Observed,
+    note: &Note,
+    finalizer: Option<StepId>,
+) {
+    if let Some(why) = target.unknown {
+        plan.block(Reason::StateUnknown, why);
+    }
+    for node in target.drains {
+        plan.push_step(Step::new(Action::DrainNode { node }).needs(finalizer).as_job());
+    }
+    if let Some(push) = target.push.filter(|push| is_due(&push.digest(), answer.poll, observed, note)) {
+        let upsert = Step::new(Action::Upsert { push, poll: answer.poll }).needs(finalizer);
+        plan.push_step(upsert.to(peer(&spec.shard)).as_job());
+    }
 }
 
 pub(super) fn unconfigured(spec: &NstanceShardGroupSpec) -> String {
@@ -87,6 +103,8 @@ pub(super) struct Target {
     pub undrained: i32,
     /// Nodes that must be drained before the size can be lowered.
     pub drains: Vec<String>,
+    /// Why it is not known what must be drained.
+    pub unknown: Option<String>,
 }
 
 impl Target {
@@ -95,7 +113,13 @@ impl Target {
     }
 }
 
-pub(super) fn target(spec: &NstanceShardGroupSpec, size: i32, answer: &Answer, observed: &Observed) -> Target {
+pub(super) fn target(
+    object: &NstanceShardGroup,
+    spec: &NstanceShardGroupSpec,
+    size: i32,
+    answer: &Answer,
+    observed: &Observed,
+) -> Target {
     let mut push = Push {
         group: spec.group.clone(),
         size,
@@ -105,10 +129,12 @@ pub(super) fn target(spec: &NstanceShardGroupSpec, size: i32, answer: &Answer, o
         vars: spec.vars.clone(),
         remove_first: Vec::new(),
     };
-    let Some(group) = &answer.group else {
-        return Target { push: Some(push), ..Target::default() };
-    };
     let mut target = Target::default();
+    let Some(group) = &answer.group else {
+        // A shard that lost the group may still have its instances, and would remove what is over the size.
+        push.size = size.max(had(object, observed));
+        return Target { undrained: push.size - size, push: Some(push), ..target };
+    };
     match &group.members {
         Members::Listed(instances) => {
             let living: Vec<_> = instances.iter().filter(|instance| instance.is_living()).collect();
@@ -120,20 +146,39 @@ pub(super) fn target(spec: &NstanceShardGroupSpec, size: i32, answer: &Answer, o
                 push.remove_first = released.iter().take(MOST_MARKS).map(|instance| instance.id.clone()).collect();
             }
         }
-        Members::Counted(_) => {
-            // The server removes the oldest: as many of them as are drained, in their order.
-            let surplus = usize::try_from(group.size - size).unwrap_or_default();
-            let oldest = &observed.oldest[..surplus.min(observed.oldest.len())];
-            let drained = oldest.iter().take_while(|node| node.is_drained).count();
-            target.drains = oldest.iter().filter(|node| !node.is_drained).map(|node| node.name.clone()).collect();
-            push.size = lowered(size, group.size, group.size - count(drained));
-        }
+        Members::Counted(_) => push.size = counted(&mut target, size, group.size, observed),
     }
     target.undrained = push.size - size;
     if push.size != group.size || !push.remove_first.is_empty() || differs(&push, group) {
         target.push = Some(push);
     }
     target
+}
+
+/// How many instances the shard had when it was last asked, as far as that is known.
+fn had(object: &NstanceShardGroup, observed: &Observed) -> i32 {
+    let published = object.status.as_ref().map_or(0, |status| status.provider_ids.len());
+    count(published.max(observed.members))
+}
+
+/// The size for a server that removes the oldest: lower by as many of the oldest Nodes as are drained, in their order. An
+/// instance without a Node needs no drain, and may be younger than any: so all of the oldest Nodes are drained before
+/// one of those can be counted.
+fn counted(target: &mut Target, size: i32, now: i32, observed: &Observed) -> i32 {
+    let surplus = usize::try_from(now - size).unwrap_or_default();
+    if surplus == 0 {
+        return size;
+    }
+    let nodes = match &observed.oldest {
+        Fact::Known { value, .. } => &value[..surplus.min(value.len())],
+        Fact::Unknown { why, .. } => {
+            target.unknown = Some(format!("the Nodes of the group are not known: {}", why.message));
+            return now;
+        }
+    };
+    let drained = nodes.iter().take_while(|node| node.is_drained).count();
+    target.drains = nodes.iter().filter(|node| !node.is_drained).map(|node| node.name.clone()).collect();
+    if drained == nodes.len() { size } else { now - count(drained) }
 }
 
 /// A size that grows is asked for at once. One that shrinks goes down to no less than `held`, the instances that are not
@@ -161,12 +206,18 @@ fn differs(push: &Push, group: &Group) -> bool {
 /// it: only what was asked for over it goes.
 fn clean_up(
     plan: &mut Plan<Action>,
+    object: &NstanceShardGroup,
     spec: &NstanceShardGroupSpec,
     observed: &Observed,
     note: &Note,
     finalizers: Vec<String>,
 ) {
     let answer = match &observed.shard {
+        // Its pool makes it again, and no member of it is to go.
+        _ if observed.is_wanted => {
+            plan.push(Action::ReleaseFinalizer { finalizers });
+            return;
+        }
         // Nothing is left that could be asked.
         Shard::Unconfigured => {
             plan.push(Action::ReleaseFinalizer { finalizers });
@@ -178,30 +229,47 @@ fn clean_up(
         }
         Shard::Configured(Fact::Known { value, .. }) => value,
     };
-    let is_removed =
-        last_tried(observed, note).is_some_and(|tried| tried.digest == DELETE && tried.outcome == Outcome::Accepted);
-    let Some(group) = answer.group.as_ref().filter(|group| !(is_removed && group.is_static)) else {
+    if is_over(object, spec, answer, observed, note) {
         plan.push(Action::ReleaseFinalizer { finalizers });
         return;
-    };
-    let is_empty = match &group.members {
-        Members::Listed(instances) => instances.is_empty(),
-        Members::Counted(ids) => ids.is_empty(),
-    };
-    if group.is_static || (is_empty && group.size == 0) {
+    }
+    let is_empty = answer.group.as_ref().is_some_and(|group| match &group.members {
+        Members::Listed(instances) => instances.is_empty() && group.size == 0,
+        Members::Counted(ids) => ids.is_empty() && group.size == 0,
+    });
+    if is_empty || answer.group.as_ref().is_some_and(|group| group.is_static) {
         if is_due(DELETE, answer.poll, observed, note) {
             let delete = Action::DeleteGroup { group: spec.group.clone(), poll: answer.poll };
             plan.push_step(Step::new(delete).to(peer(&spec.shard)).as_job());
         }
         return;
     }
-    // Only the size counts now: what else is declared may be what the shard refuses.
+    // Only the size counts now: what else is declared may be what the shard refuses. A group that was lost is made anew.
     let bare = NstanceShardGroupSpec { group: spec.group.clone(), shard: spec.shard.clone(), ..Default::default() };
-    let target = target(&bare, 0, answer, observed);
-    for node in target.drains {
-        plan.push_step(Step::new(Action::DrainNode { node }).as_job());
-    }
-    if let Some(push) = target.push.filter(|push| is_due(&push.digest(), answer.poll, observed, note)) {
-        plan.push_step(Step::new(Action::Upsert { push, poll: answer.poll }).to(peer(&spec.shard)).as_job());
+    let asked = if answer.group.is_some() { &bare } else { spec };
+    let target = target(object, asked, 0, answer, observed);
+    pursue(plan, spec, target, answer, observed, note, None);
+}
+
+/// Whether the shard has nothing more of a group that goes. One that it lost while it had instances gets it again, so
+/// that they are drained before they go; unless it refuses that.
+fn is_over(
+    object: &NstanceShardGroup,
+    spec: &NstanceShardGroupSpec,
+    answer: &Answer,
+    observed: &Observed,
+    note: &Note,
+) -> bool {
+    let tried = last_tried(observed, note);
+    let is_removed = tried.is_some_and(|tried| tried.digest == DELETE && tried.outcome == Outcome::Accepted);
+    match &answer.group {
+        Some(group) => is_removed && group.is_static,
+        None if is_removed || had(object, observed) == 0 => true,
+        None => {
+            let again = target(object, spec, 0, answer, observed).push.map(|push| push.digest());
+            let is_refused =
+                |tried: &Tried| matches!(tried.outcome, Outcome::Refused(_)) && Some(&tried.digest) == again.as_ref();
+            tried.is_some_and(is_refused)
+        }
     }
 }

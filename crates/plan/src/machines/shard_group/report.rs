@@ -40,18 +40,13 @@ fn status(
     let observed = round.observed;
     let mut status = former.clone();
     let answer = observed.shard.answer();
-    // A shard that is silent says nothing new: what it said last stays.
+    // A shard that is silent says nothing new: what it said last stays. So it does where the shard lost the group: it
+    // gets it again, and Cluster API would delete the Nodes of IDs that are not published meanwhile.
     if let Some(group) = answer.and_then(|answer| answer.group.as_ref()) {
         take(&mut status, group, observed);
-    } else if answer.is_some() {
-        status = NstanceShardGroupStatus {
-            conditions: former.conditions.clone(),
-            last_sync_time: former.last_sync_time,
-            observed_generation: former.observed_generation,
-            ..NstanceShardGroupStatus::default()
-        };
     }
-    let is_reached = answer.is_some_and(|answer| target(spec, spec.size(), answer, observed).is_reached());
+    let is_reached =
+        answer.is_some_and(|answer| target(round.object, spec, spec.size(), answer, observed).is_reached());
     if is_reached {
         status.observed_generation = round.object.metadata.generation;
     }
@@ -122,7 +117,7 @@ impl Words<'_> {
         let (observed, note) = (self.round.observed, &self.round.inputs.note);
         let tried = last_tried(observed, note)?;
         let answer = observed.shard.answer()?;
-        let wanted = target(self.spec, self.spec.size(), answer, observed).push;
+        let wanted = target(self.round.object, self.spec, self.spec.size(), answer, observed).push;
         let is_current = wanted.is_some_and(|push| push.digest() == tried.digest);
         (is_current || (tried.digest == DELETE && self.is_going())).then_some(tried)
     }
@@ -159,10 +154,13 @@ impl Words<'_> {
 
     fn waits_for(&self) -> String {
         let observed = self.round.observed;
-        let undrained =
-            observed.shard.answer().map_or(0, |answer| target(self.spec, self.spec.size(), answer, observed).undrained);
-        if undrained > 0 {
-            return format!("{undrained} instances are drained before shard {} removes them", self.spec.shard);
+        let target = |answer| target(self.round.object, self.spec, self.spec.size(), answer, observed);
+        let target = observed.shard.answer().map(target).unwrap_or_default();
+        if let Some(why) = target.unknown {
+            return why;
+        }
+        if target.undrained > 0 {
+            return format!("{} instances are drained before shard {} removes them", target.undrained, self.spec.shard);
         }
         format!("waiting for shard {} to take the group as declared", self.spec.shard)
     }
@@ -185,7 +183,8 @@ fn done(round: &RoundOf<'_>) -> Vec<Event> {
             }
         }
     }
-    if round.done().any(|(action, ())| matches!(action, Action::ReleaseFinalizer { .. })) {
+    let is_released = round.done().any(|(action, ())| matches!(action, Action::ReleaseFinalizer { .. }));
+    if is_released && !observed.is_wanted {
         let note = "the group is gone from the shard; removed the finalizer".to_owned();
         events.push(Event { kind: EventKind::Normal, reason: "DeleteSucceeded", action: "DeleteGroup", note });
     }

@@ -219,7 +219,10 @@ fn a_server_that_names_no_instances_removes_the_oldest_once_they_are_drained() {
     let members = Members::Counted(vec!["i-1".into(), "i-2".into(), "i-3".into()]);
     let observed = answers(1, Some(Group { members, ..group(3, &[]) }));
     let old = |name: &str, is_drained| OldNode { name: name.to_owned(), is_drained };
-    let with = |oldest: Vec<OldNode>| Observed { oldest, ..observed.clone() };
+    let with = |value: Vec<OldNode>| {
+        let oldest = Fact::Known { value, age: std::time::Duration::ZERO };
+        Observed { oldest, ..observed.clone() }
+    };
     let object = object(&json!({ "size": 1 }));
     let plan = planned(&object, &with(vec![old("n1", false), old("n2", false), old("n3", false)]));
     let drains: Vec<_> = plan.actions().cloned().collect();
@@ -228,7 +231,52 @@ fn a_server_that_names_no_instances_removes_the_oldest_once_they_are_drained() {
     assert_eq!(pushes(&later), [], "the oldest is the one that would go");
     let first = planned(&object, &with(vec![old("n1", true), old("n2", false), old("n3", false)]));
     assert_eq!(pushes(&first), [(2, vec![])]);
-    assert_eq!(pushes(&planned(&object, &with(vec![]))), [], "without Nodes nothing is known to be drained");
+    let unknown = planned(&object, &observed);
+    assert_eq!((unknown.steps.len(), unknown.blocked[0].reason), (0, Reason::StateUnknown));
+    let message = |observed: &Observed| {
+        let status = status_after(&object, observed, &Note::default()).status;
+        status.condition(ConditionType::Ready).unwrap().message.clone()
+    };
+    assert!(message(&observed).contains("Nodes of the group are not known"), "{}", message(&observed));
+    // An instance without a Node needs no drain, and may be the oldest or not.
+    assert_eq!(pushes(&planned(&object, &with(vec![]))), [(1, vec![])]);
+    assert_eq!(pushes(&planned(&object, &with(vec![old("n3", true)]))), [(1, vec![])]);
+    let one = planned(&object, &with(vec![old("n3", false)]));
+    assert_eq!(one.actions().collect::<Vec<_>>(), [&Action::DrainNode { node: "n3".into() }]);
+}
+
+#[test]
+fn a90_a_shard_that_lost_a_group_is_asked_for_no_less_than_it_had() {
+    let mut object = object(&json!({ "size": 1 }));
+    object.status = Some(status_after(&object, &answers(1, Some(group(3, &["a", "b", "c"]))), &Note::default()).status);
+    let lost = Observed { released: ["x".to_owned()].into(), ..answers(2, None) };
+    assert_eq!(pushes(&planned(&object, &lost)), [(3, vec![])], "none of the three is drained");
+    let unsynced = NstanceShardGroup { status: None, ..object.clone() };
+    assert_eq!(pushes(&planned(&unsynced, &Observed { members: 2, ..lost.clone() })), [(2, vec![])]);
+    let status = status_after(&object, &lost, &Note::default()).status;
+    assert_eq!((status.provider_ids.len(), status.replicas), (3, 3), "what was published stays");
+    assert_eq!(condition(&status, ConditionType::Ready).0, ConditionStatus::False);
+
+    object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    let plan = planned(&object, &lost);
+    assert_eq!((pushes(&plan), first_push(&plan).template), (vec![(3, vec![])], "small".to_owned()), "to drain them");
+    let refused = Call::Ended(tried(&first_push(&plan), 2, Outcome::Refused("no such template".to_owned())));
+    let given_up = planned(&object, &Observed { call: refused, ..lost });
+    assert!(matches!(given_up.actions().collect::<Vec<_>>()[..], [Action::ReleaseFinalizer { .. }]));
+}
+
+#[test]
+fn a_shard_group_that_its_pool_still_wants_is_released_as_it_is() {
+    let object = going(&json!({}));
+    let observed = Observed { is_wanted: true, ..answers(1, Some(group(2, &["a", "b"]))) };
+    for observed in [observed.clone(), silent(&observed)] {
+        let plan = planned(&object, &observed);
+        assert!(matches!(plan.actions().collect::<Vec<_>>()[..], [Action::ReleaseFinalizer { .. }]));
+        let inputs = Inputs::default();
+        let progress = [Progress::Done(())];
+        let round = RoundOf { object: &object, observed: &observed, inputs: &inputs, plan: &plan, progress: &progress };
+        assert_eq!(report(&round, Timestamp::UNIX_EPOCH).done, [], "no group was deleted");
+    }
 }
 
 #[test]

@@ -1,0 +1,233 @@
+//! Deletions that shards announce; every decision is in `plan::machines::notice`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use plan::{
+    machines::{
+        notice::{Acknowledgement, Action, Observed, next},
+        shard::{Instance, Members, Outcome},
+    },
+    object::digest,
+};
+use process::Clock;
+use runtime::{Fence, Key, Leadership, Operator};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::{Asker, Desk, Wanted};
+use crate::{
+    cluster::is_paused,
+    kinds::Kinds,
+    shards::{Call, CallState, Notice, Progress, Request, Shards, job_key, request_id},
+};
+
+/// Of the calls that acknowledge drains.
+const CALLS: &str = "drain";
+/// What the calls are known by.
+const LABEL: &str = "acknowledge";
+/// It only drops drains.
+const STOP_LIMIT: Duration = Duration::from_secs(1);
+/// As long as a call may take.
+const FENCE: Duration = Duration::from_secs(35);
+
+/// Follows what shards announce for as long as the operator leads.
+pub(super) fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shards, desk: &Desk) {
+    let news = Arc::new(Notify::new());
+    let heard = news.clone();
+    shards.listen(move |_| heard.notify_one());
+    let heard = news.clone();
+    desk.listen(move |_| heard.notify_one());
+    let heard = news.clone();
+    shards.on_ended(CALLS, move |_| {
+        heard.notify_one();
+        true
+    });
+    let heard = news.clone();
+    kinds.listen_to_nodes(move || heard.notify_one());
+    let follower = Follower {
+        kinds: kinds.clone(),
+        shards: shards.clone(),
+        desk: desk.clone(),
+        leadership: operator.leadership(),
+        clock: operator.clock.clone(),
+        news,
+    };
+    operator.part("drains of shards", STOP_LIMIT, move |stop, pulse| async move {
+        stop.run_until_cancelled(pulse.while_waiting(follower.run())).await;
+    });
+}
+
+struct Follower {
+    kinds: Arc<Kinds>,
+    shards: Shards,
+    desk: Desk,
+    leadership: Leadership,
+    clock: Clock,
+    news: Arc<Notify>,
+}
+
+/// A deletion that was announced.
+struct Announced {
+    since: Instant,
+    /// When the last acknowledgement ended, and whether it was accepted.
+    acknowledged: Option<(Instant, bool)>,
+    sent: u64,
+}
+
+type AllAnnounced = BTreeMap<(String, String), Announced>;
+
+impl Follower {
+    async fn run(self) {
+        loop {
+            self.leadership.acquired().await;
+            tokio::select! {
+                () = self.leadership.lost(Duration::ZERO) => {}
+                () = self.lead() => {}
+            }
+            self.desk.release_all();
+        }
+    }
+
+    async fn lead(&self) {
+        let mut announced = AllAnnounced::new();
+        loop {
+            let look = self.look(&mut announced);
+            let due = async {
+                match look {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.news.notified() => {}
+                () = due => {}
+            }
+        }
+    }
+
+    /// Decides about all of them; the wait until the next one is due.
+    fn look(&self, announced: &mut AllAnnounced) -> Option<Duration> {
+        let mut looks = Vec::new();
+        let mut open = BTreeSet::new();
+        for shard in self.shards.names() {
+            for (id, notice) in self.shards.notices(&shard) {
+                if notice.progress == Progress::Deleted {
+                    continue;
+                }
+                let key = (shard.clone(), id);
+                let entry = announced.entry(key.clone()).or_insert_with(|| Announced {
+                    since: self.clock.instant(),
+                    acknowledged: None,
+                    sent: 0,
+                });
+                looks.extend(self.handle(&key, &notice, entry));
+                open.insert(key);
+            }
+        }
+        announced.retain(|key, _| {
+            let is_open = open.contains(key);
+            if !is_open {
+                self.desk.release(Asker::Shard, &key.1);
+                self.shards.drop_call(&job_key(CALLS, &Key::new(key.0.as_str(), key.1.as_str())));
+            }
+            is_open
+        });
+        looks.into_iter().min()
+    }
+
+    fn handle(&self, key: &(String, String), notice: &Notice, entry: &mut Announced) -> Option<Duration> {
+        let (shard, id) = key;
+        let observed = self.observe(shard, id, notice, entry);
+        if observed.is_over {
+            self.desk.release(Asker::Shard, id);
+        }
+        let decided = next(&observed, self.clock.now());
+        match decided.action {
+            Some(Action::Drain { node, time }) => {
+                tracing::info!(shard, instance = id, node, reason = notice.reason, "draining for a shard");
+                self.desk.drain(Asker::Shard, Wanted { id: id.clone(), node, time: Some(time) });
+            }
+            Some(Action::Acknowledge) => self.acknowledge(shard, id, entry),
+            None => {}
+        }
+        decided.look
+    }
+
+    fn observe(&self, shard: &str, id: &str, notice: &Notice, entry: &mut Announced) -> Observed {
+        let now = self.clock.instant();
+        let listed = self.listed(shard, id, notice);
+        let member = self.kinds.machine_of_instance(id).and_then(|key| self.kinds.members.get(&key));
+        let mut ids = vec![notice.provider_id.clone()];
+        if let Some(Some(instance)) = &listed {
+            ids.extend(instance.ids().map(str::to_owned));
+        }
+        if let Some(member) = &member {
+            let spec = member.value.spec.as_ref().and_then(|spec| spec.provider_id.clone());
+            let status = member.value.status.as_ref().and_then(|status| status.provider_id.clone());
+            ids.extend(spec.into_iter().chain(status));
+        }
+        let age = |at: Instant| now.saturating_duration_since(at);
+        let call = job_key(CALLS, &Key::new(shard, id));
+        let acknowledgement = match self.shards.call(&call) {
+            CallState::Running { .. } => Acknowledgement::Running,
+            CallState::Ended { ended, .. } => {
+                entry.acknowledged = Some((now, ended.outcome == Outcome::Accepted));
+                self.shards.forget_call(&call, LABEL);
+                of_last(entry.acknowledged, age)
+            }
+            CallState::Idle => of_last(entry.acknowledged, age),
+        };
+        Observed {
+            nodes: self.kinds.node_refs(ids.iter().map(String::as_str)),
+            ids,
+            is_over: listed == Some(None),
+            delete_at: notice.delete_at,
+            age: age(entry.since),
+            drain: self.desk.state(id),
+            acknowledgement,
+            is_paused: self.kinds.is_cluster_paused() || member.is_some_and(|member| is_paused(&member.value.metadata)),
+        }
+    }
+
+    /// What the shard lists of the instance; `None` if that is not known.
+    fn listed(&self, shard: &str, id: &str, notice: &Notice) -> Option<Option<Instance>> {
+        let found = self.shards.shard(shard, &notice.group);
+        let group = found.answer()?.group.as_ref()?;
+        match &group.members {
+            Members::Listed(instances) => Some(instances.iter().find(|instance| instance.id == id).cloned()),
+            Members::Counted(_) => None,
+        }
+    }
+
+    fn acknowledge(&self, shard: &str, id: &str, entry: &mut Announced) {
+        tracing::info!(shard, instance = id, "acknowledging the drain of an instance");
+        let fence = Fence::of_lead(self.leadership.clone(), FENCE);
+        entry.sent += 1;
+        let call = Call {
+            kind: CALLS,
+            object: Key::new(shard, id),
+            shard: shard.to_owned(),
+            request: Request::Acknowledge { id: id.to_owned() },
+            label: LABEL.into(),
+            created_at: 0,
+            request_id: request_id(&digest(&id.into()), &fence, entry.sent),
+            fence,
+        };
+        // It fails only while the process stops.
+        if let Err(error) = self.shards.submit(call) {
+            tracing::debug!(%error, "could not acknowledge");
+        }
+    }
+}
+
+fn of_last(last: Option<(Instant, bool)>, age: impl Fn(Instant) -> Duration) -> Acknowledgement {
+    match last {
+        None => Acknowledgement::None,
+        Some((at, true)) => Acknowledgement::Accepted(age(at)),
+        Some((at, false)) => Acknowledgement::Failed(age(at)),
+    }
+}

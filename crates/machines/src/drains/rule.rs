@@ -1,0 +1,165 @@
+//! Cluster API's MachineDrainRules, and the labels that they select by.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use plan::drain::{Behaviour, Labels, MachineSelector, PodSelector, Rule, rules_for};
+use runtime::{Key, Kind, Operator, Selection, lean_metadata, readable};
+use serde::Deserialize;
+
+use crate::MANAGER;
+
+/// Gives a view the identity of a kind of Cluster API.
+macro_rules! identity {
+    ($view:ident, $kind:literal, $plural:literal) => {
+        impl k8s_openapi::Resource for $view {
+            const API_VERSION: &'static str = "cluster.x-k8s.io/v1beta2";
+            const GROUP: &'static str = "cluster.x-k8s.io";
+            const KIND: &'static str = $kind;
+            const VERSION: &'static str = "v1beta2";
+            const URL_PATH_SEGMENT: &'static str = $plural;
+            type Scope = k8s_openapi::NamespaceResourceScope;
+        }
+
+        impl k8s_openapi::Metadata for $view {
+            type Ty = ObjectMeta;
+
+            fn metadata(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn metadata_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct RuleView {
+    #[serde(deserialize_with = "lean_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default, deserialize_with = "readable")]
+    spec: Option<RuleSpec>,
+}
+
+identity!(RuleView, "MachineDrainRule", "machinedrainrules");
+
+#[derive(Clone, Debug, Deserialize)]
+struct RuleSpec {
+    drain: DrainView,
+    #[serde(default)]
+    machines: Vec<MachinesView>,
+    #[serde(default)]
+    pods: Vec<PodsView>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct DrainView {
+    behavior: BehaviorView,
+    #[serde(default)]
+    order: Option<i32>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+enum BehaviorView {
+    Drain,
+    Skip,
+    WaitCompleted,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MachinesView {
+    selector: Option<LabelSelector>,
+    cluster_selector: Option<LabelSelector>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodsView {
+    selector: Option<LabelSelector>,
+    namespace_selector: Option<LabelSelector>,
+}
+
+/// A rule of a form that is not known here is not applied.
+fn rule(view: RuleView) -> Option<Rule> {
+    let spec = view.spec?;
+    let machine = |view: MachinesView| MachineSelector { selector: view.selector, cluster: view.cluster_selector };
+    let pod = |view: PodsView| PodSelector { selector: view.selector, namespace: view.namespace_selector };
+    Some(Rule {
+        name: view.metadata.name?,
+        behaviour: match spec.drain.behavior {
+            BehaviorView::Drain => Behaviour::Drain { order: spec.drain.order.unwrap_or_default() },
+            BehaviorView::Skip => Behaviour::Skip,
+            BehaviorView::WaitCompleted => Behaviour::WaitCompleted,
+        },
+        machines: spec.machines.into_iter().map(machine).collect(),
+        pods: spec.pods.into_iter().map(pod).collect(),
+    })
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct LabelledView {
+    #[serde(deserialize_with = "lean_metadata")]
+    metadata: ObjectMeta,
+}
+
+identity!(LabelledView, "Cluster", "clusters");
+
+#[expect(clippy::unnecessary_wraps, reason = "the form that every projection has")]
+fn labels(view: LabelledView) -> Option<Labels> {
+    Some(view.metadata.labels.unwrap_or_default())
+}
+
+/// The rules of the layer's namespace.
+pub(crate) struct Rules {
+    rules: Arc<Kind<RuleView, Rule>>,
+    clusters: Arc<Kind<LabelledView, Labels>>,
+    cluster: Key,
+}
+
+impl Rules {
+    pub fn watch(operator: &mut Operator, cluster: &Key) -> Self {
+        let writer = operator.writer(MANAGER);
+        let rules = Kind::new("machinedrainrules", writer.clone(), rule);
+        let clusters = Kind::new("clusters", writer, labels);
+        let here = || Selection::in_namespace(&cluster.namespace);
+        // A drain that is under way keeps the rules that it began with.
+        operator.watch_selected(&rules, here(), |_| {});
+        operator.watch_selected(&clusters, here(), |_| {});
+        Self { rules, clusters, cluster: cluster.clone() }
+    }
+
+    /// Those that apply to a Machine with these labels.
+    pub fn of(&self, machine: &Labels) -> Vec<Rule> {
+        let mut all = Vec::new();
+        self.rules.store().for_each(|_, rule| all.push(rule.clone()));
+        let cluster = self.clusters.get(&self.cluster).map_or_else(BTreeMap::new, |found| found.value.clone());
+        rules_for(all, machine, &cluster)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_rule_of_cluster_api_is_read_with_its_selectors() {
+        let view = json!({ "metadata": { "name": "last" }, "spec": {
+            "drain": { "behavior": "Drain", "order": 5 },
+            "machines": [{ "selector": { "matchLabels": { "a": "b" } }, "clusterSelector": {} }],
+            "pods": [{ "selector": { "matchLabels": { "app": "db" } } }],
+        }});
+        let found = rule(serde_json::from_value(view).unwrap()).unwrap();
+        assert_eq!((found.name.as_str(), found.behaviour), ("last", Behaviour::Drain { order: 5 }));
+        assert!(found.machines[0].selector.is_some() && found.machines[0].cluster.is_some());
+        assert!(found.pods[0].namespace.is_none());
+        let skip = json!({ "metadata": { "name": "skip" }, "spec": { "drain": { "behavior": "Skip" } } });
+        assert_eq!(rule(serde_json::from_value(skip).unwrap()).unwrap().behaviour, Behaviour::Skip);
+        let strange = json!({ "metadata": { "name": "new" }, "spec": { "drain": { "behavior": "Later" } } });
+        assert!(rule(serde_json::from_value(strange).unwrap()).is_none());
+    }
+}

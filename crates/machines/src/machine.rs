@@ -1,0 +1,308 @@
+//! Rounds of NstanceMachines; every decision is in `plan::machines::machine`.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use api::machine::{
+    EXCLUDE_DRAINING_ANNOTATION, NstanceMachine, NstanceMachineSpec, NstanceMachineStatus, POOL_LABEL, PRE_DRAIN_HOOK,
+};
+use jiff::Timestamp;
+use plan::{
+    fact::Failure,
+    machines::{
+        machine::{self, Action, Answer, Ask, Call, Note, Observed, Owner, Role},
+        shard::{Group, Members, Outcome, Shard, peer},
+    },
+    object::digest,
+    round::{Peer, Plan, Report},
+};
+use runtime::{Controller, Error, Fence, InputsOf, Key, Kind, Parts, RoundOf, ServerClock, Turn};
+use serde_json::{Value, json};
+use shard::wire;
+
+use crate::{
+    cluster::is_paused,
+    drains::{Asker, Desk, Wanted},
+    kinds::Kinds,
+    nodes::{label, shard_of},
+    shards::{self, CallState, Progress, Request, Shards, job_key, request_id},
+};
+
+/// Of the calls of machines.
+pub(crate) const CALLS: &str = "nstancemachine";
+/// What calls are known by.
+const CREATE: &str = "create";
+const DELETE: &str = "delete";
+/// One question to a shard: the client gives up after 10 s, and connects before.
+const ASK_LIMIT: Duration = Duration::from_secs(15);
+
+pub(crate) struct MachineController {
+    pub kinds: Arc<Kinds>,
+    pub shards: Shards,
+    pub desk: Desk,
+    pub server_clock: ServerClock,
+    /// The drain that each began, to be released with it.
+    pub drained: Mutex<HashMap<Key, String>>,
+}
+
+impl Controller for MachineController {
+    const NAME: &'static str = "nstancemachine";
+    type View = Parts<NstanceMachine>;
+    type Object = NstanceMachine;
+    type Status = NstanceMachineStatus;
+    type Observed = Observed;
+    type Action = Action;
+    type Done = ();
+    type Note = Note;
+    type Ask = Ask;
+    type Answer = Answer;
+
+    fn kind(&self) -> &Arc<Kind<Parts<NstanceMachine>, NstanceMachine>> {
+        &self.kinds.members
+    }
+
+    fn span(key: &Key) -> tracing::Span {
+        tracing::info_span!("round", machine = %key, namespace = %key.namespace)
+    }
+
+    async fn gather(&self, key: &Key, object: &NstanceMachine, _: &Note) -> Result<Observed, Error> {
+        let group = object.spec.as_ref().map_or("", NstanceMachineSpec::group);
+        let (role, shards) = self.place(object, group);
+        if let Some(machine) = self.kinds.machine_of(object) {
+            self.kinds.machines.settle(&machine).await?;
+        }
+        let call = self.call(key);
+        let id = instance_id(object, &role, &call);
+        let ids = ids(object, &shards);
+        self.kinds.seeks(key, &ids);
+        let shard = match &role {
+            Role::Member { shard } => shard.clone(),
+            Role::Own => object.status.as_ref().and_then(|status| status.shard.clone()),
+        };
+        let notice = shard.zip(id.as_deref()).and_then(|(shard, id)| self.shards.notice(&shard, id));
+        Ok(Observed {
+            owner: self.owner(object),
+            nodes: self.kinds.node_refs(ids.iter().map(String::as_str)),
+            drain: id.map(|id| self.desk.state(&id)).unwrap_or_default(),
+            deleted: notice.filter(|notice| notice.progress == Progress::Deleted).map(|notice| notice.reason),
+            is_paused: is_paused(&object.metadata) || self.kinds.is_cluster_paused(),
+            role,
+            shards,
+            call,
+        })
+    }
+
+    fn plan(
+        &self,
+        object: &NstanceMachine,
+        observed: &Observed,
+        inputs: &InputsOf<Self>,
+        _: Timestamp,
+    ) -> Plan<Action, Ask> {
+        machine::plan(object, observed, inputs)
+    }
+
+    async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<(), Error> {
+        let (kinds, key, subject) = (&self.kinds, turn.key, turn.subject);
+        let at = |name: &str| Key::new(key.namespace.clone(), name);
+        match action {
+            Action::AddFinalizer { finalizers } => {
+                subject.patch(&kinds.members, key, None, json!({ "metadata": { "finalizers": finalizers } })).await
+            }
+            Action::ReleaseFinalizer { finalizers } => subject.release_finalizer(&kinds.members, key, finalizers).await,
+            Action::SetProviderId { id } => {
+                subject.patch(&kinds.members, key, None, json!({ "spec": { "providerID": id } })).await
+            }
+            Action::HookMachine { name, uid, resource_version } => {
+                let patch = annotations(uid, resource_version, &json!({ PRE_DRAIN_HOOK: "" }));
+                kinds.machines.patch(&at(name), None, &patch).await.map(drop)
+            }
+            Action::ReleaseHook { name, uid, resource_version } => {
+                let changes = json!({ EXCLUDE_DRAINING_ANNOTATION: "", PRE_DRAIN_HOOK: null });
+                let patch = annotations(uid, resource_version, &changes);
+                match kinds.machines.patch(&at(name), None, &patch).await {
+                    // A Machine that is gone waits for nothing.
+                    Err(error) if error.is_not_found() => Ok(()),
+                    result => result.map(drop),
+                }
+            }
+            Action::DeleteMachine { name, uid, resource_version } => {
+                kinds.machines.delete(&at(name), uid, resource_version).await.map(drop)
+            }
+            Action::DeleteSelf => {
+                let metadata = &subject.object().metadata;
+                let version = metadata.resource_version.as_deref().unwrap_or_default();
+                kinds.members.delete(key, subject.uid(), version).await.map(drop)
+            }
+            Action::Drain { node, id, timeout } => {
+                self.desk.drain(Asker::Machine, Wanted { id: id.clone(), node: node.clone(), time: *timeout });
+                self.drained().insert(key.clone(), id.clone());
+                Ok(())
+            }
+            Action::CreateInstance { shard, group, instance_type, vars } => {
+                let config = wire::InstanceConfig {
+                    group: group.clone(),
+                    instance_type: instance_type.clone(),
+                    vars: vars.clone(),
+                    ..wire::InstanceConfig::default()
+                };
+                let request = wire::CreateInstanceRequest { config: Some(config), ..Default::default() };
+                self.hand_over(turn, shard, CREATE, Request::Create(request))
+            }
+            Action::DeleteInstance { shard, id } => {
+                self.hand_over(turn, shard, DELETE, Request::DeleteInstance { id: id.clone() })
+            }
+        }
+    }
+
+    fn report(&self, round: &RoundOf<'_, Self>, now: Timestamp) -> Report<NstanceMachineStatus, Note> {
+        machine::report(round, now)
+    }
+
+    async fn fetch(&self, ask: &Ask, _: &Fence) -> Result<Answer, Failure> {
+        let Ask::Instance { shard, id } = ask;
+        self.shards.instance(shard, id).await.map(Answer::Instance)
+    }
+
+    fn peer(ask: &Ask) -> (Peer, Duration) {
+        let Ask::Instance { shard, .. } = ask;
+        (peer(shard), ASK_LIMIT)
+    }
+
+    fn reported(&self, round: &RoundOf<'_, Self>) {
+        let metadata = &round.object.metadata;
+        let (Some(namespace), Some(name)) = (&metadata.namespace, &metadata.name) else { return };
+        let key = job_key(CALLS, &Key::new(namespace.as_str(), name.as_str()));
+        if matches!(round.observed.call, Call::Created { .. } | Call::Ended(_)) {
+            self.shards.forget_call(&key, CREATE);
+            self.shards.forget_call(&key, DELETE);
+        }
+    }
+
+    fn forget(&self, key: &Key) {
+        self.shards.drop_call(&job_key(CALLS, key));
+        if let Some(id) = self.drained().remove(key) {
+            self.desk.release(Asker::Machine, &id);
+        }
+    }
+}
+
+/// A patch of the annotations of exactly this object.
+fn annotations(uid: &str, resource_version: &str, changes: &Value) -> Value {
+    json!({ "metadata": { "uid": uid, "resourceVersion": resource_version, "annotations": changes } })
+}
+
+fn instance_id(object: &NstanceMachine, role: &Role, call: &Call) -> Option<String> {
+    match (role, call) {
+        (Role::Member { .. }, _) => object.metadata.name.clone(),
+        (Role::Own, Call::Created { id }) => Some(id.clone()),
+        (Role::Own, _) => object.status.as_ref().and_then(|status| status.instance_id.clone()),
+    }
+}
+
+/// Every ID that is known of the instance.
+fn ids(object: &NstanceMachine, shards: &BTreeMap<String, Shard>) -> Vec<String> {
+    let stored = object.status.as_ref().and_then(|status| status.provider_id.clone());
+    let linked = object.spec.as_ref().and_then(|spec| spec.provider_id.clone());
+    let mut ids: Vec<String> = stored.into_iter().chain(linked).collect();
+    let groups = shards.values().filter_map(|shard| shard.answer()?.group.as_ref());
+    for instance in groups.flat_map(Group::instances) {
+        if Some(&instance.id) == object.metadata.name.as_ref() {
+            ids.extend(instance.ids().map(str::to_owned));
+        }
+    }
+    ids.retain(|id| !id.is_empty());
+    ids.sort();
+    ids.dedup();
+    ids
+}
+
+impl MachineController {
+    fn drained(&self) -> MutexGuard<'_, HashMap<Key, String>> {
+        self.drained.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who made the instance, and what the shards say that may have it. Of a member's group only the member itself is
+    /// kept: a group has many.
+    fn place(&self, object: &NstanceMachine, group: &str) -> (Role, BTreeMap<String, Shard>) {
+        let mut shards = self.shards.of_group(group);
+        if label(object, POOL_LABEL).is_none() {
+            return (Role::Own, shards);
+        }
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let has_it = |shard: &Shard| {
+            let group = shard.answer().and_then(|answer| answer.group.as_ref());
+            group.is_some_and(|group| group.instances().iter().any(|instance| instance.id == name))
+        };
+        let holder = shards.iter().find(|(_, shard)| has_it(shard)).map(|(shard, _)| shard.clone());
+        let shard = holder.or_else(|| shard_of(object).map(str::to_owned));
+        shards.retain(|candidate, _| Some(candidate) == shard.as_ref());
+        shards.values_mut().for_each(|shard| keep_one(shard, name));
+        (Role::Member { shard }, shards)
+    }
+
+    /// The Machine, with the time that its drain has left: it runs from the Machine's deletion.
+    fn owner(&self, object: &NstanceMachine) -> Owner {
+        let mut owner = self.kinds.owner_of(object);
+        if let Owner::Machine(machine) = &mut owner
+            && let Some(timeout) = machine.drain_timeout
+        {
+            let key = Key::new(self.kinds.cluster.namespace.clone(), machine.name.as_str());
+            let deleted_at = self.kinds.machines.get(&key).and_then(|found| found.value.deleted_at);
+            let spent = self.server_clock.now().zip(deleted_at).map(|(now, at)| now.duration_since(at));
+            let spent = spent.and_then(|spent| Duration::try_from(spent).ok()).unwrap_or_default();
+            machine.drain_timeout = Some(timeout.saturating_sub(spent));
+        }
+        owner
+    }
+
+    fn call(&self, key: &Key) -> Call {
+        match self.shards.call(&job_key(CALLS, key)) {
+            CallState::Idle => Call::None,
+            CallState::Running { .. } => Call::Running,
+            CallState::Ended { ended, .. } => match (ended.outcome, ended.instance) {
+                (Outcome::Accepted, Some(id)) => Call::Created { id },
+                (outcome, _) => Call::Ended(outcome),
+            },
+        }
+    }
+
+    /// A creation is known by the object's uid: repeated, it makes no second instance. A deletion is asked for once per
+    /// list of the shard.
+    fn hand_over(
+        &self,
+        turn: &Turn<'_, Self>,
+        shard: &str,
+        label: &'static str,
+        request: Request,
+    ) -> Result<(), Error> {
+        let metadata = &turn.subject.object().metadata;
+        let request_id = match request {
+            Request::Create(_) => format!("{label}-{}", turn.subject.uid()),
+            _ => {
+                request_id(&digest(&turn.subject.uid().into()), turn.fence, self.shards.poll(shard).unwrap_or_default())
+            }
+        };
+        self.shards.submit(shards::Call {
+            kind: CALLS,
+            object: turn.key.clone(),
+            shard: shard.to_owned(),
+            request,
+            label: label.into(),
+            fence: turn.fence.clone(),
+            created_at: metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+            request_id,
+        })
+    }
+}
+
+/// Leaves of a shard's words what concerns one instance.
+fn keep_one(shard: &mut Shard, id: &str) {
+    let Shard::Configured(plan::fact::Fact::Known { value, .. }) = shard else { return };
+    if let Some(Group { members: Members::Listed(instances), .. }) = &mut value.group {
+        instances.retain(|instance| instance.id == id);
+    }
+}
