@@ -76,6 +76,20 @@ impl Stage {
         Ok((machines.pop(), members.pop()))
     }
 
+    /// Looks until it is so; else says how far the Pod's Machine is.
+    async fn until<F: Future<Output = Result<bool>>>(
+        &self,
+        pod: &Pod,
+        what: &str,
+        look: impl FnMut() -> F,
+    ) -> Result<()> {
+        let Err(error) = self.scene.until(what, look).await else { return Ok(()) };
+        let (machine, member) = self.made(pod).await?;
+        let machine = machine.map(|machine| machine.data);
+        let member = member.map(|member| json!([member.metadata.finalizers, member.spec, member.status]));
+        Err(error.context(format!("Machine {}, NstanceMachine {}", json!(machine), json!(member))))
+    }
+
     /// Waits for both.
     async fn until_made(&self, pod: &Pod) -> Result<(DynamicObject, NstanceMachine)> {
         let is_made = || async { Ok(matches!(self.made(pod).await?, (Some(_), Some(_)))) };
@@ -87,7 +101,7 @@ impl Stage {
     /// Waits until nothing of what was made for a Pod is left.
     async fn until_gone(&self, pod: &Pod) -> Result<()> {
         let is_gone = || async { Ok(matches!(self.made(pod).await?, (None, None))) };
-        self.scene.until("Machine and NstanceMachine are gone", is_gone).await
+        self.until(pod, "Machine and NstanceMachine are gone", is_gone).await
     }
 
     /// Waits for an event about a Pod whose note contains this.
@@ -139,10 +153,10 @@ async fn a62_a64_a_pod_gets_a_valid_machine_that_goes_with_it() -> Result<()> {
         let (Some(machine), Some(member)) = stage.made(&pod).await? else { return Ok(false) };
         let owners = member.metadata.owner_references.unwrap_or_default();
         assert_eq!(owners.iter().filter(|owner| owner.controller == Some(true)).count(), 1, "{owners:?}");
-        // Beyond Pending: the Machine, its bootstrap and its infrastructure are accepted.
-        Ok(matches!(machine.data["status"]["phase"].as_str(), Some("Provisioning" | "Provisioned" | "Running")))
+        // Cluster API names the provider ID and links the Node only of what it accepts.
+        Ok(matches!(machine.data["status"]["phase"].as_str(), Some("Provisioned" | "Running")))
     };
-    stage.scene.until("Cluster API provisions the Machine", is_known).await?;
+    stage.until(&pod, "Cluster API provisions the Machine", is_known).await?;
     stage.pods().delete("job", &DeleteParams::default()).await?;
     stage.until_gone(&pod).await?;
     assert_eq!(stage.scene.zones.cloud.machines().len(), 0, "nothing is left of it");
@@ -263,10 +277,13 @@ async fn a97_a_pod_runs_on_the_node_made_for_it_and_all_goes_when_it_has_ended()
         let Some(id) = instance().await? else { return Ok(false) };
         Ok(nodes.get_opt(&id).await?.is_some())
     };
-    stage.scene.until("the instance joins as a Node", has_joined).await?;
+    stage.until(&pod, "the instance joins as a Node", has_joined).await?;
     let id = instance().await?.context("it has an instance")?;
     assert_eq!(stage.scene.sizes(&stage.group, &["a"]).await?, [Some(0)], "it does not count for its group");
-    // As its template would.
+    // As its kubelet and its template would.
+    let room = json!({ "cpu": "1", "memory": "1Gi", "pods": "10" });
+    let room = Patch::Merge(json!({ "status": { "allocatable": room, "capacity": room } }));
+    nodes.patch_status(&id, &PatchParams::default(), &room).await?;
     let label = Patch::Merge(json!({ "metadata": { "labels": { ROOM: format!("{}-job", stage.team) } } }));
     nodes.patch(&id, &PatchParams::default(), &label).await?;
     let runs = || async {
@@ -275,12 +292,12 @@ async fn a97_a_pod_runs_on_the_node_made_for_it_and_all_goes_when_it_has_ended()
         let phase = pod.status.and_then(|status| status.phase);
         Ok(node.as_ref() == Some(&id) && phase.as_deref() == Some("Running"))
     };
-    stage.scene.until("the Pod runs there", runs).await?;
+    stage.until(&pod, "the Pod runs there", runs).await?;
     let is_linked = || async {
         let (machine, _) = stage.made(&pod).await?;
         Ok(machine.context("its Machine stays")?.data["status"]["nodeRef"]["name"] == id.as_str())
     };
-    stage.scene.until("Cluster API links Machine and Node", is_linked).await?;
+    stage.until(&pod, "Cluster API links Machine and Node", is_linked).await?;
 
     let ends = Patch::Merge(json!({ "metadata": { "annotations": { BEHAVIOUR_ANNOTATION: "succeeded" } } }));
     stage.pods().patch("job", &PatchParams::default(), &ends).await?;

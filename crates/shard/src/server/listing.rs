@@ -42,16 +42,15 @@ impl Term {
         wire::ListGroupsResponse { groups: Vec::new(), encoded }
     }
 
+    /// An instance's provider ID as its Node has it.
+    pub(super) fn node_provider_id(&self, entry: &Entry) -> String {
+        self.context.provider.node_provider_id(&self.context.shard, &machine(entry))
+    }
+
     pub(super) fn describe(&self, memory: &Memory, current: &Current) -> wire::GroupStatus {
         let group = &current.group;
         let instance = |entry: &Entry| {
-            let machine = MachineInfo {
-                instance_id: entry.record.id.to_string(),
-                provider_id: entry.record.provider_id().to_owned(),
-                status: status(entry),
-                created_at: entry.record.created_at,
-                noticed: entry.agent.notice.is_some(),
-            };
+            let machine = machine(entry);
             wire::group_status::Instance {
                 node_provider_id: self.context.provider.node_provider_id(&self.context.shard, &machine),
                 instance_id: machine.instance_id,
@@ -77,6 +76,17 @@ impl Term {
             provider_ids,
             instances,
         }
+    }
+}
+
+/// An instance as its provider knows it.
+fn machine(entry: &Entry) -> MachineInfo {
+    MachineInfo {
+        instance_id: entry.record.id.to_string(),
+        provider_id: entry.record.provider_id().to_owned(),
+        status: status(entry),
+        created_at: entry.record.created_at,
+        noticed: entry.agent.notice.is_some(),
     }
 }
 
