@@ -6,7 +6,7 @@ use crate::report::{Report, Verdict};
 
 /// The rows that the specifications ask for, as far as there is code for them: performers, workspaces, the helm runner
 /// with its releases, the zone shard of the machines and the drain, and the clients of the clusters.
-const ROWS: [(char, std::ops::RangeInclusive<u32>); 12] = [
+const ROWS: [(char, std::ops::RangeInclusive<u32>); 14] = [
     ('P', 1..=53),
     ('W', 1..=15),
     ('W', 20..=40),
@@ -15,7 +15,9 @@ const ROWS: [(char, std::ops::RangeInclusive<u32>); 12] = [
     ('A', 31..=31),
     ('A', 43..=43),
     ('A', 45..=46),
+    ('A', 62..=64),
     ('A', 70..=88),
+    ('A', 97..=97),
     ('K', 39..=39),
     ('K', 41..=43),
     ('K', 46..=51),

@@ -20,13 +20,16 @@ use crate::{
     identity, secrets,
 };
 
+/// Changes when another cluster is reached, or none. A kubeconfig that is exchanged is no other cluster.
+pub type Workload = watch::Receiver<Option<Cluster>>;
+
 /// What the rest of the layer uses of it.
 pub struct Ground {
     pub shards: watch::Receiver<Arc<Shards>>,
     pub identity: identity::Known,
     pub(crate) clusters: Arc<cluster::Clusters>,
-    /// The workload cluster, where it is another one: `None` in it until the administrator's kubeconfig is there.
-    pub external: Option<watch::Receiver<Option<Cluster>>>,
+    /// The cluster that the instances join; `None` until the administrator's kubeconfig of another one is there.
+    pub workload: Workload,
 }
 
 /// Adds configuration, identity and the operator's Cluster to an operator.
@@ -43,7 +46,9 @@ pub fn install(operator: &mut Operator, settings: &Settings, api_server: &ApiSer
         resync,
     };
     let (clusters, external) = cluster::install(operator, &inputs);
-    Ground { shards, identity, clusters, external: external.map(|external| external.cluster) }
+    let own = || watch::Sender::new(Some(operator.cluster())).subscribe();
+    let workload = external.map_or_else(own, |external| external.cluster);
+    Ground { shards, identity, clusters, workload }
 }
 
 /// Needed in the namespace of the layer only.

@@ -12,6 +12,7 @@ mod import;
 mod kinds;
 mod machine;
 mod nodes;
+mod on_demand;
 mod pool;
 pub mod rights;
 mod secrets;
@@ -23,6 +24,7 @@ use std::{
     time::Duration,
 };
 
+use plan::machines::on_demand::Limits;
 use runtime::{Key, LayerSpec, Operator};
 
 pub use control_plane::ApiServer;
@@ -65,11 +67,20 @@ pub struct Config {
     /// Period of the check that costs nothing.
     pub resync: Duration,
     pub pace: Pace,
+    /// Of machines for Pods.
+    pub on_demand: Limits,
 }
 
 impl Config {
     pub fn new(settings: config::Settings, api_server: ApiServer) -> Self {
-        Self { settings, api_server, concurrency: 10, resync: Duration::from_mins(2), pace: Pace::default() }
+        Self {
+            settings,
+            api_server,
+            concurrency: 10,
+            resync: Duration::from_mins(2),
+            pace: Pace::default(),
+            on_demand: Limits::default(),
+        }
     }
 }
 
@@ -87,6 +98,7 @@ pub fn install(operator: &mut Operator, config: &Config) {
     notify_of_shards(&shards, &kinds, &queues);
     import::install(operator, &kinds, &shards);
     let desk = Desk::install(operator, &kinds, &shards, &queues);
+    on_demand::install(operator, &kinds, &shards, ground.workload, config.on_demand);
     let pools = pool::PoolController {
         kinds: kinds.clone(),
         shards: shards.clone(),

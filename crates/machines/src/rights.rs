@@ -7,9 +7,21 @@ use crate::ground;
 const GROUP: &str = api::machine::GROUP;
 const CLUSTER_API: &str = "cluster.x-k8s.io";
 
-/// Nodes are of the whole cluster.
-pub const CLUSTER: &[Right] =
-    &[Right { group: "", resource: "nodes", verbs: &["get", "list", "watch"], why: "find the node of an instance" }];
+/// Nodes and Pods are of the whole cluster.
+pub const CLUSTER: &[Right] = &[
+    Right {
+        group: "",
+        resource: "nodes",
+        verbs: &["get", "list", "watch"],
+        why: "find the node of an instance; see whether a Pod runs on the one made for it",
+    },
+    Right {
+        group: "",
+        resource: "pods",
+        verbs: &["get", "list", "watch"],
+        why: "find Pods that ask for a machine: those without a node are watched, and those with a machine by name",
+    },
+];
 
 /// All of its objects are in one namespace.
 pub const OWN_NAMESPACE: &[Right] = &joined();
@@ -74,7 +86,8 @@ const GROUPS: &[Right] = &[
     Right {
         group: CLUSTER_API,
         resource: "machines",
-        verbs: &["get", "list", "watch", "patch", "delete"],
-        why: "hold a deletion until the node is drained; delete those that a smaller pool gives up",
+        verbs: &["get", "list", "watch", "create", "patch", "delete"],
+        why: "make one for a Pod that asks for it; hold a deletion until the node is drained; delete those that a \
+              smaller pool gives up or no Pod needs",
     },
 ];

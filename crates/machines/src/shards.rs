@@ -11,7 +11,7 @@ mod follow;
 mod supervise;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, atomic::AtomicU64},
     time::Duration,
 };
@@ -159,6 +159,12 @@ impl Shards {
     pub fn groups(&self) -> BTreeMap<String, Fact<BTreeMap<String, Group>>> {
         let all = |said: &Said| said.groups.iter().map(|(key, group)| (key.clone(), said.marked(group))).collect();
         self.names().into_iter().map(|name| (name.clone(), self.fact(&name, all))).collect()
+    }
+
+    /// The keys of all groups of every configured shard.
+    pub fn group_keys(&self) -> BTreeMap<String, Fact<BTreeSet<String>>> {
+        let keys = |said: &Said| said.groups.keys().cloned().collect();
+        self.names().into_iter().map(|name| (name.clone(), self.fact(&name, keys))).collect()
     }
 
     /// The number of the last full list of a shard, also of one that is silent now.

@@ -10,6 +10,7 @@
 //! identity::decide                  the operator's certificate: register, renew, wait
 //! machine::{plan, report}           NstanceMachine: one instance, until its shard reports it gone
 //! notice::next                      an instance that its shard is about to delete: drain and acknowledgement
+//! on_demand::plan                   Machines for Pods that ask for one, and the end of those that no Pod needs
 //! ```
 //!
 //! No size is lowered below what is not drained: a member goes by the deletion of its Machine, which waits for the drain
@@ -24,6 +25,7 @@ pub mod import;
 pub mod machine;
 pub mod node;
 pub mod notice;
+pub mod on_demand;
 pub mod pool;
 pub mod shard;
 pub mod shard_group;

@@ -22,6 +22,19 @@ pub const EXCLUDE_DRAINING_ANNOTATION: &str = "machine.cluster.x-k8s.io/exclude-
 /// Makes Cluster API wait with a Machine's deletion until our drain is done.
 pub const PRE_DRAIN_HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/strata";
 
+/// On a Pod that asks for a machine of its own: the group to make it in, and the instance type where another one than the
+/// group's is wanted.
+pub const ON_DEMAND_GROUP_ANNOTATION: &str = "on-demand.nstance.dev/group";
+pub const ON_DEMAND_TYPE_ANNOTATION: &str = "on-demand.nstance.dev/instance-type";
+/// The shard to make it on.
+pub const ON_DEMAND_SHARD_ANNOTATION: &str = "on-demand.nstance.dev/shard";
+/// The same as the first two, in the original's older words.
+pub const OLD_ON_DEMAND_GROUP_ANNOTATION: &str = "nstance.dev/on-demand-group";
+pub const OLD_ON_DEMAND_TYPE_ANNOTATION: &str = "nstance.dev/on-demand-instance-type";
+/// On the Machine and the NstanceMachine that were made for a Pod: its uid, and its `namespace/name`.
+pub const ON_DEMAND_UID_LABEL: &str = "nstance.dev/on-demand-pod-uid";
+pub const ON_DEMAND_POD_ANNOTATION: &str = "nstance.dev/on-demand-pod";
+
 pub const POOL_FINALIZER: &str = "nstancemachinepool.infrastructure.cluster.x-k8s.io/finalizer";
 pub const SHARD_GROUP_FINALIZER: &str = "nstanceshardgroup.infrastructure.cluster.x-k8s.io/finalizer";
 pub const MACHINE_FINALIZER: &str = "nstancemachine.infrastructure.cluster.x-k8s.io/finalizer";

@@ -86,7 +86,7 @@ pub(super) fn asked_instance(answer: wire::InstanceStatusResponse, is_leaving: b
     Instance {
         id: answer.instance_id,
         provider_id: answer.provider_instance_id,
-        node_provider_id: String::new(),
+        node_provider_id: answer.node_provider_id,
         status: status(&answer.status),
         created_at: answer.created_at.as_ref().and_then(wire::read_timestamp),
         is_leaving,

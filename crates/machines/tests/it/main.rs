@@ -11,6 +11,7 @@ mod fault;
 mod identity;
 mod import;
 mod machine;
+mod on_demand;
 mod pool;
 mod scene;
 mod space;

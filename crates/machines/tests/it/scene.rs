@@ -1,6 +1,6 @@
 //! A namespace with its own shards and its own operator, on the control plane that all tests share.
 
-use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt::Debug, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use api::machine::{API_VERSION, NstanceMachinePool, NstanceShardGroup};
@@ -18,11 +18,12 @@ use machines::{
     shards::Pace,
 };
 use process::Clock;
-use runtime::Operator;
+use runtime::{Fatal, Operator};
 use serde_json::{Value, json};
 use shard::provider::InProcess;
 use tempfile::TempDir;
 use testbed::{ControlPlane, kwok::NODE_LABEL};
+use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
@@ -43,9 +44,13 @@ pub struct Scene {
     pub zones: Arc<Zones>,
     pub namespace: String,
     pub client: Client,
+    /// Of the API server that the instances join, where it counts as another one.
+    pub endpoint: Option<String>,
+    /// How the operator reaches the API server, where it is not the administrator's way.
+    pub kubeconfig: Option<PathBuf>,
     directory: TempDir,
     /// Ends with the scene.
-    operator: Option<DropGuard>,
+    operator: Option<(DropGuard, JoinHandle<Result<(), Fatal>>)>,
     _kubelets: DropGuard,
 }
 
@@ -70,7 +75,9 @@ impl Scene {
         let stop = CancellationToken::new();
         tokio::spawn(kubelets(client.clone(), zones.cloud.clone(), stop.clone()));
         let directory = tempfile::tempdir()?;
-        let scene = Self { zones, namespace, client, directory, operator: None, _kubelets: stop.drop_guard() };
+        let operator = None;
+        let (endpoint, kubeconfig, _kubelets) = (None, None, stop.drop_guard());
+        let scene = Self { zones, namespace, client, endpoint, kubeconfig, directory, operator, _kubelets };
         scene.install().await?;
         scene.write_shards(shards)?;
         Ok(scene)
@@ -117,22 +124,44 @@ impl Scene {
     }
 
     pub async fn start(&mut self) -> Result<()> {
+        let kubeconfig = match &self.kubeconfig {
+            Some(path) => path.clone(),
+            None => ControlPlane::shared().await?.kubeconfig(),
+        };
         let config = kube::Config::from_custom_kubeconfig(
-            kube::config::Kubeconfig::read_from(ControlPlane::shared().await?.kubeconfig())?,
+            kube::config::Kubeconfig::read_from(kubeconfig)?,
             &kube::config::KubeConfigOptions::default(),
         )
         .await?;
-        let given = Given { file: Some(self.directory.path().join("config.yaml")), ..Given::default() };
+        let file = Some(self.directory.path().join("config.yaml"));
+        let given = Given { file, capi_endpoint: self.endpoint.clone(), ..Given::default() };
         let settings = Settings::read(&given, &self.namespace)?;
         let mut layer = Config::new(settings, ApiServer::of(&config, None));
         layer.pace = Pace { poll: POLL };
+        // Nothing in these tests is linked later than this.
+        layer.on_demand.grace = Duration::from_secs(1);
         let stop = CancellationToken::new();
         let mut operator = Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), stop.clone());
         operator.layer("machines");
         machines::install(&mut operator, &layer);
-        tokio::spawn(operator.run(|_| {}));
-        self.operator = Some(stop.drop_guard());
+        self.operator = Some((stop.drop_guard(), tokio::spawn(operator.run(|_| {}))));
         Ok(())
+    }
+
+    pub async fn stop(&mut self) -> Result<()> {
+        if let Some((stop, running)) = self.operator.take() {
+            drop(stop);
+            running.await??;
+        }
+        Ok(())
+    }
+
+    /// Ends the operator as SIGKILL would.
+    pub async fn kill(&mut self) {
+        if let Some((_, running)) = self.operator.take() {
+            running.abort();
+            let _ = running.await;
+        }
     }
 
     pub fn api<K>(&self) -> Api<K>

@@ -71,7 +71,10 @@ impl Zones {
         let config = json!({
             "cluster": { "id": CLUSTER },
             "shard": { "id": shard, "provider": { "kind": "process" }, "subnet_pools": { "one": ["s1"] } },
-            "templates": { "web": { "kind": "web", "arch": "amd64", "subnet_pool": "one" } },
+            "templates": {
+                "web": { "kind": "web", "arch": "amd64", "subnet_pool": "one" },
+                "typed": { "kind": "typ", "arch": "amd64", "subnet_pool": "one", "instance_types": ["small"] },
+            },
             "groups": { TENANT: groups },
         });
         let key = ShardLayout::new(shard).config();

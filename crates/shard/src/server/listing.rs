@@ -44,6 +44,12 @@ impl Term {
         wire::ListGroupsResponse { groups: Vec::new(), encoded }
     }
 
+    /// An instance's provider ID as its Node has it; empty while it has no machine.
+    pub(super) fn node_provider_id(&self, entry: &Entry) -> String {
+        let provider = &self.context.provider;
+        last_known(entry).map(|machine| provider.node_provider_id(&self.context.shard, &machine)).unwrap_or_default()
+    }
+
     pub(super) fn describe(&self, memory: &Memory, current: &Current) -> wire::GroupStatus {
         let group = &current.group;
         let instance = |machine: MachineInfo| wire::group_status::Instance {

@@ -250,6 +250,7 @@ impl Term {
             created_at: Some(wire::timestamp(entry.record.created_at)),
             last_seen: Some(wire::timestamp(entry.agent.last_seen)),
             provider_instance_id: entry.record.provider_id().to_owned(),
+            node_provider_id: self.node_provider_id(entry),
         })
     }
 

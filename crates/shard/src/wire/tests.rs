@@ -149,6 +149,8 @@ fn a01_messages_of_the_operator_service() {
             created_at: at(4),
             last_seen: at(5),
             provider_instance_id: "i-1".into(),
+            // As the original's, which does not know it.
+            node_provider_id: String::new(),
         },
     );
     golden.add("AcknowledgeDrained>", &AcknowledgeDrainedRequest { instance_id: "web01".into() });

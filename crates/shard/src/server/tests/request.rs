@@ -31,6 +31,8 @@ async fn a81_a_static_group_has_its_size_before_any_operator_and_survives_its_de
     let groups = server.groups("default");
     assert_eq!((groups.len(), groups[0].size, groups[0].actual_size, groups[0].is_static), (1, 1, 1, true));
     assert_eq!(groups[0].instances[0].node_provider_id, format!("process:///a/{}", groups[0].instances[0].instance_id));
+    let asked = server.term.instance_status("default", &groups[0].instances[0].instance_id).unwrap();
+    assert_eq!(asked.node_provider_id, groups[0].instances[0].node_provider_id, "asked for by itself it says the same");
     let fence = Fence::default();
     let mut override_size = upsert("fixed", 3);
     override_size.config.as_mut().unwrap().template.clear();
