@@ -25,6 +25,7 @@ use kube::{
 };
 pub(crate) use port::PORT_ATTEMPTS;
 pub use port::free_port;
+pub use process_wide::Lent;
 use rustix::fs::{FlockOperation, flock};
 pub use workloads::{CLIENT_LIMITS, Workloads};
 

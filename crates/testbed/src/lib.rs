@@ -19,6 +19,6 @@ pub mod talos;
 pub mod tools;
 mod users;
 
-pub use control_plane::{Backup, ControlPlane, Options, Workloads};
+pub use control_plane::{Backup, ControlPlane, Lent, Options, Workloads};
 pub use skip::{published, skip};
 pub use users::{User, install_crypto};

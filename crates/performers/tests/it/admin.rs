@@ -113,7 +113,7 @@ async fn p51_ready_only_when_every_cache_is_filled() -> Result<()> {
 #[tokio::test]
 async fn p51_not_ready_while_any_list_is_under_way() -> Result<()> {
     const CACHES: [&str; 3] = ["performers", "pods", "services"];
-    let scene = Scene::start(Options::bare()).await?;
+    let scene = Scene::lent().await?;
     let space = scene.space("listing").await?;
     space.create("a", spec()).await?;
     for late in CACHES {

@@ -12,7 +12,6 @@ use performers::Config;
 use runtime::Settings;
 use serde_json::json;
 use testbed::{
-    Options,
     audit::Entry,
     fault::{Calls, Fault, Verb},
 };
@@ -134,7 +133,7 @@ async fn p33_an_error_during_clean_up_keeps_the_finalizer_until_a_retry_succeeds
 /// The next pod's creation takes as long as its webhooks: until then clients must not be sent to where the last one was.
 #[tokio::test]
 async fn p20_not_ready_while_the_creation_of_the_next_pod_hangs() -> Result<()> {
-    let scene = Scene::start(Options::default()).await?;
+    let scene = Scene::lent().await?;
     let space = scene.space("hanging").await?;
     let first = scene.operator(alone(), Config::default()).await?;
     space.create_ready("a", spec()).await?;
@@ -185,7 +184,7 @@ async fn pauses(scene: &Scene, space: &Space, name: &str, fault: Fault, times: u
 /// With the default intervals: neither a resync nor another status falls between the tries.
 #[tokio::test]
 async fn p41_every_kind_of_failure_is_retried_after_growing_delays() -> Result<()> {
-    let scene = Scene::start(Options::default()).await?;
+    let scene = Scene::lent().await?;
     let space = scene.space("backoff").await?;
     let settings = Settings { request_timeout: TIMEOUT, ..alone() };
     let operator = scene.operator(settings, Config::default()).await?;

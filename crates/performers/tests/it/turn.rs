@@ -5,10 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use performers::Config;
 use runtime::Settings;
-use testbed::{
-    Options,
-    fault::{Calls, Fault, Injected, Verb},
-};
+use testbed::fault::{Calls, Fault, Injected, Verb};
 
 use crate::{
     harness::{Running, Space, alone, spec},
@@ -28,7 +25,7 @@ struct Jam {
 
 impl Jam {
     async fn start() -> Result<Self> {
-        let scene = Scene::start(Options::default()).await?;
+        let scene = Scene::lent().await?;
         let settings = Settings { request_timeout: REQUEST_TIMEOUT, ..alone() };
         let operator = scene.operator(settings, Config::default()).await?;
         let full = scene.space("full").await?;

@@ -4,10 +4,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use serde_json::json;
-use testbed::{
-    Options,
-    fault::{Calls, Fault, Verb},
-};
+use testbed::fault::{Calls, Fault, Verb};
 
 use crate::{
     harness::{Space, alone, hasty, spec},
@@ -156,7 +153,7 @@ async fn cut_and_expired_watches_lose_nothing() -> Result<()> {
 /// the last change, while its pod is the one after.
 #[tokio::test]
 async fn an_old_performer_in_the_first_list_does_not_cost_the_newer_pod() -> Result<()> {
-    let scene = Scene::start(Options::default()).await?;
+    let scene = Scene::lent().await?;
     let space = scene.space("lagging").await?;
     let first = scene.operator(alone(), hasty()).await?;
     space.create_ready("a", spec()).await?;

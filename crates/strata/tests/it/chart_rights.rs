@@ -12,7 +12,6 @@ use runtime::rights::{self, Right};
 use rustix::process::Signal;
 use serde_json::json;
 use testbed::{
-    Options,
     audit::Entry,
     fault::{Calls, Fault, Verb},
 };
@@ -77,8 +76,9 @@ async fn lead_a_life(space: &Space) -> Result<()> {
 
 #[tokio::test]
 async fn p44_what_is_granted_is_what_is_used() -> Result<()> {
-    let scene = Scene::start(Options::default()).await?;
+    let scene = Scene::lent().await?;
     let space = scene.space("rights").await?;
+    let mark = scene.control_plane.audit().mark()?;
     conflicts(&scene);
     // Each process leads in turn; the one fills its caches by streaming lists, the other page by page.
     for lists in ["--streaming-lists=on", "--streaming-lists=off"] {
@@ -91,7 +91,7 @@ async fn p44_what_is_granted_is_what_is_used() -> Result<()> {
         operator.signal(Signal::TERM)?;
         assert_eq!(operator.exited().await, 0, "{}", operator.log_tail());
     }
-    let mut entries = scene.control_plane.audit().entries()?;
+    let mut entries = scene.control_plane.audit().entries_after(mark)?;
     entries.retain(|entry| entry.user == OPERATOR_USER);
     let forbidden: Vec<_> = entries.iter().filter(|entry| entry.code == 403).collect();
     assert!(forbidden.is_empty(), "{forbidden:?}");
@@ -107,7 +107,7 @@ async fn p44_what_is_granted_is_what_is_used() -> Result<()> {
 
 #[tokio::test]
 async fn p44_without_the_right_to_finalizers_no_pod_can_be_owned() -> Result<()> {
-    let scene = Scene::start(Options::default()).await?;
+    let scene = Scene::lent().await?;
     let space = scene.space("owner").await?;
     let roles: Api<ClusterRole> = Api::all(space.client.clone());
     let whole = roles.get(OPERATOR_ACCOUNT).await?.rules.context("the role has rules")?;

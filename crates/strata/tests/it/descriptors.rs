@@ -4,7 +4,6 @@ use std::fs;
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-use testbed::Options;
 
 use crate::{
     harness::spec,
@@ -14,7 +13,7 @@ use crate::{
 
 #[tokio::test]
 async fn an_operator_without_file_descriptors_says_so_and_recovers_by_itself() -> Result<()> {
-    let scene = Scene::start(Options::bare()).await?;
+    let scene = Scene::lent().await?;
     let space = scene.space("descriptors").await?;
     let operator = operator(&scene, &scene.proxy, &[])?;
     space.create("before", spec()).await?;

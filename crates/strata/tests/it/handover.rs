@@ -15,7 +15,6 @@ use kube::{
 };
 use rustix::process::Signal;
 use testbed::{
-    Options,
     fault::{ApiRequest, Calls, Fault, FaultProxy, Seen, Verb},
     process::Child,
 };
@@ -135,7 +134,7 @@ impl Holders {
 
 #[tokio::test]
 async fn p43_exactly_one_of_two_replicas_acts_and_the_other_takes_over() -> Result<()> {
-    let scene = Scene::start(Options::default()).await?;
+    let scene = Scene::lent().await?;
     let space = scene.space("replicas").await?;
     let leases: Api<Lease> = Api::namespaced(space.client.clone(), OPERATOR_NAMESPACE);
     let holders = Holders::of(leases.clone());
@@ -208,7 +207,7 @@ fn arrivals(proxy: &FaultProxy, of_lease: bool) -> Arc<Mutex<Vec<Instant>>> {
 #[tokio::test]
 async fn p43_a_leader_cut_off_or_paused_changes_nothing_once_another_leads() -> Result<()> {
     const SHORT: [&str; 1] = ["--lease-duration=3s"];
-    let scene = Scene::start(Options::default()).await?;
+    let scene = Scene::lent().await?;
     let space = scene.space("stale").await?;
     let leases: Api<Lease> = Api::namespaced(space.client.clone(), OPERATOR_NAMESPACE);
     let first = Replica::start(&scene, &SHORT).await?;

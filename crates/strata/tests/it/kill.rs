@@ -10,7 +10,6 @@ use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, future::try_join_all};
 use serde_json::json;
 use testbed::{
-    Options,
     fault::{ApiRequest, Calls, Fault, Injected, Verb},
     process::Child,
 };
@@ -69,18 +68,19 @@ fn is_about(request: &ApiRequest, performer: &str) -> bool {
 }
 
 struct Campaign {
-    scene: Scene,
     space: Space,
     operator: Child,
     /// Every value of `lastUpgrade` that a Performer ever had.
     upgrades: Arc<Mutex<BTreeMap<String, BTreeSet<String>>>>,
     _watch: AbortOnDropHandle<()>,
     kills: usize,
+    // The last to be dropped: the next test has it without this operator.
+    scene: Scene,
 }
 
 impl Campaign {
     async fn start() -> Result<Self> {
-        let scene = Scene::start(Options::default()).await?;
+        let scene = Scene::lent().await?;
         let space = scene.space("kill").await?;
         let operator = operator(&scene, &scene.proxy, &FLAGS)?;
         let upgrades = Arc::<Mutex<BTreeMap<String, BTreeSet<String>>>>::default();

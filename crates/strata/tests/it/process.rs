@@ -17,7 +17,6 @@ use rustix::{
 };
 use serde_json::Value;
 use testbed::{
-    Options,
     fault::{Calls, Fault, FaultProxy, Verb},
     process::{Child, Program},
 };
@@ -59,7 +58,7 @@ async fn p52_a_stop_finishes_or_safely_abandons_its_rounds_within_the_grace_peri
     /// A timer on a busy machine, and after it the release of the lease, which is one request.
     const SLACK: Duration = Duration::from_secs(1);
     const ABANDONED: &str = "rounds did not finish in the grace period; the next start repeats them";
-    let scene = Scene::start(Options::default()).await?;
+    let scene = Scene::lent().await?;
     let space = scene.space("stop").await?;
     let flags = ["--grace-period=3s", "--log-format=json"];
     let creates = |name| Calls::of(Verb::Create, "pods").in_namespace(&space.namespace).named(name);
@@ -111,7 +110,7 @@ async fn p52_a_stop_finishes_or_safely_abandons_its_rounds_within_the_grace_peri
 
 #[tokio::test]
 async fn an_unread_log_stalls_nothing() -> Result<()> {
-    let scene = Scene::start(Options::bare()).await?;
+    let scene = Scene::lent().await?;
     let space = scene.space("unread").await?;
     let log = scene.control_plane.directory().join("unread");
     mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Pod, ServiceAccount},
+    core::v1::{ConfigMap, Namespace, Pod, ServiceAccount},
     rbac::v1::RoleBinding,
 };
 use kube::{
@@ -114,6 +114,17 @@ async fn granted<T>(request: impl AsyncFn() -> kube::Result<T>) -> Result<T> {
         }
     }
     anyhow::bail!("still forbidden after half a minute")
+}
+
+#[tokio::test]
+async fn a_lent_control_plane_is_left_to_the_next_as_it_is() -> Result<()> {
+    let first = ControlPlane::lent().await?;
+    let (server, namespace) = (first.server().to_owned(), first.namespace("left").await?);
+    drop(first);
+    let next = ControlPlane::lent().await?;
+    assert_eq!(next.server(), server);
+    Api::<Namespace>::all(next.client().await?).get(&namespace).await?;
+    Ok(())
 }
 
 async fn bind(

@@ -11,8 +11,10 @@ use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use api::performer::{Performer, Phase};
+use futures::future::try_join_all;
 use k8s_openapi::{
     api::{
+        coordination::v1::Lease,
         core::v1::{Namespace, Pod, Service},
         events::v1::Event,
     },
@@ -29,7 +31,7 @@ use process::Clock;
 use runtime::{Addresses, Fatal, Metrics, Operator, Settings, rights};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use testbed::{ControlPlane, Options, User};
+use testbed::{ControlPlane, Lent, User};
 use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -62,6 +64,33 @@ pub async fn install_account(control_plane: &ControlPlane) -> Result<()> {
     let mut objects = vec![json!(namespace(OPERATOR_NAMESPACE))];
     objects.extend(rbac.objects());
     Ok(control_plane.install(&objects).await?)
+}
+
+/// Removes what an earlier test left for operators to act on: its Performers, and leases that nobody holds any more.
+pub async fn vacate(control_plane: &ControlPlane) -> Result<()> {
+    let client = control_plane.client().await?;
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    if crds.get_opt(&format!("performers.{}", api::performer::GROUP)).await?.is_none() {
+        return Ok(());
+    }
+    let left = Api::<Performer>::all(client.clone()).list(&ListParams::default()).await?;
+    try_join_all(left.into_iter().map(async |performer| {
+        let namespace = performer.metadata.namespace.context("a Performer has a namespace")?;
+        let name = performer.metadata.name.context("a Performer has a name")?;
+        let performers: Api<Performer> = Api::namespaced(client.clone(), &namespace);
+        let free = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+        match performers.patch_metadata(&name, &PatchParams::default(), &free).await {
+            // One that was being deleted goes with its finalizer.
+            Ok(_) => drop(performers.delete(&name, &DeleteParams::default()).await),
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(error.into()),
+        }
+        anyhow::Ok(())
+    }))
+    .await?;
+    let leases: Api<Lease> = Api::namespaced(client, OPERATOR_NAMESPACE);
+    leases.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+    Ok(())
 }
 
 pub fn namespace(name: &str) -> Namespace {
@@ -174,8 +203,8 @@ pub fn hasty() -> Config {
 
 /// A control plane and an operator that all tests of this process share, each in a namespace of its own.
 pub struct World {
-    pub control_plane: ControlPlane,
     pub operator: Running,
+    pub control_plane: Lent,
     /// What the operator of a shared world logged.
     pub logs: Logs,
 }
@@ -214,7 +243,8 @@ impl World {
 
     /// A world for one test alone.
     pub async fn start(config: Config) -> Result<Self> {
-        let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
+        let control_plane = ControlPlane::lent().await?;
+        vacate(&control_plane).await?;
         install(&control_plane).await?;
         let client = control_plane.client_as(&operator_user()).await?;
         let operator = Running::start(client, alone(), config).await?;

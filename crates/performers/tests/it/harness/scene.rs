@@ -1,6 +1,6 @@
 //! A control plane with a fault proxy before it, and operators behind the proxy.
 
-use std::{fmt::Debug, time::Duration};
+use std::{fmt::Debug, ops::Deref, time::Duration};
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, stream::BoxStream};
@@ -13,21 +13,39 @@ use performers::Config;
 use runtime::Settings;
 use serde::de::DeserializeOwned;
 use testbed::{
-    ControlPlane, Options,
+    ControlPlane, Lent, Options,
     audit::{Entry, Mark},
     fault::{FaultProxy, Seen, Verb},
 };
 use tokio::sync::{OnceCell, oneshot};
 
-use crate::harness::{OPERATOR_USER, Running, Space, alone, hasty, install, operator_user};
+use crate::harness::{OPERATOR_USER, Running, Space, alone, hasty, install, operator_user, vacate};
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The proxy acts as the chart's ServiceAccount: whoever goes through it has exactly the operator's rights.
 pub struct Scene {
-    pub control_plane: ControlPlane,
+    // Dropped in this order: the next test has the control plane without this one's proxy.
     pub proxy: FaultProxy,
+    pub control_plane: Place,
+}
+
+/// Whose control plane it is.
+pub enum Place {
+    Own(ControlPlane),
+    Lent(Lent),
+}
+
+impl Deref for Place {
+    type Target = ControlPlane;
+
+    fn deref(&self) -> &ControlPlane {
+        match self {
+            Self::Own(control_plane) => control_plane,
+            Self::Lent(control_plane) => control_plane,
+        }
+    }
 }
 
 /// Shared by tests whose faults are bound to their namespace, or harmless to others.
@@ -39,11 +57,22 @@ pub struct Shared {
 static SHARED: OnceCell<Shared> = OnceCell::const_new();
 
 impl Scene {
+    /// For a test that breaks programs, or counts on a control plane without a past.
     pub async fn start(options: Options) -> Result<Self> {
         let control_plane = ControlPlane::start(Options { fsync: false, ..options }).await?;
+        Self::on(Place::Own(control_plane)).await
+    }
+
+    /// For a test with operators of its own, where no other operator runs and nothing is left to act on.
+    pub async fn lent() -> Result<Self> {
+        let control_plane = ControlPlane::lent().await?;
+        vacate(&control_plane).await?;
+        Self::on(Place::Lent(control_plane)).await
+    }
+
+    async fn on(control_plane: Place) -> Result<Self> {
         install(&control_plane).await?;
-        let proxy = proxy(&control_plane).await?;
-        Ok(Self { control_plane, proxy })
+        Ok(Self { proxy: proxy(&control_plane).await?, control_plane })
     }
 
     /// One scene for all tests of this process, with short intervals, on a thread that outlives each of them.
