@@ -18,7 +18,7 @@ use serde_json::Value;
 use tokio::{sync::Notify, time::Instant};
 
 use self::{notices::Notices, pods::Pods, requests::Machines};
-use crate::{MANAGER, kinds::Kinds, shards::Shards, ground::Workload};
+use crate::{MANAGER, ground::Workload, kinds::Kinds, shards::Shards};
 
 /// A write has ten seconds, and is not begun after a stop.
 const STOP_LIMIT: Duration = Duration::from_secs(15);

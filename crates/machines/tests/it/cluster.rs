@@ -156,7 +156,7 @@ async fn a67_a93_an_external_clusters_secret_is_the_administrators() -> Result<(
     space.secrets().patch(SECRET, &PatchParams::default(), &Patch::Merge(label)).await?;
     let message = space.condition("NstanceControlPlane", "KubeconfigReady", "False", "KubeconfigUnusable").await?;
     assert!(message.contains("kubeconfig cannot be read") && !message.contains("administrator's"), "{message}");
-    let mut cluster = running.ground.external.clone().context("the workload cluster is another one")?;
+    let mut cluster = running.ground.workload.clone();
     assert!(cluster.borrow().is_none());
     let kubeconfig = std::fs::read_to_string(space.control_plane.kubeconfig())?;
     let value = json!({ "stringData": { "value": kubeconfig } });
