@@ -100,11 +100,10 @@ pub fn next(observed: &Observed, now: Timestamp) -> Next {
     match find(&ids, nodes) {
         Found::Nothing if is_named => acknowledge,
         // Which Node it is, is not known.
-        Found::Nothing => wait(left),
+        Found::Nothing | Found::Ambiguous(_) => wait(left),
         Found::Node(node) => {
             Next { action: Some(Action::Drain { node: node.name.clone(), time: left }), look: Some(left) }
         }
-        Found::Ambiguous(_) => wait(left),
     }
 }
 
@@ -158,15 +157,15 @@ mod tests {
         assert_eq!(next(observed, NOW), Next { action, look: look.map(Duration::from_secs) }, "{observed:?}");
     }
 
-    fn drain(node: &str, seconds: u64) -> Option<Action> {
-        Some(Action::Drain { node: node.to_owned(), time: Duration::from_secs(seconds) })
+    fn drain(seconds: u64) -> Action {
+        Action::Drain { node: "a".to_owned(), time: Duration::from_secs(seconds) }
     }
 
     const ACKNOWLEDGE: Option<Action> = Some(Action::Acknowledge);
 
     #[test]
     fn a44_the_node_is_drained_and_the_shard_gets_the_acknowledgement() {
-        check(&observed(), drain("a", 55), Some(55));
+        check(&observed(), Some(drain(55)), Some(55));
         let running = Drain::Running { blocked: None, left: String::new() };
         check(&Observed { drain: running, ..observed() }, None, Some(55));
         check(&Observed { drain: Drain::Done, ..observed() }, ACKNOWLEDGE, None);
@@ -205,14 +204,14 @@ mod tests {
         check(&Observed { drain: expired, ..observed() }, ACKNOWLEDGE, None);
         check(&Observed { delete_at: Some(NOW - Duration::from_mins(1)), ..observed() }, ACKNOWLEDGE, None);
         let short = Observed { delete_at: Some(NOW + Duration::from_secs(10)), ..observed() };
-        check(&short, drain("a", 9), Some(9));
+        check(&short, Some(drain(9)), Some(9));
     }
 
     #[test]
     fn a50_without_a_deadline_a_drain_has_five_minutes() {
-        check(&Observed { delete_at: None, ..observed() }, drain("a", 295), Some(295));
+        check(&Observed { delete_at: None, ..observed() }, Some(drain(295)), Some(295));
         let half = Observed { delete_at: None, age: Duration::from_mins(2), ..observed() };
-        check(&half, drain("a", 175), Some(175));
+        check(&half, Some(drain(175)), Some(175));
         check(&Observed { delete_at: None, age: Duration::from_mins(5), ..observed() }, ACKNOWLEDGE, None);
     }
 

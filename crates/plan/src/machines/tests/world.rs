@@ -292,7 +292,7 @@ impl World {
             pool::Action::HookMachine { name, .. } => self.machines.get_mut(&name).unwrap().has_hook = true,
             pool::Action::DeleteMachine { name, .. } => self.machines.get_mut(&name).unwrap().is_deleting = true,
             pool::Action::DeleteMember { name, .. } => self.delete_member(&name),
-            pool::Action::PublishProviderIds { ids } => self.publish(ids),
+            pool::Action::PublishProviderIds { ids } => self.publish(&ids),
             pool::Action::Annotate => {
                 let annotation = ("nstance.dev/managed-by".to_owned(), "nstance-operator".to_owned());
                 self.pool.metadata.annotations = Some([annotation].into());
@@ -303,9 +303,9 @@ impl World {
     }
 
     /// Cluster API deletes the Node of an ID that leaves the list.
-    fn publish(&mut self, ids: Vec<String>) {
+    fn publish(&mut self, ids: &[String]) {
         let list = &mut self.pool.spec.as_mut().unwrap().provider_id_list;
-        let before = std::mem::replace(list, ids.clone());
+        let before = std::mem::replace(list, ids.to_vec());
         for (node, id) in self.nodes.clone() {
             if before.contains(&id) && !ids.contains(&id) {
                 self.remove_node(&node);
@@ -426,9 +426,10 @@ impl World {
             role: machine::Role::Member { shard: label },
             owner: self.owner(id),
             shards: self.shards(),
-            nodes: match self.are_nodes_away {
-                false => Fact::Known { value: nodes, age: Duration::ZERO },
-                true => Fact::Unknown { why, last: Some((nodes, Duration::ZERO)) },
+            nodes: if self.are_nodes_away {
+                Fact::Unknown { why, last: Some((nodes, Duration::ZERO)) }
+            } else {
+                Fact::Known { value: nodes, age: Duration::ZERO }
             },
             drain: self.drains.get(id).cloned().unwrap_or_default(),
             deleted: self.deleted.get(id).cloned(),
@@ -588,10 +589,14 @@ impl World {
                 }
             }
             Event::DeleteMember(index) => {
-                nth(&self.members, *index).iter().for_each(|name| self.delete_member(name));
+                if let Some(name) = nth(&self.members, *index) {
+                    self.delete_member(&name);
+                }
             }
             Event::DeleteShardGroup(index) => {
-                nth(&self.shard_groups, *index).iter().for_each(|name| self.delete_shard_group(name));
+                if let Some(name) = nth(&self.shard_groups, *index) {
+                    self.delete_shard_group(&name);
+                }
             }
             Event::Pause(is_paused) => self.is_paused = *is_paused,
             Event::TakeNodesAway(are_away) => self.are_nodes_away = *are_away,
