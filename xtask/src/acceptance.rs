@@ -5,17 +5,21 @@ use std::collections::BTreeMap;
 use crate::report::{Report, Verdict};
 
 /// The rows that the specifications ask for, as far as there is code for them: performers, workspaces, the helm runner
-/// with its releases, the zone shard of the machines and the drain, and the clients of the clusters.
-const ROWS: [(char, std::ops::RangeInclusive<u32>); 12] = [
+/// with its releases, the zone shard of the machines, their pools and the drain, and the clients of the clusters.
+const ROWS: [(char, std::ops::RangeInclusive<u32>); 16] = [
     ('P', 1..=53),
     ('W', 1..=15),
     ('W', 20..=40),
     ('A', 1..=2),
     ('A', 10..=11),
+    ('A', 14..=29),
     ('A', 31..=31),
+    ('A', 33..=39),
+    ('A', 41..=41),
     ('A', 43..=43),
     ('A', 45..=46),
-    ('A', 70..=88),
+    ('A', 70..=91),
+    ('A', 95..=95),
     ('K', 39..=39),
     ('K', 41..=43),
     ('K', 46..=51),
