@@ -273,6 +273,8 @@ reasons! {
     TokenRefused,
     /// The Secret with the kubeconfig is missing, and the administrator's to make.
     KubeconfigMissing,
+    /// The administrator's kubeconfig cannot be used.
+    KubeconfigUnusable,
     /// The operator asks a shard for its certificate.
     Registering,
     /// The instance is being made.
@@ -311,6 +313,7 @@ impl Reason {
                 | Self::Installing
                 | Self::Locked
                 | Self::Queued
+                | Self::Registering
                 | Self::RollingBack
                 | Self::ServicesNotReady
                 | Self::Starting

@@ -25,7 +25,7 @@ use view::{facts, project};
 use crate::{
     MANAGER,
     config::{Settings, Shards, Workload},
-    control_plane::{self, ApiServer},
+    control_plane::{self, ApiServer, External},
     identity::Known,
     secrets::Secrets,
 };
@@ -45,7 +45,7 @@ pub(crate) struct Inputs<'a> {
 
 /// Adds the Cluster, the NstanceCluster and the NstanceControlPlane to an operator.
 /// Returns the Clusters, which the rest of the layer looks at.
-pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) -> Arc<Clusters> {
+pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) -> (Arc<Clusters>, Option<External>) {
     let namespace = inputs.settings.namespace.as_str();
     let writer = operator.writer(MANAGER);
     let clusters = Kind::new("clusters", writer.clone(), facts);
@@ -89,8 +89,8 @@ pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) -> Arc<Clust
         standing: inputs.identity.standing.clone(),
     };
     operator.control(controller, queue, CONCURRENCY);
-    control_plane::install(operator, inputs, &clusters, &control_planes, of_control_planes);
-    clusters
+    let external = control_plane::install(operator, inputs, &clusters, &control_planes, of_control_planes);
+    (clusters, external)
 }
 
 /// What the shards and the identity say is news for the operator's own NstanceCluster.

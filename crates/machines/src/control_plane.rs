@@ -1,5 +1,6 @@
 //! The NstanceControlPlane, and the kubeconfig by which Cluster API reaches the workload cluster.
 
+mod external;
 mod kubeconfig;
 
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use runtime::{
     Controller, Error, InputsOf, Key, Kind, Operator, Parts, Queue, RoundOf, Selection, ServerClock, Turn, Writer,
 };
 
+pub(crate) use external::External;
 pub use kubeconfig::ApiServer;
 
 use crate::{
@@ -36,7 +38,7 @@ pub(crate) fn install(
     clusters: &Arc<Clusters>,
     control_planes: &Arc<ControlPlanes>,
     queue: Arc<Queue>,
-) {
+) -> Option<External> {
     let settings = inputs.settings;
     let namespace = settings.namespace.as_str();
     let (listening, of_secrets) = (queue.clone(), queue.clone());
@@ -53,7 +55,10 @@ pub(crate) fn install(
             of_secrets.changed(&concerned);
         }
     });
+    let external = matches!(settings.workload, Workload::External { .. })
+        .then(|| external::install(operator, inputs.secrets, &own, &secret, &queue));
     let controller = ControlPlaneController {
+        external: external.clone(),
         control_planes: control_planes.clone(),
         clusters: clusters.clone(),
         secrets: inputs.secrets.clone(),
@@ -69,6 +74,7 @@ pub(crate) fn install(
         clock: operator.clock.clone(),
     };
     operator.control(controller, queue, CONCURRENCY);
+    external
 }
 
 pub(crate) struct ControlPlaneController {
@@ -80,6 +86,7 @@ pub(crate) struct ControlPlaneController {
     secret: Key,
     /// Whose tokens the kubeconfig has; `None` where the administrator keeps it.
     account: Option<String>,
+    external: Option<External>,
     api_server: ApiServer,
     writer: Writer,
     server_clock: ServerClock,
@@ -91,6 +98,9 @@ impl ControlPlaneController {
         let Some(secret) = secret else { return Found::Absent };
         if secret.cluster.as_deref() != Some(&*self.own.name) {
             return Found::Foreign;
+        }
+        if let Some(why) = self.external.as_ref().and_then(External::problem) {
+            return Found::Unusable(why);
         }
         // A token expires by the API server's clock.
         let now = self.server_clock.now().unwrap_or_else(|| self.clock.now());

@@ -8,7 +8,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use runtime::{
-    Operator,
+    Cluster, Operator,
     rights::{Account, Right},
 };
 use tokio::sync::watch;
@@ -25,6 +25,8 @@ pub struct Ground {
     pub shards: watch::Receiver<Arc<Shards>>,
     pub identity: identity::Known,
     pub(crate) clusters: Arc<cluster::Clusters>,
+    /// The workload cluster, where it is another one: `None` in it until the administrator's kubeconfig is there.
+    pub external: Option<watch::Receiver<Option<Cluster>>>,
 }
 
 /// Adds configuration, identity and the operator's Cluster to an operator.
@@ -40,8 +42,8 @@ pub fn install(operator: &mut Operator, settings: &Settings, api_server: &ApiSer
         identity: &identity,
         resync,
     };
-    let clusters = cluster::install(operator, &inputs);
-    Ground { shards, identity, clusters }
+    let (clusters, external) = cluster::install(operator, &inputs);
+    Ground { shards, identity, clusters, external: external.map(|external| external.cluster) }
 }
 
 /// Needed in the namespace of the layer only.

@@ -141,7 +141,7 @@ async fn a_missing_account_is_a_condition_with_its_remedy_and_recovers() -> Resu
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a67_an_external_clusters_secret_is_the_administrators() -> Result<()> {
+async fn a67_a93_an_external_clusters_secret_is_the_administrators() -> Result<()> {
     let space = Space::new("cluster-external").await?;
     let mut settings = space.settings(shards())?;
     settings.workload = Workload::External { host: "api.example".to_owned(), port: 6443 };
@@ -154,8 +154,17 @@ async fn a67_an_external_clusters_secret_is_the_administrators() -> Result<()> {
     space.condition("NstanceControlPlane", "KubeconfigReady", "False", "ObjectTaken").await?;
     let label = json!({ "metadata": { "labels": { "cluster.x-k8s.io/cluster-name": CLUSTER } } });
     space.secrets().patch(SECRET, &PatchParams::default(), &Patch::Merge(label)).await?;
+    let message = space.condition("NstanceControlPlane", "KubeconfigReady", "False", "KubeconfigUnusable").await?;
+    assert!(message.contains("kubeconfig cannot be read") && !message.contains("administrator's"), "{message}");
+    let mut cluster = running.ground.external.clone().context("the workload cluster is another one")?;
+    assert!(cluster.borrow().is_none());
+    let kubeconfig = std::fs::read_to_string(space.control_plane.kubeconfig())?;
+    let value = json!({ "stringData": { "value": kubeconfig } });
+    space.secrets().patch(SECRET, &PatchParams::default(), &Patch::Merge(value)).await?;
     space.condition("NstanceControlPlane", "KubeconfigReady", "True", "KubeconfigStored").await?;
-    assert_eq!(space.secret_entry(SECRET, "value").await?.as_deref(), Some("the administrator's"));
+    let client = cluster.wait_for(Option::is_some).await?.as_ref().context("just seen")?.client();
+    Api::<Node>::all(client).list(&ListParams::default()).await.context("the kubeconfig does not work")?;
+    assert_eq!(space.secret_entry(SECRET, "value").await?, Some(kubeconfig), "it is the administrator's");
     running.stop().await
 }
 

@@ -4,9 +4,15 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use api::condition::Reason;
-use machines::identity::Credentials;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use machines::{config::ShardSource, identity::Credentials};
 use plan::machines::identity::Standing;
 use process::Clock;
+use serde_json::json;
 use shard::{
     client::Client,
     identity::{ClientCertificate, ClientKey, client_tls},
@@ -116,7 +122,7 @@ async fn a_nonce_that_was_used_with_another_key_is_said_so_and_a_new_one_recover
     assert!(refused.why.message.contains("put a new one in Secret"), "{refused:?}");
     assert!(running.ground.identity.credentials.borrow().is_none());
     space.condition("NstanceCluster", "Registered", "False", "NonceRefused").await?;
-    space.secrets().delete(NONCE, &kube::api::DeleteParams::default()).await?;
+    space.secrets().delete(NONCE, &DeleteParams::default()).await?;
     space.put_secret(NONCE, &[("nonce.jwt", &zone.nonce())]).await?;
     is_served(&zone, &*registered(&running).await?).await?;
     space.condition("NstanceCluster", "Registered", "True", "Registered").await?;
@@ -170,5 +176,40 @@ async fn a_new_authority_and_other_shards_need_a_new_nonce_and_no_restart() -> R
     assert!(lost.why.message.starts_with("the certificate is not of the cluster's authority"), "{lost:?}");
     space.put_secret(NONCE, &[("nonce.jwt", &new.nonce())]).await?;
     is_served(&new, &*registered(&running).await?).await?;
+    running.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a14_shards_of_a_config_map_come_and_go_without_a_restart() -> Result<()> {
+    let space = Space::new("shards").await?;
+    let mut settings = space.settings([].into())?;
+    settings.source = ShardSource::ConfigMap("shards".to_owned());
+    let running = space.run(&settings, Clock::default()).await?;
+    let maps: Api<ConfigMap> = Api::namespaced(space.client.clone(), &space.namespace);
+    let edit = async |data: serde_json::Value| {
+        let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "shards" }, "data": data });
+        maps.patch("shards", &PatchParams::apply("test").force(), &Patch::Apply(map)).await
+    };
+    let are = async |expected: &[&str]| {
+        let mut shards = running.ground.shards.clone();
+        until("the shards are as configured", async || Ok(shards.borrow_and_update().keys().eq(expected))).await
+    };
+    edit(json!({ "a": "127.0.0.1:8993" })).await?;
+    are(&["a"]).await?;
+    edit(json!({ "a": "127.0.0.1:8993", "b": "127.0.0.2:8993,127.0.0.3:8993" })).await?;
+    are(&["a", "b"]).await?;
+    edit(json!({ "a": "127.0.0.1" })).await?;
+    let is_noted = |words: &str| {
+        let note = running.health.notes().remove("machines configuration");
+        note.is_some_and(|note| note.contains(words))
+    };
+    until("a bad edit is noted", async || Ok(is_noted("shards.a: \"127.0.0.1\": the port is missing"))).await?;
+    are(&["a", "b"]).await?;
+    maps.delete("shards", &DeleteParams::default()).await?;
+    until("the deletion is noted", async || Ok(is_noted("is gone"))).await?;
+    are(&["a", "b"]).await?;
+    edit(json!({ "config.yaml": "cluster_id: dev\ntenant: default\nshards: {c: '127.0.0.1:8993'}" })).await?;
+    are(&["c"]).await?;
+    assert!(!is_noted(""));
     running.stop().await
 }

@@ -40,6 +40,8 @@ pub struct Kubeconfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Found {
     Absent,
+    /// The administrator's cannot be used.
+    Unusable(String),
     /// It does not belong to the Cluster, by its label.
     Foreign,
     Present {
@@ -74,7 +76,7 @@ pub fn plan(control_plane: &NstanceControlPlane, observed: &Observed) -> Plan<St
         Found::Absent | Found::Present { left: None } => _ = plan.push(StoreKubeconfig),
         Found::Present { left: Some(left) } if left <= REFRESH_BEFORE => _ = plan.push(StoreKubeconfig),
         Found::Present { left: Some(left) } => plan.look_within(left.saturating_sub(REFRESH_BEFORE).min(LOOK)),
-        Found::Foreign => {}
+        Found::Foreign | Found::Unusable(_) => {}
     }
     plan
 }
@@ -126,6 +128,11 @@ fn condition(kubeconfig: &Kubeconfig, round: &RoundOf<'_>, make: &Conditions<'_,
         return say(False, Reason::ObjectTaken, message);
     }
     let Some(account) = account else {
+        if let Found::Unusable(why) = found {
+            let message =
+                format!("Secret {secret}: {why}; put a kubeconfig of the workload cluster under its key value");
+            return say(False, Reason::KubeconfigUnusable, message);
+        }
         if *found != Found::Absent {
             return say(True, Reason::KubeconfigStored, format!("Secret {secret} is the administrator's"));
         }
@@ -236,6 +243,7 @@ mod tests {
             (Found::Absent, ConditionStatus::False, Reason::KubeconfigMissing),
             (Found::Present { left: None }, ConditionStatus::True, Reason::KubeconfigStored),
             (Found::Foreign, ConditionStatus::False, Reason::ObjectTaken),
+            (Found::Unusable("junk".to_owned()), ConditionStatus::False, Reason::KubeconfigUnusable),
         ] {
             let observed = external(found);
             assert_eq!(plan(&object, &observed).steps.len(), 0);
