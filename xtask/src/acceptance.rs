@@ -5,18 +5,22 @@ use std::collections::BTreeMap;
 use crate::report::{Report, Verdict};
 
 /// The rows that the specifications ask for, as far as there is code for them: performers, workspaces, the helm runner
-/// with its releases, the zone shard of the machines and the drain, and the clients of the clusters.
-const ROWS: [(char, std::ops::RangeInclusive<u32>); 14] = [
+/// with its releases, the zone shard of the machines, their pools and the drain, and the clients of the clusters.
+const ROWS: [(char, std::ops::RangeInclusive<u32>); 18] = [
     ('P', 1..=53),
     ('W', 1..=15),
     ('W', 20..=40),
     ('A', 1..=2),
     ('A', 10..=11),
+    ('A', 14..=29),
     ('A', 31..=31),
+    ('A', 33..=39),
+    ('A', 41..=41),
     ('A', 43..=43),
     ('A', 45..=46),
     ('A', 62..=64),
-    ('A', 70..=88),
+    ('A', 70..=91),
+    ('A', 95..=95),
     ('A', 97..=97),
     ('K', 39..=39),
     ('K', 41..=43),

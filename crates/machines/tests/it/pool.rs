@@ -142,7 +142,7 @@ async fn a38_what_a_provider_refuses_is_a_warning_on_the_shard_group() -> Result
 }
 
 #[tokio::test]
-async fn a21_a25_a_pool_without_a_machine_pool_gets_one() -> Result<()> {
+async fn a21_a_pool_without_a_machine_pool_gets_one() -> Result<()> {
     let scene = Scene::new("pool-alone", &["a"]).await?;
     scene.create_pool_with("web", json!({ "group": "web", "shards": ["a"], "template": "web" })).await?;
     let is_made = || async { Ok(scene.capi("MachinePool").get_opt("web").await?.is_some()) };
@@ -158,7 +158,7 @@ async fn a21_a25_a_pool_without_a_machine_pool_gets_one() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a33_what_is_as_declared_is_not_asked_for_again_and_a90_what_was_lost_is() -> Result<()> {
+async fn a33_a90_what_is_as_declared_is_not_asked_for_again_and_what_was_lost_is() -> Result<()> {
     let scene = Scene::new("pool-lost", &["a"]).await?;
     scene.create_pool("web", &["a"], Some(0)).await?;
     scene.until_pool("web", "Ready", "True/Reconciled").await?;
