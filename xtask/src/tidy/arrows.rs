@@ -40,7 +40,19 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "xtask",
-        &["api", "plan", "process", "runtime", "shard", "machines", "performers", "workspaces", "testbed", "strata", "launcher"],
+        &[
+            "api",
+            "plan",
+            "process",
+            "runtime",
+            "shard",
+            "machines",
+            "performers",
+            "workspaces",
+            "testbed",
+            "strata",
+            "launcher",
+        ],
     ),
     ("launcher", &["catalog"]),
 ];

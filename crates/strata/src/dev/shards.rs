@@ -84,10 +84,7 @@ impl Shards {
         init(place, kubeconfig).await?;
         let shards = Self::listening(place).await?;
         choose(place, &shards.endpoints)?;
-        report.done(
-            "zones",
-            format!("{} serve; their instances are the Nodes of the pool `web`", NAMES.join(", ")),
-        );
+        report.done("zones", format!("{} serve; their instances are the Nodes of the pool `web`", NAMES.join(", ")));
         Ok(shards)
     }
 
