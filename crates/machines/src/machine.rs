@@ -241,7 +241,9 @@ impl MachineController {
         let holder = shards.iter().find(|(_, shard)| has_it(shard)).map(|(shard, _)| shard.clone());
         let shard = holder.or_else(|| shard_of(object).map(str::to_owned));
         shards.retain(|candidate, _| Some(candidate) == shard.as_ref());
-        shards.values_mut().for_each(|shard| keep_one(shard, name));
+        for shard in shards.values_mut() {
+            keep_one(shard, name);
+        }
         (Role::Member { shard }, shards)
     }
 

@@ -159,10 +159,11 @@ impl Follower {
 
     fn observe(&self, shard: &str, id: &str, notice: &Notice, entry: &mut Announced) -> Observed {
         let now = self.clock.instant();
-        let listed = self.listed(shard, id, notice);
+        let listed = self.listed(shard, notice);
+        let instance = listed.iter().flatten().find(|instance| instance.id == id);
         let member = self.kinds.machine_of_instance(id).and_then(|key| self.kinds.members.get(&key));
         let mut ids = vec![notice.provider_id.clone()];
-        if let Some(Some(instance)) = &listed {
+        if let Some(instance) = instance {
             ids.extend(instance.ids().map(str::to_owned));
         }
         if let Some(member) = &member {
@@ -185,7 +186,7 @@ impl Follower {
             nodes: self.kinds.node_refs(ids.iter().map(String::as_str).chain([id])),
             id: id.to_owned(),
             ids,
-            is_over: listed == Some(None),
+            is_over: listed.is_some() && instance.is_none(),
             delete_at: notice.delete_at,
             age: age(entry.since),
             drain: self.desk.state(id),
@@ -194,12 +195,12 @@ impl Follower {
         }
     }
 
-    /// What the shard lists of the instance; `None` if that is not known.
-    fn listed(&self, shard: &str, id: &str, notice: &Notice) -> Option<Option<Instance>> {
+    /// The instances that the shard lists of the group; `None` if that is not known.
+    fn listed(&self, shard: &str, notice: &Notice) -> Option<Vec<Instance>> {
         let found = self.shards.shard(shard, &notice.group);
         let group = found.answer()?.group.as_ref()?;
         match &group.members {
-            Members::Listed(instances) => Some(instances.iter().find(|instance| instance.id == id).cloned()),
+            Members::Listed(instances) => Some(instances.clone()),
             Members::Counted(_) => None,
         }
     }

@@ -114,7 +114,7 @@ fn labels(view: LabelledView) -> Option<Labels> {
 
 /// The rules of the layer's namespace.
 pub(crate) struct Rules {
-    rules: Arc<Kind<RuleView, Rule>>,
+    all: Arc<Kind<RuleView, Rule>>,
     clusters: Arc<Kind<LabelledView, Labels>>,
     cluster: Key,
 }
@@ -128,13 +128,13 @@ impl Rules {
         // A drain that is under way keeps the rules that it began with.
         operator.watch_selected(&rules, here(), |_| {});
         operator.watch_selected(&clusters, here(), |_| {});
-        Self { rules, clusters, cluster: cluster.clone() }
+        Self { all: rules, clusters, cluster: cluster.clone() }
     }
 
     /// Those that apply to a Machine with these labels.
     pub fn of(&self, machine: &Labels) -> Vec<Rule> {
         let mut all = Vec::new();
-        self.rules.store().for_each(|_, rule| all.push(rule.clone()));
+        self.all.store().for_each(|_, rule| all.push(rule.clone()));
         let cluster = self.clusters.get(&self.cluster).map_or_else(BTreeMap::new, |found| found.value.clone());
         rules_for(all, machine, &cluster)
     }

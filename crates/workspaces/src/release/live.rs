@@ -50,12 +50,8 @@ impl Acting<'_> {
 /// Whether the server does not know the kind.
 fn is_undefined(error: &Error) -> bool {
     let is_undiscovered = |error: &kube::Error| matches!(error, kube::Error::Discovery(_));
-    is_absent(error) || matches!(error, Error::Client { source, .. } if is_undiscovered(source))
-}
-
-/// Whether the object is not there, or its kind is not served.
-fn is_absent(error: &Error) -> bool {
-    error.is_not_found() || error.is_not_served()
+    let is_absent = error.is_not_found() || error.is_not_served();
+    is_absent || matches!(error, Error::Client { source, .. } if is_undiscovered(source))
 }
 
 /// Whether it is about the object that was asked for, and not about the server or us.
@@ -242,13 +238,12 @@ impl Discovered {
         ignore: &[DriftIgnore],
     ) -> Result<Option<String>, Error> {
         let api = self.api(acting, target).await?;
-        let live = match acting.ask(api.get_opt(&target.key.name)).await {
-            // So does a server answer that does not know the kind any more.
-            Err(error) if is_absent(&error) => None,
-            found => found?,
-        };
-        let Some(live) = live else {
-            return Ok(self.is_served(acting, target).await?.then(|| "missing".to_owned()));
+        let live = match live(acting, &api, target).await {
+            Ok(Some(live)) => live,
+            Ok(None) => return Ok(self.is_served(acting, target).await?.then(|| "missing".to_owned())),
+            // The server does not know the kind any more; or it does, and something in front of it answered.
+            Err(error) if error.is_not_served() && !self.is_served(acting, target).await? => return Ok(None),
+            Err(error) => return Err(error),
         };
         let Some((desired, _held)) = target.desired().await else { return Ok(None) };
         let applied = apply(acting, &api, &target.key.name, &desired, true).await?;
@@ -279,7 +274,7 @@ impl Discovered {
         let api = self.api(acting, target).await?;
         let Some((mut desired, _held)) = target.desired().await else { return Ok(()) };
         // Ignored fields stay as another client set them, unless the object is made anew.
-        if acting.ask(api.get_opt(&target.key.name)).await?.is_some() {
+        if live(acting, &api, target).await?.is_some() {
             paths(target, ignore).for_each(|path| remove(&mut desired, path));
         }
         apply(acting, &api, &target.key.name, &desired, false).await.map(drop)
@@ -318,6 +313,15 @@ impl Discovered {
             acting.ask(api.patch_scale(&target.key.name, &params, &Patch::Merge(&patch))).await?;
         }
         Ok(())
+    }
+}
+
+/// The object as it is; `None` only where the API server itself says that there is none.
+async fn live(acting: &Acting<'_>, api: &Api<DynamicObject>, target: &Target) -> Result<Option<DynamicObject>, Error> {
+    match acting.ask(api.get(&target.key.name)).await {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -406,10 +410,11 @@ mod tests {
     use super::{super::storage, *};
 
     /// A server with a ConfigMap `b` that has drifted, a `c` that it refuses to change, and Widgets for as long as they
-    /// are defined. Every request that changes something is noted.
+    /// are defined. Every request that changes something is noted. A proxy in front of it may answer for objects.
     #[derive(Clone, Default)]
     struct Server {
         is_defined: Arc<AtomicBool>,
+        is_behind_proxy: Arc<AtomicBool>,
         changed: Arc<Mutex<Vec<String>>>,
     }
 
@@ -417,13 +422,18 @@ mod tests {
         fn answer(&self, request: &Request<Body>) -> (u16, Value) {
             let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
             let kind = |name: &str, kind: &str| json!({ "resources": [{ "name": name, "singularName": "", "namespaced": true, "kind": kind, "verbs": [] }] });
-            let missing = (404, json!({ "message": "not found", "code": 404 }));
+            let unserved = (404, json!({ "message": "not found", "code": 404 }));
+            let is_defined = self.is_defined.load(Ordering::Relaxed);
             match path {
                 "/api/v1" => {
                     (200, json!({ "groupVersion": "v1", "resources": kind("configmaps", "ConfigMap")["resources"] }))
                 }
-                "/apis/test.dev/v1" if self.is_defined.load(Ordering::Relaxed) => {
+                "/apis/test.dev/v1" if is_defined => {
                     (200, json!({ "groupVersion": "test.dev/v1", "resources": kind("widgets", "Widget")["resources"] }))
+                }
+                _ if self.is_behind_proxy.load(Ordering::Relaxed) => unserved,
+                _ if path.contains("/widgets/") && is_defined => {
+                    (404, json!({ "message": "not found", "reason": "NotFound", "code": 404 }))
                 }
                 _ if request.method() == Method::PATCH && path.ends_with("/c") => {
                     (403, json!({ "message": "no", "code": 403 }))
@@ -440,7 +450,7 @@ mod tests {
                         json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": { "k": wanted } }),
                     )
                 }
-                _ => missing,
+                _ => unserved,
             }
         }
 
@@ -475,6 +485,19 @@ mod tests {
         server.is_defined.store(false, Ordering::Relaxed);
         assert!(discovered.drift(&acting, &targets, &[]).await.unwrap().is_empty());
         assert!(discovered.located(&acting, targets).await.unwrap().is_empty(), "nor is it looked at again");
+    }
+
+    #[tokio::test]
+    async fn a_proxy_that_finds_nothing_does_not_make_an_object_missing() {
+        let (server, discovered) = (Server::default(), Discovered::default());
+        let fence = Fence::of_lead(Leadership::always(Clock::default()), Duration::from_mins(1));
+        let acting = Acting { client: server.client(), fence: &fence, timeout: Duration::from_secs(10) };
+        server.is_behind_proxy.store(true, Ordering::Relaxed);
+        let targets = objects(MAPS).await;
+        assert!(discovered.drift(&acting, &targets, &[]).await.unwrap_err().is_not_served());
+        let drifted = [Difference { object: "ConfigMap b".into(), what: "data.k".into() }];
+        assert!(discovered.correct(&acting, &targets, &drifted, &[]).await.unwrap_err().is_not_served());
+        assert!(server.changed.lock().unwrap().is_empty());
     }
 
     #[tokio::test]
