@@ -22,11 +22,11 @@ pub(super) fn name(namespace: &str, pod: &PodName) -> String {
     if pod.namespace == namespace && plain.len() <= LONGEST_NAME {
         return plain;
     }
-    let hash: String =
-        Sha256::digest(format!("{}/{}", pod.namespace, pod.uid)).iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = Sha256::digest(format!("{}/{}", pod.namespace, pod.uid));
+    let hash = u32::from_be_bytes(*hash.first_chunk().expect("sha256 gives 32 bytes"));
     // Names of Pods are ASCII.
     let kept: String = plain.chars().take(LONGEST_NAME - SUFFIX - 1).collect();
-    format!("{}-{}", kept.trim_end_matches(['-', '.']), &hash[..SUFFIX])
+    format!("{}-{hash:0SUFFIX$x}", kept.trim_end_matches(['-', '.']))
 }
 
 /// The Machine of a Pod. Cluster API becomes the owner of what it refers to.

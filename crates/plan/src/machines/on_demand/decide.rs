@@ -181,7 +181,11 @@ fn ask<'a>(plan: &mut Plan, steps: &mut Steps<'a>, observed: &'a Observed, limit
     waiting.sort_by_key(|pod| (pod.created_at, &pod.name));
     for pod in waiting {
         let Some(wish) = pod.wish.as_ref().filter(|wish| is_due(plan, observed, limits, pod, wish)) else { continue };
-        let Some(shard) = shard(plan, observed, &pod.name, wish) else { continue };
+        let shard = match place(plan, observed, &pod.name, wish) {
+            Place::Nowhere => continue,
+            Place::Anywhere => None,
+            Place::On(shard) => Some(shard),
+        };
         let name = build::name(&observed.namespace, &pod.name);
         // A Machine of an earlier Pod of this name goes first.
         if observed.requests.iter().any(|request| request.name == name) {
@@ -224,8 +228,17 @@ fn is_due(plan: &mut Plan, observed: &Observed, limits: &Limits, pod: &Pod, wish
     true
 }
 
-/// The shard to ask for, if the Pod leaves no choice; `None` if no machine can be made now.
-fn shard(plan: &mut Plan, observed: &Observed, pod: &PodName, wish: &Wish) -> Option<Option<String>> {
+/// Where a machine can be made.
+enum Place {
+    /// Nowhere now.
+    Nowhere,
+    /// On any shard that has the group.
+    Anywhere,
+    /// The Pod leaves no choice but this shard.
+    On(String),
+}
+
+fn place(plan: &mut Plan, observed: &Observed, pod: &PodName, wish: &Wish) -> Place {
     if let Some(ignored) = &wish.ignored {
         let note = format!(
             "the annotations name two groups: {} of {ON_DEMAND_GROUP_ANNOTATION} counts, {ignored} of {OLD_ON_DEMAND_GROUP_ANNOTATION} does not; remove one",
@@ -240,7 +253,7 @@ fn shard(plan: &mut Plan, observed: &Observed, pod: &PodName, wish: &Wish) -> Op
         let note =
             format!("annotation {ON_DEMAND_SHARD_ANNOTATION}: there is no shard {named}; the shards are: {names}");
         plan.notices.push(warning(pod, "UnknownShard", named, note));
-        return None;
+        return Place::Nowhere;
     }
     let allowed: BTreeSet<&String> = match &wish.shard {
         Some(named) => [named].into(),
@@ -254,12 +267,12 @@ fn shard(plan: &mut Plan, observed: &Observed, pod: &PodName, wish: &Wish) -> Op
         if !is_unknown {
             plan.notices.push(unknown_group(observed, pod, wish, &allowed));
         }
-        return None;
+        return Place::Nowhere;
     }
     // Among several each Pod has its own.
     let number = u64::from_str_radix(&digest(&pod.uid.as_str().into()), 16).unwrap_or_default();
     let index = usize::try_from(number % open.len() as u64).unwrap_or_default();
-    Some(Some(open[index].clone()).filter(|_| !allowed.is_empty()))
+    if allowed.is_empty() { Place::Anywhere } else { Place::On(open[index].clone()) }
 }
 
 fn unknown_group(observed: &Observed, pod: &PodName, wish: &Wish, allowed: &BTreeSet<&String>) -> Notice {
