@@ -85,7 +85,7 @@ pub(crate) fn install(
     };
     let leadership = operator.leadership();
     operator.part("machines on demand", STOP_LIMIT, move |stop, pulse| async move {
-        stop.run_until_cancelled(pulse.while_waiting(on_demand.run(leadership))).await;
+        stop.run_until_cancelled(pulse.while_waiting(Box::pin(on_demand.run(leadership)))).await;
     });
 }
 

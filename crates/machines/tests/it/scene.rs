@@ -75,9 +75,16 @@ impl Scene {
         let stop = CancellationToken::new();
         tokio::spawn(kubelets(client.clone(), zones.cloud.clone(), stop.clone()));
         let directory = tempfile::tempdir()?;
-        let operator = None;
-        let (endpoint, kubeconfig, _kubelets) = (None, None, stop.drop_guard());
-        let scene = Self { zones, namespace, client, endpoint, kubeconfig, directory, operator, _kubelets };
+        let scene = Self {
+            zones,
+            namespace,
+            client,
+            endpoint: None,
+            kubeconfig: None,
+            directory,
+            operator: None,
+            _kubelets: stop.drop_guard(),
+        };
         scene.install().await?;
         scene.write_shards(shards)?;
         Ok(scene)
