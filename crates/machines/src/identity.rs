@@ -96,8 +96,18 @@ struct Tried {
 /// Versions of the objects, and the shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Basis {
-    versions: [Option<u64>; 4],
+    authority: Option<u64>,
+    nonce: Option<u64>,
+    /// Of the certificate and the key, which we write.
+    own: [Option<u64>; 2],
     shards: Arc<Shards>,
+}
+
+impl Basis {
+    /// After a try that began on `before`: what others changed meanwhile has not been tried.
+    fn rested_on(self, before: Self) -> Self {
+        Self { own: self.own, ..before }
+    }
 }
 
 /// Adds it to an operator. `secrets` are those of the layer's namespace.
@@ -211,8 +221,8 @@ impl Identity {
             Err(failure) => {
                 tracing::warn!(?action, why = failure.message, "the operator's identity could not be brought forward");
                 let count = last.filter(|last| last.action == action).map_or(0, |last| last.count) + 1;
-                let (at, basis) = (self.clock.instant(), self.basis());
-                self.last = Some(Tried { action, count, failure, at, basis });
+                let at = self.clock.instant();
+                self.last = Some(Tried { action, count, failure, at, basis: self.basis().rested_on(basis) });
             }
         }
         // What became of it is looked at at once.
@@ -342,12 +352,11 @@ impl Identity {
 
     fn basis(&self) -> Basis {
         let version = |key: &Key| self.secrets.store().version(key);
-        let versions = [
-            self.authority.store().version(&self.keys.authority),
-            version(&self.keys.certificate),
-            version(&self.keys.key),
-            version(&self.keys.nonce),
-        ];
-        Basis { versions, shards: self.shards.borrow().clone() }
+        Basis {
+            authority: self.authority.store().version(&self.keys.authority),
+            nonce: version(&self.keys.nonce),
+            own: [version(&self.keys.certificate), version(&self.keys.key)],
+            shards: self.shards.borrow().clone(),
+        }
     }
 }

@@ -123,12 +123,6 @@ fn name(body: &Value) -> &str {
     body["metadata"]["name"].as_str().unwrap_or_default()
 }
 
-/// Whether one object is older than another of its kind; of two that were made in the same second, by name.
-fn is_older(one: &ObjectMeta, other: &ObjectMeta) -> bool {
-    let age = |metadata: &ObjectMeta| (metadata.creation_timestamp.as_ref().map(|time| time.0), metadata.name.clone());
-    age(one) < age(other)
-}
-
 impl PoolController {
     async fn owner(&self, key: &Key, pool: &NstanceMachinePool) -> Result<Owner, Error> {
         let machine_pools = &self.kinds.machine_pools;
@@ -152,14 +146,23 @@ impl PoolController {
         Ok(Owner::Absent { age: age.unwrap_or_default() })
     }
 
+    /// Another pool of the group, to which it belongs.
     fn elder(&self, key: &Key, pool: &NstanceMachinePool, group: &str) -> Option<String> {
         let same = self.kinds.indexes.pools.keys(&group.into());
         let others = same.into_iter().filter(|other| other != key && other.namespace == key.namespace);
-        let elders = others.filter_map(|other| self.kinds.pools.get(&other));
-        let mut elders: Vec<_> = elders.filter(|other| is_older(&other.value.metadata, &pool.metadata)).collect();
-        elders
-            .sort_by(|one, other| one.value.metadata.creation_timestamp.cmp(&other.value.metadata.creation_timestamp));
-        elders.first().and_then(|elder| elder.value.metadata.name.clone())
+        let others = others.filter_map(|other| self.kinds.pools.get(&other));
+        let seniority = |metadata: &ObjectMeta| {
+            let created = metadata.creation_timestamp.as_ref().map(|time| time.0);
+            // Of two that were made in the same second the one that has begun goes on.
+            let has_begun = metadata
+                .uid
+                .as_deref()
+                .is_some_and(|uid| !self.kinds.indexes.owned_groups.keys(&uid.into()).is_empty());
+            (created, !has_begun, metadata.name.clone())
+        };
+        let own = seniority(&pool.metadata);
+        let elders = others.map(|other| seniority(&other.value.metadata)).filter(|other| *other < own);
+        elders.min().and_then(|(_, _, name)| name)
     }
 
     async fn shard_groups(&self, key: &Key, pool: &NstanceMachinePool, group: &str) -> Result<Vec<ShardGroup>, Error> {

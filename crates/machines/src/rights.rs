@@ -12,14 +12,28 @@ pub const CLUSTER: &[Right] = &[
     Right {
         group: "",
         resource: "nodes",
-        verbs: &["get", "list", "watch"],
-        why: "find the node of an instance; see whether a Pod runs on the one made for it",
+        verbs: &["get", "list", "watch", "patch"],
+        why: "find the node of an instance; see whether a Pod runs on the one made for it; cordon it before its drain",
     },
     Right {
         group: "",
         resource: "pods",
         verbs: &["get", "list", "watch"],
-        why: "find Pods that ask for a machine: those without a node are watched, and those with a machine by name",
+        why: "find Pods that ask for a machine: those without a node are watched, and those with a machine by name; \
+              follow those of a node under drain",
+    },
+    Right { group: "", resource: "pods/eviction", verbs: &["create"], why: "drain a node before its instance goes" },
+    Right {
+        group: "policy",
+        resource: "poddisruptionbudgets",
+        verbs: &["list", "watch"],
+        why: "evict when a pod's budget allows it, and name the budget that does not",
+    },
+    Right {
+        group: "",
+        resource: "namespaces",
+        verbs: &["list", "watch"],
+        why: "MachineDrainRules may select pods by the labels of their namespace",
     },
 ];
 

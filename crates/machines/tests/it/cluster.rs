@@ -100,7 +100,7 @@ async fn a65_a68_a94_a95_the_cluster_is_made_and_cluster_api_calls_it_provisione
     .await
     .with_context(|| last.to_string())?;
     running.stop().await?;
-    space.stayed_within_its_rights()
+    space.stayed_within_its_rights().await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -84,7 +84,7 @@ async fn a03_a05_a06_a_nonce_becomes_a_stored_certificate_and_goes() -> Result<(
     }
     assert!(metrics.contains("strata_machines_certificate_expiry_timestamp_seconds "), "{metrics}");
     running.stop().await?;
-    space.stayed_within_its_rights()
+    space.stayed_within_its_rights().await
 }
 
 #[tokio::test(flavor = "multi_thread")]

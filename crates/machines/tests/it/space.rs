@@ -160,13 +160,19 @@ impl Space {
         Ok(Running { ground, health, metrics, stop, task: Some(task) })
     }
 
-    /// What the operator asked the API server for: nothing that it may not, and everything in its namespace.
-    pub fn stayed_within_its_rights(&self) -> Result<()> {
+    /// What the operator asked the API server for, which it does not any more: nothing that it may not, and everything in
+    /// its namespace.
+    pub async fn stayed_within_its_rights(&self) -> Result<()> {
         let user = format!("system:serviceaccount:{}:{ACCOUNT}", self.namespace);
-        let entries = self.control_plane.audit().entries()?.into_iter().filter(|entry| entry.user == user);
-        let entries: Vec<_> = entries.collect();
-        let asked = |resource: &str| entries.iter().any(|entry| entry.resource == resource);
-        assert!(asked("secrets") && asked("configmaps") && asked("clusters"), "{entries:?}");
+        let mut entries = Vec::new();
+        // The server logs a watch when it has noticed its end.
+        until("the watches are in the audit log", async || {
+            entries = self.control_plane.audit().entries()?;
+            entries.retain(|entry| entry.user == user);
+            let asked = |resource: &str| entries.iter().any(|entry| entry.resource == resource);
+            Ok(asked("secrets") && asked("configmaps") && asked("clusters"))
+        })
+        .await?;
         // Whether the server streams lists is asked of it, not of a namespace.
         let is_elsewhere =
             |entry: &&testbed::audit::Entry| !entry.resource.is_empty() && entry.namespace != self.namespace;

@@ -69,7 +69,9 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
     assert_eq!(dev.status().await?, status, "a second up changed something");
 
     create_namespace(&dev.client().await?, "mine").await?;
-    Zones::of(&dev).await?.scale("dev-1", 1).await?;
+    let zones = Zones::of(&dev).await?;
+    zones.settled([1, 1]).await?;
+    zones.shard(&["scale", "dev-1", "mine", "0", "--template", "web"]).await?.data()?;
     dev.dev(&["down"]).await?;
     assert_eq!(dev.processes()?, Vec::<String>::new());
     let down = run(dev.command(&["status", "-o", "json"])).await?;
@@ -84,11 +86,13 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
     let after = dev.status().await?;
     assert_eq!(after["charts"], status["charts"], "releases would not find their charts any more");
     assert_eq!(after["endpoints"], status["endpoints"], "operators would not find their zones any more");
-    Zones::of(&dev).await?.settled([1, 0]).await?;
+    let zones = Zones::of(&dev).await?;
+    zones.settled([1, 1]).await?;
+    assert!(zones.groups().await?.to_string().contains("\"mine\""), "the storage was lost");
     pull_from_both(&helm, &status["charts"]).await?;
     dev.dev(&["up", "--detach", "--fresh"]).await?;
     assert!(!has_namespace(&dev.client().await?, "mine").await?, "the state was kept");
-    assert_eq!(Zones::of(&dev).await?.groups().await?, json!([[], []]), "the storage was kept");
+    assert!(!Zones::of(&dev).await?.groups().await?.to_string().contains("\"mine\""), "the storage was kept");
     Ok(())
 }
 
@@ -112,8 +116,9 @@ async fn dev_survives_rivals_and_the_sigkill_of_its_supervisor() -> Result<()> {
     eventually("the registry to serve again", can_pull).await?;
 
     let zones = Zones::of(&dev).await?;
+    zones.without_operator().await?;
     zones.scale("dev-2", 2).await?;
-    let instances = zones.settled([0, 2]).await?;
+    let instances = zones.settled([1, 2]).await?;
     let supervisor = dev.supervisors()?[0];
     environment::signal(supervisor, Signal::KILL)?;
     eventually("every process, of instances too, to be gone", async || Ok(dev.processes()?.is_empty())).await?;
@@ -125,7 +130,7 @@ async fn dev_survives_rivals_and_the_sigkill_of_its_supervisor() -> Result<()> {
     dev.dev(&["up", "--detach"]).await?;
     assert_eq!(names(&dev.status().await?), PROGRAMS);
     // Others take their places, and no Node of the killed environment is left.
-    let next = Zones::of(&dev).await?.settled([0, 2]).await?;
+    let next = Zones::of(&dev).await?.settled([1, 2]).await?;
     assert!(next.keys().all(|id| !instances.contains_key(id)), "{next:?}");
     dev.dev(&["down"]).await?;
     assert_eq!(dev.processes()?, Vec::<String>::new());
@@ -180,7 +185,7 @@ async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> 
     let mark = cluster.audit().mark()?;
     let told = dev.told(&up).await?;
     assert!(told.contains("the zones dev-1 and dev-2 are left out"), "{told}");
-    assert!(told.contains("Cluster API is left out"), "{told}");
+    assert!(told.contains("Cluster API and the machines layer are left out"), "{told}");
     let status = dev.status().await?;
     assert_eq!((&status["storage"], &status["ca"], &status["endpoints"]), (&Value::Null, &Value::Null, &json!({})));
     assert_eq!((&status["auditLog"], names(&status)), (&Value::Null, vec!["registry", "strata-operator"]));
