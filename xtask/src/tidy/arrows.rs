@@ -151,6 +151,6 @@ mod tests {
 
     #[test]
     fn a_new_crate_must_be_placed() {
-        check_one("machines", "", &["machines: not in the table of arrows; add it there and to ARCHITECTURE.md"]);
+        check_one("clouds", "", &["clouds: not in the table of arrows; add it there and to ARCHITECTURE.md"]);
     }
 }
