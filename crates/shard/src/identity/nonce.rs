@@ -7,6 +7,7 @@ use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, deco
 use rcgen::KeyPair;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use uuid::Uuid;
 
 /// Clocks of issuer and server differ by less.
 const LEEWAY: i64 = 60;
@@ -43,12 +44,16 @@ pub struct Claims {
     pub group: String,
     #[serde(default)]
     pub on_demand: bool,
+    /// Tells an operator's nonces apart that were issued in the same second: each can be used once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jti: Option<String>,
 }
 
 impl Claims {
     /// An operator's, for one tenant of the cluster.
     pub fn operator(cluster: &str, tenant: &str, now: Timestamp, lifetime: Duration) -> Self {
-        Self::new(Kind::Operator, cluster, cluster, tenant, now, lifetime)
+        let jti = Some(Uuid::new_v4().to_string());
+        Self { jti, ..Self::new(Kind::Operator, cluster, cluster, tenant, now, lifetime) }
     }
 
     /// An agent's, for one instance.
@@ -70,6 +75,7 @@ impl Claims {
             shard: String::new(),
             group: String::new(),
             on_demand: false,
+            jti: None,
         }
     }
 }
@@ -175,6 +181,13 @@ mod tests {
         check(|claims| claims.tenant.clear(), Some(NonceError::Claims("sub and tenant must not be empty")));
         check(|claims| claims.cluster_id = "x".into(), Some(NonceError::Claims("cluster_id is another cluster's")));
         check(|claims| claims.sub = "x".into(), Some(NonceError::Claims("sub must be the cluster's id")));
+    }
+
+    #[test]
+    fn two_nonces_of_one_second_are_two() {
+        let nonces = Nonces::load(&key_pair().serialize_pem()).unwrap();
+        let issue = || nonces.issue(&Claims::operator("dev", "default", now(), HOUR)).unwrap();
+        assert_ne!(issue(), issue());
     }
 
     #[test]
