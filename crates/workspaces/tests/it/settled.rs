@@ -46,12 +46,21 @@ async fn w12_fifty_users_and_twenty_releases_settled_cost_no_request_and_no_helm
     };
     // What was still on its way has been looked at after a few rounds of each.
     periods(3).await?;
-    let (mark, processes) = (space.mark().await?, operator.helm_processes());
+    let processes = operator.helm_processes();
     assert!(processes >= f64::from(SERVICES), "{processes}");
-    periods(10).await?;
-    let mut requests = place.control_plane.audit().entries_after(mark)?;
-    requests.retain(|entry| entry.user == OPERATOR_USER && entry.namespace == space.namespace);
-    assert_eq!(requests, [], "neither writes nor reads");
+    let requests = async || {
+        let mark = space.mark().await?;
+        periods(10).await?;
+        let mut requests = place.control_plane.audit().entries_after(mark)?;
+        requests.retain(|entry| entry.user == OPERATOR_USER && entry.namespace == space.namespace);
+        anyhow::Ok(requests)
+    };
+    let mut found = requests().await?;
+    // Events of what happened before wait until nothing else is to be written, on a loaded machine for longer.
+    if found.iter().all(|entry| entry.verb == "create" && entry.resource == "events") && !found.is_empty() {
+        found = requests().await?;
+    }
+    assert_eq!(found, [], "neither writes nor reads");
     assert_eq!(format!("{}", operator.helm_processes()), format!("{processes}"));
     operator.stop().await
 }
