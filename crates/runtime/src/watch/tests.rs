@@ -268,6 +268,8 @@ impl std::io::Write for Logged {
 async fn an_object_that_never_decodes_is_warned_of_once_a_minute_and_counted_each_time() {
     let logged = Logged::default();
     let writer = logged.clone();
+    // Tests that run beside this one have no subscriber: without one for all, what they meet first may stay switched off.
+    let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
     let _guard = tracing::subscriber::set_default(subscriber);
     let odd = |version| {
