@@ -85,7 +85,7 @@ impl Identity {
         self.store_certificate(answer.client_certificate_pem, &key.private_pem, &ca).await
     }
 
-    /// For the same key: whoever holds it could renew before, too.
+    /// For the same key: a holder of it could renew before, too.
     async fn renew(&self) -> Result<(), Failure> {
         let gone = || Failure::passing("the certificate is gone");
         let ((certificate, key), ca) = self.stored.certificate().zip(self.authority()).ok_or_else(gone)?;

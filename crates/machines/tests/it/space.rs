@@ -200,7 +200,7 @@ impl Space {
         Ok(bytes.map(|bytes| String::from_utf8(bytes.0)).transpose()?)
     }
 
-    /// Any change, so that whoever follows it looks.
+    /// Any change, so that its followers look.
     pub async fn touch(&self, secret: &str) -> Result<()> {
         let at = Clock::default().now().as_nanosecond().to_string();
         let patch = json!({ "metadata": { "annotations": { "strata.dev/touched": at } } });

@@ -149,9 +149,7 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<NstanceClusterStatu
     let make = Conditions::new(&former.conditions, object.metadata.generation, now);
     let mut status = former.clone();
     if observed.is_held() {
-        // Nothing is changed but the word about it.
-        status.conditions.retain(|condition| condition.kind != ConditionType::Paused);
-        status.conditions.push(make.paused(true));
+        status.conditions = make.held();
     } else {
         let is_provisioned = observed.owner.is_some() || is_provisioned(&former);
         if is_provisioned {

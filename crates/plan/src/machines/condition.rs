@@ -53,6 +53,15 @@ impl<'a, R: PartialEq + From<Reason>> Conditions<'a, R> {
         };
         self.make(ConditionType::Paused, status, reason, message)
     }
+
+    /// Those of a paused object: nothing is changed but the word about it.
+    pub(super) fn held(&self) -> Vec<Condition<R>>
+    where
+        R: Clone,
+    {
+        let others = self.former.iter().filter(|condition| condition.kind != ConditionType::Paused);
+        others.cloned().chain([self.paused(true)]).collect()
+    }
 }
 
 /// Kubernetes times have whole seconds; a finer one would differ from itself once read back.

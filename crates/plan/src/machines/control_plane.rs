@@ -87,9 +87,7 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<NstanceControlPlane
     let make = Conditions::new(&former.conditions, object.metadata.generation, now);
     let mut status = former.clone();
     if observed.is_held() {
-        // Nothing is changed but the word about it.
-        status.conditions.retain(|condition| condition.kind != ConditionType::Paused);
-        status.conditions.push(make.paused(true));
+        status.conditions = make.held();
     } else {
         status.external_managed_control_plane = true;
         let initialized = ControlPlaneInitialization { control_plane_initialized: Some(true) };

@@ -66,7 +66,7 @@ pub async fn install_account(control_plane: &ControlPlane) -> Result<()> {
     Ok(control_plane.install(&objects).await?)
 }
 
-/// Removes what an earlier test left for operators to act on: its Performers, and leases that nobody holds any more.
+/// Removes what an earlier test left for operators to act on: its Performers, and leases without a holder.
 pub async fn vacate(control_plane: &ControlPlane) -> Result<()> {
     let client = control_plane.client().await?;
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
