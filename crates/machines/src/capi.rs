@@ -52,7 +52,10 @@ cluster_api_kind!(MachinePoolView, "MachinePool", "machinepools", MachinePoolSpe
 cluster_api_kind!(MachineView, "Machine", "machines", MachineSpec);
 
 #[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct MachinePoolSpec {
+    #[serde(default)]
+    cluster_name: String,
     #[serde(default)]
     replicas: Option<i64>,
     #[serde(default)]
@@ -107,6 +110,8 @@ fn has(metadata: &ObjectMeta, annotation: &str) -> bool {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MachinePool {
+    /// Name of its Cluster.
+    pub cluster: String,
     pub generation: Option<i64>,
     pub replicas: Option<i64>,
     /// The NstanceMachinePool that it names.
@@ -117,6 +122,7 @@ pub(crate) struct MachinePool {
 pub(crate) fn machine_pool(view: MachinePoolView) -> Option<MachinePool> {
     let spec = view.spec.unwrap_or_default();
     Some(MachinePool {
+        cluster: spec.cluster_name,
         generation: view.metadata.generation,
         replicas: spec.replicas,
         pool: spec.template.spec.infrastructure_ref.to(NstanceMachinePool::KIND),

@@ -2,9 +2,11 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use api::machine::{API_VERSION, NstanceMachinePool};
+use k8s_openapi::api::core::v1::ObjectReference;
 use plan::machines::import::{Import, Imports, Observed, import};
 use process::explained;
-use runtime::{Error, Key, Leadership, Operator};
+use runtime::{Error, Key, Leadership, Occurrence, Operator, Recorder};
 use serde_json::Value;
 use tokio::sync::Notify;
 
@@ -26,8 +28,11 @@ struct Importer {
     kinds: Arc<Kinds>,
     shards: Shards,
     news: Arc<Notify>,
+    events: Recorder,
     /// Groups that a complaint was written about.
     complained: BTreeSet<String>,
+    /// Shards that the log says are waited for.
+    silent: Vec<String>,
 }
 
 /// Adds it to an operator.
@@ -42,7 +47,14 @@ pub(crate) fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shar
             of_pools.notify_one();
         }
     });
-    let importer = Importer { kinds: kinds.clone(), shards: shards.clone(), news, complained: BTreeSet::new() };
+    let importer = Importer {
+        kinds: kinds.clone(),
+        shards: shards.clone(),
+        news,
+        events: operator.events.clone(),
+        complained: BTreeSet::new(),
+        silent: Vec::new(),
+    };
     let leadership = operator.leadership();
     operator.part("machines import", STOP_LIMIT, move |stop, pulse| async move {
         stop.run_until_cancelled(pulse.while_waiting(importer.run(leadership))).await;
@@ -75,7 +87,17 @@ impl Importer {
         if !is_full || kinds.is_cluster_paused() {
             return Ok(());
         }
-        let Imports { pools, taken, .. } = import(&self.observe());
+        let Imports { pools, taken, silent } = import(&self.observe());
+        if silent != self.silent {
+            match silent.as_slice() {
+                [] => tracing::info!("every shard has answered; groups without a pool are imported"),
+                names => tracing::warn!(
+                    shards = names.join(","),
+                    "no group is imported as a pool until these shards have answered; check their servers, or remove them from the configuration"
+                ),
+            }
+            self.silent = silent;
+        }
         for group in taken {
             if self.complained.insert(group.clone()) {
                 tracing::warn!(
@@ -117,13 +139,42 @@ impl Importer {
 
     /// The pool first: for one that has no MachinePool its own rounds make one.
     async fn make(&self, pool: Import) -> Result<(), Error> {
-        tracing::info!(group = pool.group, differs = pool.differs, "importing a group of the shards as a pool");
+        tracing::info!(group = pool.group, "importing a group of the shards as a pool");
         let key = |body: &Value| {
             let name = body["metadata"]["name"].as_str().unwrap_or_default();
             Key::new(self.kinds.cluster.namespace.clone(), name)
         };
-        accept(self.kinds.pools.create(&key(&pool.pool), &pool.pool).await)?;
+        let created = key(&pool.pool);
+        accept(self.kinds.pools.create(&created, &pool.pool).await)?;
+        self.report_differences(&created, &pool.differing);
         accept(self.kinds.machine_pools.create(&key(&pool.machine_pool), &pool.machine_pool).await)
+    }
+}
+
+impl Importer {
+    /// The user decides which of the values is right.
+    fn report_differences(&self, key: &Key, fields: &[&str]) {
+        let Some(pool) = self.kinds.pools.get(key).filter(|_| !fields.is_empty()) else { return };
+        let uid = pool.value.metadata.uid.clone();
+        let fields: Vec<_> = fields.iter().map(|field| format!("spec.{field}")).collect();
+        self.events.record(Occurrence {
+            discriminator: uid.clone().unwrap_or_default(),
+            regarding: ObjectReference {
+                api_version: Some(API_VERSION.into()),
+                kind: Some(NstanceMachinePool::KIND.into()),
+                name: Some(key.name.to_string()),
+                namespace: Some(key.namespace.to_string()),
+                uid,
+                ..ObjectReference::default()
+            },
+            is_warning: true,
+            reason: "ShardsDiffer".to_owned(),
+            action: "Import".to_owned(),
+            note: format!(
+                "the shards have different values of {}, which the pool leaves to each of them; set the field to give all shards the same, which replaces instances of those that differ",
+                fields.join(", ")
+            ),
+        });
     }
 }
 

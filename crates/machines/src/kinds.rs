@@ -309,7 +309,8 @@ impl Kinds {
         let (before, after) = (pool(change.before), pool(change.after));
         self.indexes.machine_pools.set(change.key, after.clone());
         if change.before != change.after {
-            before.iter().chain(&after).for_each(|key| queues.pools.changed(key));
+            // The pool of its own name waits for the name.
+            before.iter().chain(&after).chain([change.key]).for_each(|key| queues.pools.changed(key));
         }
     }
 

@@ -109,7 +109,15 @@ pub fn install(operator: &mut Operator, config: &Config) {
         shard_group::ShardGroupController { kinds: kinds.clone(), shards: shards.clone(), desk: desk.clone() };
     operator.control(shard_groups, queues.shard_groups, config.concurrency);
     let server_clock = operator.server_clock.clone();
-    let machines = machine::MachineController { kinds, shards, desk, server_clock, drained: Mutex::default() };
+    let machines = machine::MachineController {
+        kinds,
+        shards,
+        desk,
+        server_clock,
+        drained: Mutex::default(),
+        clock: operator.clock.clone(),
+        failed: Mutex::default(),
+    };
     operator.control(machines, queues.machines, config.concurrency);
 }
 

@@ -19,9 +19,11 @@ use plan::{
     object::digest,
     round::{Peer, Plan, Report},
 };
+use process::Clock;
 use runtime::{Controller, Error, Fence, InputsOf, Key, Kind, Parts, RoundOf, ServerClock, Turn};
 use serde_json::{Value, json};
 use shard::wire;
+use tokio::time::Instant;
 
 use crate::{
     cluster::is_paused,
@@ -46,6 +48,9 @@ pub(crate) struct MachineController {
     pub server_clock: ServerClock,
     /// The drain that each began, to be released with it.
     pub drained: Mutex<HashMap<Key, String>>,
+    pub clock: Clock,
+    /// When the creation failed that each asked for, and in which generation.
+    pub failed: Mutex<HashMap<Key, (Instant, Option<i64>)>>,
 }
 
 impl Controller for MachineController {
@@ -74,7 +79,7 @@ impl Controller for MachineController {
         if let Some(machine) = self.kinds.machine_of(object) {
             self.kinds.machines.settle(&machine).await?;
         }
-        let call = self.call(key);
+        let call = self.call(key, object);
         let id = instance_id(object, &role, &call);
         let ids = ids(object, id.as_deref(), &shards);
         self.kinds.seeks(key, &ids);
@@ -176,13 +181,16 @@ impl Controller for MachineController {
         let metadata = &round.object.metadata;
         let (Some(namespace), Some(name)) = (&metadata.namespace, &metadata.name) else { return };
         let key = job_key(CALLS, &Key::new(namespace.as_str(), name.as_str()));
-        if matches!(round.observed.call, Call::Created { .. } | Call::Ended(_)) {
+        // Why there is no instance holds until it is asked for again.
+        let is_going = metadata.deletion_timestamp.is_some();
+        if matches!(round.observed.call, Call::Created { .. }) || (is_going && round.observed.call != Call::Running) {
             self.shards.forget_call(&key, CREATE);
-            self.shards.forget_call(&key, DELETE);
         }
+        self.shards.forget_call(&key, DELETE);
     }
 
     fn forget(&self, key: &Key) {
+        self.failed().remove(key);
         self.shards.drop_call(&job_key(CALLS, key));
         if let Some(id) = self.drained().remove(key) {
             self.desk.release(Asker::Machine, &id);
@@ -262,15 +270,32 @@ impl MachineController {
         owner
     }
 
-    fn call(&self, key: &Key) -> Call {
-        match self.shards.call(&job_key(CALLS, key)) {
-            CallState::Idle => Call::None,
+    fn call(&self, key: &Key, object: &NstanceMachine) -> Call {
+        let job = job_key(CALLS, key);
+        match self.shards.call(&job) {
             CallState::Running { .. } => Call::Running,
-            CallState::Ended { ended, .. } => match (ended.outcome, ended.instance) {
-                (Outcome::Accepted, Some(id)) => Call::Created { id },
-                (outcome, _) => Call::Ended(outcome),
+            CallState::Ended { ended, .. } if ended.outcome == Outcome::Accepted => match ended.instance {
+                Some(id) => Call::Created { id },
+                None => Call::Ended(Outcome::Accepted),
             },
+            CallState::Ended { ended, .. } if !self.is_past(key, object) => Call::Ended(ended.outcome),
+            CallState::Idle | CallState::Ended { .. } => {
+                self.failed().remove(key);
+                self.shards.forget_call(&job, CREATE);
+                Call::None
+            }
         }
+    }
+
+    fn failed(&self) -> MutexGuard<'_, HashMap<Key, (Instant, Option<i64>)>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether what failed may be tried again: after a while, or because something else is asked for.
+    fn is_past(&self, key: &Key, object: &NstanceMachine) -> bool {
+        let (now, generation) = (self.clock.instant(), object.metadata.generation);
+        let (at, of) = *self.failed().entry(key.clone()).or_insert((now, generation));
+        of != generation || now.saturating_duration_since(at) >= machine::LATER
     }
 
     /// A creation is known by the object's uid: repeated, it makes no second instance. A deletion is asked for once per

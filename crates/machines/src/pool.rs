@@ -1,6 +1,10 @@
 //! Rounds of NstanceMachinePools; every decision is in `plan::machines::pool`.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use api::{
     condition::{ConditionStatus, ConditionType},
@@ -15,13 +19,15 @@ use plan::{
     machines::{
         machine,
         pool::{self, Action, Machine, Member, Observed, Owner, ShardGroup},
+        shard::{Group, Shard},
     },
     round::{Plan, Report},
 };
-use runtime::{Controller, Error, InputsOf, Key, Kind, Parts, RoundOf, ServerClock, Turn};
+use runtime::{Controller, Error, InputsOf, Key, Kind, Parts, RoundOf, ServerClock, Turn, Versioned};
 use serde_json::{Value, json};
 
 use crate::{
+    capi::MachinePool,
     cluster::is_paused,
     kinds::{Kinds, owner},
     nodes::shard_of,
@@ -56,11 +62,13 @@ impl Controller for PoolController {
 
     async fn gather(&self, key: &Key, pool: &NstanceMachinePool, (): &()) -> Result<Observed, Error> {
         let group = pool.spec.as_ref().map_or("", |spec| spec.group.as_str());
+        let shards = self.shards.of_group(group);
         Ok(Observed {
             owner: self.owner(key, pool).await?,
             cluster: self.kinds.cluster.name.to_string(),
             elder: self.elder(key, pool, group),
-            shards: self.shards.of_group(group),
+            taken: self.taken(key, pool, &shards),
+            shards,
             shard_groups: self.shard_groups(key, pool, group).await?,
             members: self.members(key, pool).await?,
             is_paused: is_paused(&pool.metadata) || self.kinds.is_cluster_paused(),
@@ -133,13 +141,18 @@ impl PoolController {
         machine_pools.settle(key).await?;
         let mut found = self.kinds.indexes.machine_pools.keys(key);
         found.sort_by_key(|name| name != key);
-        let found = found.iter().find_map(|name| Some((name, machine_pools.get(name)?)));
+        let cluster = &*self.kinds.cluster.name;
+        let is_its = |found: &Arc<Versioned<MachinePool>>| found.value.cluster == cluster;
+        let found = found.iter().find_map(|name| Some((name, machine_pools.get(name).filter(is_its)?)));
         if let Some((name, found)) = found {
             return Ok(Owner::MachinePool {
                 name: name.name.to_string(),
                 generation: found.value.generation,
                 replicas: found.value.replicas,
             });
+        }
+        if machine_pools.get(key).is_some() {
+            return Ok(Owner::Taken);
         }
         let (now, created) = (self.server_clock.now(), pool.metadata().creation_timestamp.as_ref());
         let age = now.zip(created).and_then(|(now, created)| Duration::try_from(now.duration_since(created.0)).ok());
@@ -191,6 +204,19 @@ impl PoolController {
             members.extend(self.kinds.members.get(&found).map(|found| self.member(&found.value)));
         }
         Ok(members)
+    }
+
+    /// Instances whose name an NstanceMachine has that is not this pool's.
+    fn taken(&self, key: &Key, pool: &NstanceMachinePool, shards: &BTreeMap<String, Shard>) -> BTreeSet<String> {
+        let groups = shards.values().filter_map(|shard| shard.answer()?.group.as_ref());
+        let is_foreign = |id: &&String| {
+            let found = self.kinds.members.get(&Key::new(key.namespace.clone(), id.as_str()));
+            found.is_some_and(|found| {
+                let owner = owner(&found.value.metadata, NstanceMachinePool::KIND);
+                owner.map(|owner| &owner.uid) != pool.metadata.uid.as_ref()
+            })
+        };
+        groups.flat_map(Group::instances).map(|instance| &instance.id).filter(is_foreign).cloned().collect()
     }
 
     fn member(&self, member: &NstanceMachine) -> Member {

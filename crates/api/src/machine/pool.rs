@@ -22,7 +22,7 @@ kind!(NstanceMachinePool, "nstancemachinepools", NstanceMachinePoolSpec, Nstance
 pub struct NstanceMachinePoolSpec {
     /// Key of the group on its shards: one of their configuration, which is static, or a new one, which is dynamic. No
     /// two pools of a namespace may have the same.
-    #[schemars(extend("minLength" = 1))]
+    #[schemars(extend("minLength" = 1, "x-kubernetes-validations" = rules::pool_group()))]
     pub group: String,
     /// The shards that the replicas are distributed over.
     #[schemars(extend("minItems" = 1, "maxItems" = MOST_SHARDS, "x-kubernetes-validations" = rules::shards()))]

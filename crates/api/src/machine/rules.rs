@@ -31,6 +31,14 @@ pub(super) fn shards() -> [Value; 1] {
     )]
 }
 
+/// Of the group of a pool: what it has under the old key would stay behind.
+pub(super) fn pool_group() -> [Value; 1] {
+    [rule(
+        "self in [oldSelf]",
+        "spec.group cannot change; create another pool with the other group, and delete this one",
+    )]
+}
+
 /// Of the spec of a machine.
 pub(super) fn group() -> [Value; 1] {
     [rule(

@@ -40,8 +40,9 @@ pub struct Import {
     pub group: String,
     pub pool: Value,
     pub machine_pool: Value,
-    /// Shards have the group with other settings than the first of them, whose are taken.
-    pub differs: bool,
+    /// Fields in which the shards differ. The pool leaves them to each shard: to set them would replace the instances of
+    /// the others.
+    pub differing: Vec<&'static str>,
 }
 
 /// The pools that are missing. What exists is never changed from a shard's words.
@@ -73,15 +74,19 @@ pub fn import(observed: &Observed) -> Imports {
 
 fn one(observed: &Observed, key: &str, shards: &BTreeMap<&str, &Group>) -> Option<Import> {
     let first = shards.values().next()?;
-    let settings = |group: &Group| (group.template.clone(), group.instance_type.clone(), group.vars.clone());
+    let differs = |field: fn(&Group, &Group) -> bool| shards.values().any(|group| field(group, first));
+    let has_types = differs(|one, other| one.instance_type != other.instance_type);
+    let has_vars = differs(|one, other| one.vars != other.vars);
+    let has_templates = differs(|one, other| one.template != other.template);
+    let differing = [("template", has_templates), ("instanceType", has_types), ("vars", has_vars)];
     let mut ids: Vec<String> = shards.values().flat_map(|group| group.provider_ids(&[], &[])).collect();
     ids.sort_unstable();
     // Template and subnet pool stay the shards': a static group refuses them.
     let mut spec = json!({ "group": key, "shards": shards.keys().collect::<Vec<_>>() });
-    if !first.instance_type.is_empty() {
+    if !first.instance_type.is_empty() && !has_types {
         spec["instanceType"] = json!(first.instance_type);
     }
-    if !first.vars.is_empty() {
+    if !first.vars.is_empty() && !has_vars {
         spec["vars"] = json!(first.vars);
     }
     if !ids.is_empty() {
@@ -102,7 +107,7 @@ fn one(observed: &Observed, key: &str, shards: &BTreeMap<&str, &Group>) -> Optio
         group: key.to_owned(),
         pool,
         machine_pool: machine_pool(key, &observed.namespace, &observed.cluster, replicas),
-        differs: shards.values().any(|group| settings(group) != settings(first)),
+        differing: differing.into_iter().filter_map(|(field, differs)| differs.then_some(field)).collect(),
     })
 }
 
@@ -125,7 +130,15 @@ mod tests {
             is_leaving: false,
         };
         let members = Members::Listed(ids.iter().map(instance).collect());
-        Group { template: "small".to_owned(), subnet_pool: "private".to_owned(), size, members, ..Group::default() }
+        let vars = [("team".to_owned(), "a".to_owned())].into();
+        Group {
+            template: "small".to_owned(),
+            subnet_pool: "private".to_owned(),
+            size,
+            vars,
+            members,
+            ..Group::default()
+        }
     }
 
     fn says<const N: usize>(groups: [(&str, Group); N]) -> Fact<BTreeMap<String, Group>> {
@@ -153,14 +166,14 @@ mod tests {
         let imports = import(&observed());
         let [web] = imports.pools.as_slice() else { panic!("{imports:?}") };
         let spec = json!({
-            "group": "web", "shards": ["dev-1", "dev-2"], "instanceType": "large",
+            "group": "web", "shards": ["dev-1", "dev-2"], "vars": { "team": "a" },
             "providerIDList": ["i-1", "i-2", "i-3"],
         });
         assert_eq!(web.pool["spec"], spec);
         assert_eq!(web.pool["metadata"]["annotations"], json!({ "nstance.dev/managed-by": "nstance-operator" }));
         assert_eq!(web.machine_pool["metadata"]["annotations"], web.pool["metadata"]["annotations"]);
         assert_eq!(web.machine_pool["spec"]["replicas"], 5);
-        assert!(web.differs, "the shards have different types");
+        assert_eq!(web.differing, ["instanceType"], "either would replace the instances of the other shard");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use api::machine::{MachineReason, NstanceMachine};
 use serde::{Deserialize, Serialize};
 
 pub use decide::plan;
+pub use known::LATER;
 pub use report::report;
 
 use super::node::NodeRef;

@@ -5,7 +5,7 @@ mod decide;
 mod member;
 mod report;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use api::machine::{GroupConfig, NstanceMachinePool, NstanceShardGroupSpec};
@@ -36,6 +36,8 @@ pub struct Observed {
     pub shard_groups: Vec<ShardGroup>,
     /// The NstanceMachines of the pool.
     pub members: Vec<Member>,
+    /// Names of instances of the group that an NstanceMachine has which is not the pool's.
+    pub taken: BTreeSet<String>,
     pub is_paused: bool,
 }
 
@@ -46,6 +48,8 @@ pub enum Owner {
     Unknown,
     /// None for so long.
     Absent { age: Duration },
+    /// None, and the MachinePool of the pool's name is for something else, or of another Cluster.
+    Taken,
     MachinePool {
         name: String,
         generation: Option<i64>,

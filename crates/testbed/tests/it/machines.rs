@@ -145,6 +145,7 @@ async fn a30_a_static_pool_keeps_what_its_shards_decide() -> Result<()> {
     // A dynamic group is its user's.
     edit(json!({ "template": "new", "shards": ["dev-1"] })).await?;
     edit(json!({ "template": "old", "shards": ["dev-1", "dev-2"] })).await?;
+    check_refused("group", edit(json!({ "group": "other" })).await, &["spec.group", "create another pool"]);
     let status = json!({ "isStatic": true, "replicas": 0, "reportedShards": ["dev-1", "dev-2", "dev-3"] });
     space.patch_status(KIND, "web", status.clone()).await?;
 

@@ -15,7 +15,7 @@ use crate::round::Plan;
 /// it: the shard's next list comes within 30 s.
 pub(super) const SOON: Duration = Duration::from_secs(10);
 /// How often one that runs is: its end is usually an event.
-pub(super) const LATER: Duration = Duration::from_mins(1);
+pub const LATER: Duration = Duration::from_mins(1);
 
 /// Of a server of the original: a member is never found by its name there.
 pub(super) const UNNAMED: &str = "the server of its shard does not name its instances";

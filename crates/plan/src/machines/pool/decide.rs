@@ -45,23 +45,36 @@ pub fn plan(pool: &NstanceMachinePool, observed: &Observed) -> Plan<Action> {
     }
     if let Some(message) = unknown_shards(spec, observed) {
         plan.block(Reason::Invalid, message);
-        return plan;
     }
+    for name in foreign_groups(pool, spec, observed) {
+        let message = format!("an NstanceShardGroup named {name} exists and does not belong to this pool; remove it");
+        plan.block(Reason::ObjectTaken, message);
+    }
+    let is_held = !plan.blocked.is_empty();
     let mut finalizers = pool.metadata.finalizers.clone().unwrap_or_default();
-    let is_held = finalizers.iter().any(|finalizer| finalizer == POOL_FINALIZER);
+    let has_finalizer = finalizers.iter().any(|finalizer| finalizer == POOL_FINALIZER);
     finalizers.push(POOL_FINALIZER.to_owned());
-    let finalizer = (!is_held).then(|| plan.push(Action::AddFinalizer { finalizers }));
+    let finalizer = (!has_finalizer && !is_held).then(|| plan.push(Action::AddFinalizer { finalizers }));
     let total = match &observed.owner {
         Owner::MachinePool { replicas, .. } => total(*replicas),
         Owner::Absent { age } => {
-            create_owner(&mut plan, pool, spec, observed, *age, finalizer);
+            if !is_held {
+                create_owner(&mut plan, pool, spec, observed, *age, finalizer);
+            }
+            return plan;
+        }
+        Owner::Taken => {
+            plan.block(Reason::ObjectTaken, taken_owner(pool, observed));
             return plan;
         }
         Owner::Unknown => return plan,
     };
-    let distribution = distribution(spec, observed, total);
-    shard_groups(&mut plan, pool, spec, observed, &distribution, finalizer);
-    members(&mut plan, pool, observed, &distribution);
+    // What cannot be distributed stays as it is; who is there is still looked after.
+    let sizes = if is_held { held(pool, observed) } else { distribution(pool, spec, observed, total).sizes };
+    if !is_held {
+        shard_groups(&mut plan, pool, spec, observed, &sizes, finalizer);
+    }
+    members(&mut plan, pool, spec, observed, &sizes);
     publish(&mut plan, pool, spec, observed);
     plan
 }
@@ -80,6 +93,28 @@ fn unknown_shards(spec: &NstanceMachinePoolSpec, observed: &Observed) -> Option<
             known.join(", ")
         )
     })
+}
+
+fn taken_owner(pool: &NstanceMachinePool, observed: &Observed) -> String {
+    let name = pool.metadata.name.as_deref().unwrap_or_default();
+    format!(
+        "no MachinePool names this pool, and the one named {name} is for something else; set its infrastructureRef to this pool and its clusterName to {}, or create another MachinePool that does",
+        observed.cluster
+    )
+}
+
+/// Shard groups of the names that this pool needs and does not have.
+fn foreign_groups(pool: &NstanceMachinePool, spec: &NstanceMachinePoolSpec, observed: &Observed) -> Vec<String> {
+    let names = spec.shards.iter().map(|shard| shard_group_name(&spec.group, shard));
+    let is_foreign =
+        |name: &String| observed.shard_groups.iter().any(|group| group.name == *name && !is_ours(pool, group));
+    names.filter(is_foreign).collect()
+}
+
+/// The sizes that the pool's shard groups have.
+fn held(pool: &NstanceMachinePool, observed: &Observed) -> BTreeMap<String, i32> {
+    let ours = observed.shard_groups.iter().filter(|group| is_ours(pool, group) && !group.is_deleting);
+    ours.map(|group| (group.spec.shard.clone(), group.spec.size())).collect()
 }
 
 /// Unset counts as none; what no shard can have is left to the shards to refuse.
@@ -104,11 +139,17 @@ pub(super) fn is_ours(pool: &NstanceMachinePool, group: &ShardGroup) -> bool {
     group.owner_uid.is_some() && group.owner_uid == pool.metadata.uid
 }
 
-pub(super) fn distribution(spec: &NstanceMachinePoolSpec, observed: &Observed, total: i32) -> Distribution {
+pub(super) fn distribution(
+    pool: &NstanceMachinePool,
+    spec: &NstanceMachinePoolSpec,
+    observed: &Observed,
+    total: i32,
+) -> Distribution {
     let members = by_id(observed);
     let share = |shard: &String| {
         let name = shard_group_name(&spec.group, shard);
-        let asked = observed.shard_groups.iter().find(|group| group.name == name && !group.is_deleting);
+        let is_its = |group: &&ShardGroup| group.name == name && is_ours(pool, group) && !group.is_deleting;
+        let asked = observed.shard_groups.iter().find(is_its);
         let asked = asked.map(|group| group.spec.size());
         let found = known_group(observed, shard);
         Share {
@@ -159,11 +200,11 @@ fn shard_groups(
     pool: &NstanceMachinePool,
     spec: &NstanceMachinePoolSpec,
     observed: &Observed,
-    distribution: &Distribution,
+    sizes: &BTreeMap<String, i32>,
     finalizer: Option<StepId>,
 ) {
     let mut wanted = BTreeSet::new();
-    for (shard, size) in &distribution.sizes {
+    for (shard, size) in sizes {
         let name = shard_group_name(&spec.group, shard);
         let body = build::shard_group_spec(spec, shard, *size);
         match observed.shard_groups.iter().find(|group| group.name == name) {
@@ -171,10 +212,6 @@ fn shard_groups(
                 let create = Action::CreateShardGroup(build::shard_group(pool, &body));
                 plan.push_step(Step::new(create).needs(finalizer));
             }
-            Some(group) if !is_ours(pool, group) => plan.block(
-                Reason::ObjectTaken,
-                format!("an NstanceShardGroup named {name} exists and does not belong to this pool; remove it"),
-            ),
             // It goes first, and comes back then.
             Some(group) if group.is_deleting => {}
             Some(group) => {
@@ -206,16 +243,31 @@ fn delete_shard_group(group: &ShardGroup) -> Action {
 
 /// An NstanceMachine for every living instance, a hook on every Machine whose Node is drained, and the deletion of those
 /// that are to go.
-fn members(plan: &mut Plan<Action>, pool: &NstanceMachinePool, observed: &Observed, distribution: &Distribution) {
+fn members(
+    plan: &mut Plan<Action>,
+    pool: &NstanceMachinePool,
+    spec: &NstanceMachinePoolSpec,
+    observed: &Observed,
+    sizes: &BTreeMap<String, i32>,
+) {
     let Owner::MachinePool { name: owner, .. } = &observed.owner else { return };
     let members = by_id(observed);
     for shard in observed.shards.keys() {
-        let is_left = observed.shard_groups.iter().any(|group| group.spec.shard == *shard && is_ours(pool, group));
+        let name = shard_group_name(&spec.group, shard);
+        let is_left = observed.shard_groups.iter().any(|group| group.name == name && is_ours(pool, group));
         // What another shard has under this key is not the pool's.
-        let Some(size) = distribution.sizes.get(shard).copied().or(is_left.then_some(0)) else { continue };
+        let Some(size) = sizes.get(shard).copied().or(is_left.then_some(0)) else { continue };
         // A silent shard says nothing of what is there.
         let Some(group) = answered(observed, shard) else { continue };
         for instance in missing(group, &members) {
+            if observed.taken.contains(&instance.id) {
+                let message = format!(
+                    "an NstanceMachine named {} exists and does not belong to this pool, which has the instance of that name; remove it",
+                    instance.id
+                );
+                plan.block(Reason::ObjectTaken, message);
+                continue;
+            }
             plan.push(Action::CreateMachine(build::machine(pool, &observed.cluster, owner, shard, &instance.id)));
         }
         for member in victims(group, size, &members) {
@@ -292,15 +344,17 @@ fn clean_up(plan: &mut Plan<Action>, pool: &NstanceMachinePool, observed: &Obser
     let members = by_id(observed);
     let owner = match &observed.owner {
         Owner::MachinePool { name, .. } => name.as_str(),
-        Owner::Unknown | Owner::Absent { .. } => pool.metadata.name.as_deref().unwrap_or_default(),
+        Owner::Unknown | Owner::Absent { .. } | Owner::Taken => pool.metadata.name.as_deref().unwrap_or_default(),
     };
     // The group of a pool that was a duplicate belongs to another.
     let spec = pool.spec.as_ref().filter(|_| observed.elder.is_none());
     for shard in spec.map(|spec| spec.shards.as_slice()).unwrap_or_default() {
-        let is_ours = observed.shard_groups.iter().any(|group| group.spec.shard == *shard && is_ours(pool, group));
+        let name = spec.map(|spec| shard_group_name(&spec.group, shard)).unwrap_or_default();
+        let is_ours = observed.shard_groups.iter().any(|group| group.name == name && is_ours(pool, group));
         let group = answered(observed, shard).filter(|group| is_ours && !group.is_static);
         // Also what Cluster API never knew is drained before it goes.
-        for instance in group.map(|group| missing(group, &members)).unwrap_or_default() {
+        let missing = group.map(|group| missing(group, &members)).unwrap_or_default();
+        for instance in missing.into_iter().filter(|instance| !observed.taken.contains(&instance.id)) {
             plan.push(Action::CreateMachine(build::machine(pool, &observed.cluster, owner, shard, &instance.id)));
         }
     }

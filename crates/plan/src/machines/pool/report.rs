@@ -58,7 +58,7 @@ fn status(
     let subnet_pool = config.and_then(|config| config.subnet_pool.clone());
     let observed_owner_generation = match &observed.owner {
         Owner::MachinePool { generation, .. } => *generation,
-        Owner::Unknown | Owner::Absent { .. } => former.observed_owner_generation,
+        Owner::Unknown | Owner::Absent { .. } | Owner::Taken => former.observed_owner_generation,
     };
     NstanceMachinePoolStatus {
         ready: is_ready,
@@ -134,7 +134,7 @@ fn why_not(round: &RoundOf<'_>, spec: Option<&NstanceMachinePoolSpec>, ours: &[&
     };
     let spec = spec?;
     let total = i32::try_from(replicas.unwrap_or_default().max(0)).unwrap_or(i32::MAX);
-    let waits = distribution(spec, round.observed, total).waits;
+    let waits = distribution(pool, spec, round.observed, total).waits;
     if !waits.is_empty() {
         let waits: Vec<_> =
             waits.iter().map(|wait| format!("{} ({} to {} replicas)", wait.shard, wait.from, wait.to)).collect();

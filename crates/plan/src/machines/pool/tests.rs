@@ -83,6 +83,7 @@ fn member(id: &str) -> Member {
 /// Two instances on each of two shards, all settled.
 fn settled(replicas: i64) -> (NstanceMachinePool, Observed) {
     let observed = Observed {
+        taken: BTreeSet::new(),
         owner: Owner::MachinePool { name: "web".to_owned(), generation: Some(5), replicas: Some(replicas) },
         cluster: "c--t".to_owned(),
         elder: None,
@@ -237,7 +238,7 @@ fn a95_a_marked_member_is_paid_for_once() {
         observed.members[marked].machine.as_mut().unwrap().is_marked = true;
     }
     let sizes = |observed: &Observed| {
-        let found = decide::distribution(pool.spec.as_ref().unwrap(), observed, 4);
+        let found = decide::distribution(&pool, pool.spec.as_ref().unwrap(), observed, 4);
         found.sizes.into_values().collect::<Vec<_>>()
     };
     assert_eq!(sizes(&observed), [2, 3], "one of each shard, and one of the two is silent");
@@ -366,6 +367,37 @@ fn a_foreign_shard_group_is_left_alone_and_named() {
     let plan = planned(&pool, &observed);
     assert!(actions(&plan).iter().all(|action| !action.contains("web--dev-2")), "{:?}", actions(&plan));
     assert_eq!(plan.blocked[0].reason, Reason::ObjectTaken);
+    // However large it is: the pool's own members are not taken for it.
+    observed.shard_groups[1].spec.size = Some(40);
+    assert_eq!(actions(&planned(&pool, &observed)), Vec::<String>::new());
+}
+
+#[test]
+fn a_shard_that_left_the_configuration_does_not_stop_what_is_done_for_members_of_others() {
+    let (pool, mut observed) = settled(4);
+    observed.shards.remove("dev-2");
+    let machine = observed.members[0].machine.as_mut().unwrap();
+    machine.has_hook = false;
+    let name = machine.name.clone();
+    let plan = planned(&pool, &observed);
+    assert_eq!(plan.blocked[0].reason, Reason::Invalid);
+    let steps: Vec<_> = plan.steps.iter().map(|step| &step.action).collect();
+    assert!(matches!(steps.as_slice(), [Action::HookMachine { name: hooked, .. }] if *hooked == name), "{steps:?}");
+}
+
+#[test]
+fn foreign_objects_under_the_pools_names_are_named_and_not_asked_for_again() {
+    let (pool, mut observed) = settled(4);
+    observed.taken = [observed.members.remove(0).instance_id].into();
+    let plan = planned(&pool, &observed);
+    assert_eq!(actions(&plan), Vec::<String>::new());
+    assert_eq!(plan.blocked[0].reason, Reason::ObjectTaken);
+    let report = reported(&pool, &observed);
+    assert_eq!(ready(&report.status).1, Reason::ObjectTaken);
+    let (pool, observed) = settled(4);
+    let plan = planned(&pool, &Observed { owner: Owner::Taken, ..observed });
+    assert_eq!((plan.steps.len(), plan.blocked[0].reason), (0, Reason::ObjectTaken));
+    assert!(plan.blocked[0].message.contains("infrastructureRef"), "{:?}", plan.blocked);
 }
 
 #[test]
