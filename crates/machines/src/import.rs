@@ -8,7 +8,10 @@ use runtime::{Error, Key, Leadership, Operator};
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use crate::{kinds::Kinds, shards::Shards};
+use crate::{
+    kinds::{Kinds, accept},
+    shards::Shards,
+};
 
 /// Two writes have ten seconds each.
 const STOP_LIMIT: Duration = Duration::from_secs(25);
@@ -44,7 +47,7 @@ pub(crate) fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shar
     });
     let importer = Importer { kinds: kinds.clone(), shards: shards.clone(), news, complained: BTreeSet::new() };
     let leadership = operator.leadership();
-    operator.part("machines import", STOP_LIMIT, move |stop, pulse| async move {
+    operator.filled_part("machines import", STOP_LIMIT, move |stop, pulse| async move {
         stop.run_until_cancelled(pulse.while_waiting(importer.run(leadership))).await;
     });
 }
@@ -124,13 +127,5 @@ impl Importer {
         };
         accept(self.kinds.pools.create(&key(&pool.pool), &pool.pool).await)?;
         accept(self.kinds.machine_pools.create(&key(&pool.machine_pool), &pool.machine_pool).await)
-    }
-}
-
-/// One that exists by now is left as it is.
-fn accept(created: Result<u64, Error>) -> Result<(), Error> {
-    match created {
-        Err(error) if error.is_already_exists() => Ok(()),
-        result => result.map(drop),
     }
 }
