@@ -9,11 +9,11 @@ use std::{
 };
 
 use plan::{
-    drain::{Order, Plan},
+    drain::{FIELD_MANAGER, Order, Plan},
     fact::Failure,
 };
 use process::Clock;
-use runtime::{Cluster, Recorder, Selection};
+use runtime::{Cluster, Error, Key, Kind, Recorder, Selection};
 use tokio::{
     sync::{Semaphore, watch as signal},
     time::Instant,
@@ -21,10 +21,11 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
+    execute,
     follow::{Budgets, Followed, Scene},
     ledger::Ledger,
     run::{Run, changed},
-    view::BudgetView,
+    view::{BudgetView, NodeView},
 };
 
 /// Evictions of one cluster at once. Each is three writes for the server, which does a little over a thousand writes a
@@ -151,6 +152,16 @@ impl Drains {
     /// Ends the drain of a node. The node stays cordoned.
     pub fn release(&self, node: &str) {
         lock(&self.0.running).remove(node);
+    }
+
+    /// Ends the drain of a node that stays after all, and takes back its cordon. A node that another drain cordoned since
+    /// is left alone.
+    pub async fn undo(&self, node: &str, id: &str) -> Result<(), Error> {
+        self.release(node);
+        let (key, writer) = (Key::new("", node), self.0.cluster.writer(FIELD_MANAGER));
+        let found = writer.read::<NodeView>("nodes", &key).await?.and_then(NodeView::project);
+        let Some(found) = found.filter(|found| found.drain.as_deref() == Some(id)) else { return Ok(()) };
+        execute::uncordon(&Kind::new("nodes", writer, NodeView::project), &key, &found).await
     }
 
     /// What a drain of the node would do. Nothing is changed.

@@ -1,4 +1,4 @@
-//! The two writes of a drain.
+//! The writes of a drain.
 
 use plan::drain::{Cordon, DRAIN_ANNOTATION, Eviction, Outcome};
 use runtime::{Class, Error, Key, Kind};
@@ -18,6 +18,23 @@ pub async fn cordon(
         },
         "spec": { "unschedulable": true },
     });
+    nodes.patch(key, None, &patch).await.map(|_| ())
+}
+
+/// Takes back what a drain wrote to exactly the node that was looked at.
+pub async fn uncordon(
+    nodes: &Kind<NodeView, plan::drain::Node>,
+    key: &Key,
+    node: &plan::drain::Node,
+) -> Result<(), Error> {
+    let mut patch = json!({
+        "metadata": {
+            "uid": node.uid, "resourceVersion": node.version.to_string(), "annotations": { DRAIN_ANNOTATION: null },
+        },
+    });
+    if node.is_cordoned_by_drain {
+        patch["spec"] = json!({ "unschedulable": null });
+    }
     nodes.patch(key, None, &patch).await.map(|_| ())
 }
 

@@ -67,6 +67,7 @@ impl NodeView {
             uid: uid?,
             version: resource_version?.parse().ok()?,
             is_cordoned: self.spec.unschedulable == Some(true),
+            is_cordoned_by_drain: managed_fields.iter().flatten().any(is_cordon),
             drain: annotations.and_then(|mut annotations| annotations.remove(DRAIN_ANNOTATION)),
             drained_since: managed_fields.iter().flatten().filter_map(cordoned_at).max(),
             is_unreachable: condition(self.status.conditions.as_ref(), "Ready")
@@ -74,6 +75,12 @@ impl NodeView {
             volumes_attached: volumes.map(|volume| volume.name).collect(),
         })
     }
+}
+
+/// Whether a drain made the node unschedulable: the server counts a field to the one who changed it.
+fn is_cordon(entry: &ManagedFieldsEntry) -> bool {
+    let fields = entry.fields_v1.as_ref().map(|fields| &fields.0["f:spec"]["f:unschedulable"]);
+    entry.manager.as_deref() == Some(FIELD_MANAGER) && fields.is_some_and(|field| !field.is_null())
 }
 
 /// When a drain last changed what it writes to a node.

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, time::Duration};
 use api::machine::{
     DELETE_MACHINE_ANNOTATION, EXCLUDE_DRAINING_ANNOTATION, GROUP, NstanceMachine, NstanceMachinePool, PRE_DRAIN_HOOK,
 };
-use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use runtime::{lean_metadata, readable};
 use serde::Deserialize;
@@ -136,7 +135,6 @@ pub(crate) struct Machine {
     /// Rules for drains select by them.
     pub labels: BTreeMap<String, String>,
     pub is_deleting: bool,
-    pub deleted_at: Option<Timestamp>,
     /// To go before others.
     pub is_marked: bool,
     /// Cluster API waits for our drain.
@@ -154,7 +152,6 @@ pub(crate) fn machine(view: MachineView) -> Option<Machine> {
     let (metadata, spec) = (view.metadata, view.spec.unwrap_or_default());
     Some(Machine {
         is_deleting: metadata.deletion_timestamp.is_some(),
-        deleted_at: metadata.deletion_timestamp.as_ref().map(|time| time.0),
         is_marked: has(&metadata, DELETE_MACHINE_ANNOTATION),
         has_hook: has(&metadata, PRE_DRAIN_HOOK),
         is_excluded: has(&metadata, EXCLUDE_DRAINING_ANNOTATION),

@@ -1,7 +1,7 @@
 //! Drains of the Nodes of instances that go: one for each instance, however many ask for it.
 //!
 //! A Machine that is deleted and a shard that announces a deletion may both want the same Node emptied. The drain has
-//! the instance's ID, and the earliest of their deadlines.
+//! the instance's ID, and the earliest of their deadlines. What is wanted of it may change while it runs.
 
 mod notice;
 mod rule;
@@ -15,10 +15,14 @@ use std::{
 use drain::{Drains, Progress, Request};
 use plan::{
     drain::{End, Order, Rule},
-    machines::{machine::Drain, node::last_segment},
+    fact::{Fact, latest},
+    machines::{
+        machine::{Asked, Drain},
+        node::last_segment,
+    },
 };
 use process::Clock;
-use runtime::{Key, Operator};
+use runtime::{Error, Key, Operator};
 use tokio::time::Instant;
 
 use crate::{
@@ -31,7 +35,7 @@ use rule::Rules;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Asker {
     Machine,
-    /// Its group shrinks, on a server that names no instances. The Node's name stands for the instance.
+    /// Its group shrinks, on a server that names no instances. The Node's uid stands for the instance.
     Group,
     Shard,
 }
@@ -46,8 +50,10 @@ pub(crate) struct Wanted {
     pub time: Option<Duration>,
 }
 
-/// Called with the ID of an instance whose drain came forward; must be quick.
-type Listener = Box<dyn Fn(&str) + Send + Sync>;
+/// Called with the ID of an instance whose drain came forward, and its Node; must be quick.
+type Listener = Box<dyn Fn(&str, &str) + Send + Sync>;
+type Listeners = Arc<RwLock<Vec<Listener>>>;
+type All = Arc<Mutex<BTreeMap<String, Entry>>>;
 
 /// The drains of the workload cluster. Clones are the same.
 #[derive(Clone)]
@@ -58,11 +64,12 @@ struct Inner {
     rules: Rules,
     kinds: Arc<Kinds>,
     clock: Clock,
-    asked: Mutex<BTreeMap<String, Asked>>,
-    listeners: Arc<RwLock<Vec<Listener>>>,
+    all: All,
+    listeners: Listeners,
 }
 
-struct Asked {
+/// What is asked for of one drain.
+struct Entry {
     node: String,
     rules: Vec<Rule>,
     deadlines: BTreeMap<Asker, Option<Instant>>,
@@ -71,18 +78,25 @@ struct Asked {
 impl Desk {
     /// Adds the drains to an operator, and those that shards ask for.
     pub fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shards, queues: &Queues) -> Self {
+        let (all, listeners) = (All::default(), Listeners::default());
+        let (concerned, notified) = (all.clone(), listeners.clone());
+        // A drain that is under way goes on by the rules that hold now.
+        let on_rules = move || {
+            let asked = lock(&concerned).iter().map(|(id, entry)| (id.clone(), entry.node.clone())).collect::<Vec<_>>();
+            asked.iter().for_each(|(id, node)| notify(&notified, id, node));
+        };
         let desk = Self(Arc::new(Inner {
             drains: Drains::new(operator.cluster(), operator.events.clone(), operator.clock.clone()),
-            rules: Rules::watch(operator, &kinds.cluster),
+            rules: Rules::watch(operator, &kinds.cluster, on_rules),
             kinds: kinds.clone(),
             clock: operator.clock.clone(),
-            asked: Mutex::default(),
-            listeners: Arc::default(),
+            all,
+            listeners,
         }));
         let (concerned, queues) = (kinds.clone(), queues.clone());
-        desk.listen(move |id| {
+        desk.listen(move |id, node| {
             concerned.machine_of_instance(id).iter().for_each(|key| queues.machines.changed(key));
-            let node = concerned.nodes.get(&Key::new("", id));
+            let node = concerned.nodes.get(&Key::new("", node));
             let groups =
                 node.map(|node| concerned.indexes.published.keys(&last_segment(&node.value.provider_id).into()));
             groups.iter().flatten().for_each(|key| queues.shard_groups.changed(key));
@@ -91,24 +105,30 @@ impl Desk {
         desk
     }
 
-    fn listen(&self, listener: impl Fn(&str) + Send + Sync + 'static) {
+    fn listen(&self, listener: impl Fn(&str, &str) + Send + Sync + 'static) {
         self.0.listeners.write().unwrap_or_else(PoisonError::into_inner).push(Box::new(listener));
     }
 
-    /// From now on the Node is drained.
-    pub fn drain(&self, asker: Asker, wanted: Wanted) {
+    /// From now on the Node is drained, as it is asked for now. A drain that has ended begins anew: it is asked for again
+    /// only where its Node is in use again.
+    pub fn drain(&self, asker: Asker, wanted: Wanted) -> Result<(), Error> {
         let Wanted { id, node, time } = wanted;
-        let machine = self.0.kinds.machine_of_instance(&id);
-        let rules = self.0.rules.of(&self.0.kinds.machine_labels(machine.as_ref()));
+        let rules = match self.rules(&id) {
+            Fact::Known { value, .. } | Fact::Unknown { last: Some((value, _)), .. } => value,
+            Fact::Unknown { why, last: None } => {
+                return Err(Error::Peer { peer: "MachineDrainRules".to_owned(), failure: why, retry_after: None });
+            }
+        };
         let deadline = time.and_then(|time| self.0.clock.instant().checked_add(time));
-        let mut asked = self.asked();
-        let entry = asked.entry(id.clone()).or_insert_with(|| Asked {
+        let has_ended = matches!(self.state(&id), Drain::Done | Drain::Expired { .. });
+        let mut all = lock(&self.0.all);
+        let entry = all.entry(id.clone()).or_insert_with(|| Entry {
             node: node.clone(),
-            rules: rules.clone(),
+            rules: Vec::new(),
             deadlines: BTreeMap::new(),
         });
-        // The instance's Node has come back under another name.
-        if entry.node != node {
+        // The instance's Node may have come back under another name.
+        if entry.node != node || has_ended {
             self.0.drains.release(&entry.node);
             entry.node.clone_from(&node);
         }
@@ -116,41 +136,65 @@ impl Desk {
         entry.deadlines.insert(asker, deadline);
         let earliest = entry.deadlines.values().flatten().min().copied();
         let order = Order { id: id.clone(), rules: entry.rules.clone(), waits_for_volumes: false };
-        let listeners = self.0.listeners.clone();
-        let notify = move || {
-            let listeners = listeners.read().unwrap_or_else(PoisonError::into_inner);
-            listeners.iter().for_each(|listener| listener(&id));
-        };
+        let (listeners, of_node) = (self.0.listeners.clone(), node.clone());
+        let notify = move || notify(&listeners, &id, &of_node);
         self.0.drains.ensure(&node, Request { order, deadline: earliest }, notify);
+        Ok(())
+    }
+
+    /// Those that apply to the Machine of an instance.
+    fn rules(&self, id: &str) -> Fact<Vec<Rule>> {
+        let machine = self.0.kinds.machine_of_instance(id);
+        self.0.rules.of(&self.0.kinds.machine_labels(machine.as_ref()))
     }
 
     /// How far the drain of an instance's Node is.
     pub fn state(&self, id: &str) -> Drain {
-        let Some(node) = self.asked().get(id).map(|asked| asked.node.clone()) else { return Drain::None };
+        let Some(node) = lock(&self.0.all).get(id).map(|entry| entry.node.clone()) else { return Drain::None };
         self.0.drains.progress(&node).map_or(Drain::None, |progress| state(&progress))
     }
 
-    /// This one wants it no more: the instance is gone.
+    /// What this one has asked for; nothing if other rules hold by now.
+    pub fn asked(&self, asker: Asker, id: &str) -> Option<Asked> {
+        let rules = self.rules(id);
+        let all = lock(&self.0.all);
+        let entry = all.get(id).filter(|entry| latest(&rules).is_none_or(|rules| *rules == entry.rules))?;
+        let now = self.0.clock.instant();
+        let left = |deadline: &Option<Instant>| deadline.map(|deadline| deadline.saturating_duration_since(now));
+        entry.deadlines.get(&asker).map(|deadline| Asked { left: left(deadline) })
+    }
+
+    /// This one wants it no more.
     pub fn release(&self, asker: Asker, id: &str) {
-        let mut asked = self.asked();
-        let Some(entry) = asked.get_mut(id) else { return };
+        let mut all = lock(&self.0.all);
+        let Some(entry) = all.get_mut(id) else { return };
         entry.deadlines.remove(&asker);
         if entry.deadlines.is_empty() {
             self.0.drains.release(&entry.node);
-            asked.remove(id);
+            all.remove(id);
         }
+    }
+
+    /// The Node of a group stays after all.
+    pub async fn return_node(&self, node: &str, id: &str) -> Result<(), Error> {
+        self.release(Asker::Group, id);
+        self.0.drains.undo(node, id).await
     }
 
     /// Another process goes on with all of them.
     pub fn release_all(&self) {
-        for asked in std::mem::take(&mut *self.asked()).into_values() {
-            self.0.drains.release(&asked.node);
+        for entry in std::mem::take(&mut *lock(&self.0.all)).into_values() {
+            self.0.drains.release(&entry.node);
         }
     }
+}
 
-    fn asked(&self) -> MutexGuard<'_, BTreeMap<String, Asked>> {
-        self.0.asked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock(all: &All) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+    all.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn notify(listeners: &Listeners, id: &str, node: &str) {
+    listeners.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|listener| listener(id, node));
 }
 
 fn state(progress: &Progress) -> Drain {

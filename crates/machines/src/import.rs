@@ -10,7 +10,10 @@ use runtime::{Error, Key, Leadership, Occurrence, Operator, Recorder};
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use crate::{kinds::Kinds, shards::Shards};
+use crate::{
+    kinds::{Kinds, accept},
+    shards::Shards,
+};
 
 /// Two writes have ten seconds each.
 const STOP_LIMIT: Duration = Duration::from_secs(25);
@@ -56,7 +59,7 @@ pub(crate) fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shar
         silent: Vec::new(),
     };
     let leadership = operator.leadership();
-    operator.part("machines import", STOP_LIMIT, move |stop, pulse| async move {
+    operator.filled_part("machines import", STOP_LIMIT, move |stop, pulse| async move {
         stop.run_until_cancelled(pulse.while_waiting(importer.run(leadership))).await;
     });
 }
@@ -149,9 +152,7 @@ impl Importer {
         self.report_differences(&created, &pool.differing);
         accept(self.kinds.machine_pools.create(&key(&pool.machine_pool), &pool.machine_pool).await)
     }
-}
 
-impl Importer {
     /// The user decides which of the values is right.
     fn report_differences(&self, key: &Key, fields: &[&str]) {
         let Some(pool) = self.kinds.pools.get(key).filter(|_| !fields.is_empty()) else { return };
@@ -175,13 +176,5 @@ impl Importer {
                 fields.join(", ")
             ),
         });
-    }
-}
-
-/// One that exists by now is left as it is.
-fn accept(created: Result<u64, Error>) -> Result<(), Error> {
-    match created {
-        Err(error) if error.is_already_exists() => Ok(()),
-        result => result.map(drop),
     }
 }

@@ -8,11 +8,16 @@ use k8s_openapi::{
     api::core::v1::{Node, NodeSpec},
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
-use plan::machines::{
-    machine,
-    node::{NodeRef, last_segment},
+use plan::{
+    drain::DRAIN_ANNOTATION,
+    machines::{
+        machine,
+        node::{NodeRef, last_segment},
+    },
 };
-use runtime::{Change, Index, Key, Kind, Operator, Parts, Queue, Selection, Writer, lean_metadata, readable, view_of};
+use runtime::{
+    Change, Error, Index, Key, Kind, Operator, Parts, Queue, Selection, Writer, lean_metadata, readable, view_of,
+};
 use serde::Deserialize;
 
 use crate::{
@@ -89,7 +94,10 @@ view_of!(NodeView, Node);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeFacts {
+    pub uid: Box<str>,
     pub provider_id: Box<str>,
+    /// The drain that cordoned it last.
+    pub drain: Option<Box<str>>,
     pub is_cordoned: bool,
     pub created_at: Option<Timestamp>,
 }
@@ -99,7 +107,9 @@ fn node(view: NodeView) -> Option<NodeFacts> {
     let spec = view.spec?;
     let provider_id = spec.provider_id.filter(|id| !id.is_empty())?.into();
     let created_at = view.metadata.creation_timestamp.map(|time| time.0);
-    Some(NodeFacts { provider_id, is_cordoned: spec.unschedulable.unwrap_or_default(), created_at })
+    let drain = view.metadata.annotations.and_then(|mut all| all.remove(DRAIN_ANNOTATION)).map(Into::into);
+    let uid = view.metadata.uid.unwrap_or_default().into();
+    Some(NodeFacts { uid, provider_id, drain, is_cordoned: spec.unschedulable.unwrap_or_default(), created_at })
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "the form that every projection has")]
@@ -120,6 +130,14 @@ fn member(parts: Parts<NstanceMachine>) -> Option<NstanceMachine> {
 /// The owner of a kind of ours or of Cluster API's.
 pub(crate) fn owner<'a>(metadata: &'a ObjectMeta, kind: &str) -> Option<&'a OwnerReference> {
     metadata.owner_references.iter().flatten().find(|owner| owner.kind == kind)
+}
+
+/// One that exists by now is left as it is: the next plan sees it.
+pub(crate) fn accept(created: Result<u64, Error>) -> Result<(), Error> {
+    match created {
+        Err(error) if error.is_already_exists() => Ok(()),
+        result => result.map(drop),
+    }
 }
 
 fn uid_of(metadata: &ObjectMeta, kind: &str) -> Option<Box<str>> {

@@ -105,15 +105,17 @@ pub fn install(operator: &mut Operator, config: &Config) {
         server_clock: operator.server_clock.clone(),
     };
     operator.control(pools, queues.pools, config.concurrency);
-    let shard_groups =
-        shard_group::ShardGroupController { kinds: kinds.clone(), shards: shards.clone(), desk: desk.clone() };
+    let shard_groups = shard_group::ShardGroupController {
+        kinds: kinds.clone(),
+        shards: shards.clone(),
+        desk: desk.clone(),
+        drains: Mutex::default(),
+    };
     operator.control(shard_groups, queues.shard_groups, config.concurrency);
-    let server_clock = operator.server_clock.clone();
     let machines = machine::MachineController {
         kinds,
         shards,
         desk,
-        server_clock,
         drained: Mutex::default(),
         clock: operator.clock.clone(),
         failed: Mutex::default(),

@@ -7,20 +7,20 @@ use std::{
 };
 
 use api::machine::{
-    EXCLUDE_DRAINING_ANNOTATION, NstanceMachine, NstanceMachineSpec, NstanceMachineStatus, POOL_LABEL, PRE_DRAIN_HOOK,
+    EXCLUDE_DRAINING_ANNOTATION, NstanceMachine, NstanceMachineSpec, NstanceMachineStatus, PRE_DRAIN_HOOK,
 };
 use jiff::Timestamp;
 use plan::{
     fact::Failure,
     machines::{
-        machine::{self, Action, Answer, Ask, Call, Note, Observed, Owner, Role},
+        machine::{self, Action, Answer, Ask, Call, Note, Observed, Role},
         shard::{Group, Members, Outcome, Shard, peer},
     },
     object::digest,
     round::{Peer, Plan, Report},
 };
 use process::Clock;
-use runtime::{Controller, Error, Fence, InputsOf, Key, Kind, Parts, RoundOf, ServerClock, Turn};
+use runtime::{Controller, Error, Fence, InputsOf, Key, Kind, Parts, RoundOf, Turn};
 use serde_json::{Value, json};
 use shard::wire;
 use tokio::time::Instant;
@@ -29,7 +29,7 @@ use crate::{
     cluster::is_paused,
     drains::{Asker, Desk, Wanted},
     kinds::Kinds,
-    nodes::{label, shard_of},
+    nodes::{is_member, shard_of},
     shards::{self, CallState, Progress, Request, Shards, job_key, request_id},
 };
 
@@ -45,7 +45,6 @@ pub(crate) struct MachineController {
     pub kinds: Arc<Kinds>,
     pub shards: Shards,
     pub desk: Desk,
-    pub server_clock: ServerClock,
     /// The drain that each began, to be released with it.
     pub drained: Mutex<HashMap<Key, String>>,
     pub clock: Clock,
@@ -89,9 +88,10 @@ impl Controller for MachineController {
         };
         let notice = shard.zip(id.as_deref()).and_then(|(shard, id)| self.shards.notice(&shard, id));
         Ok(Observed {
-            owner: self.owner(object),
+            owner: self.kinds.owner_of(object),
             nodes: self.kinds.node_refs(ids.iter().map(String::as_str)),
-            drain: id.map(|id| self.desk.state(&id)).unwrap_or_default(),
+            drain: id.as_deref().map(|id| self.desk.state(id)).unwrap_or_default(),
+            asked: id.and_then(|id| self.desk.asked(Asker::Machine, &id)),
             deleted: notice.filter(|notice| notice.progress == Progress::Deleted).map(|notice| notice.reason),
             is_paused: is_paused(&object.metadata) || self.kinds.is_cluster_paused(),
             role,
@@ -105,9 +105,9 @@ impl Controller for MachineController {
         object: &NstanceMachine,
         observed: &Observed,
         inputs: &InputsOf<Self>,
-        _: Timestamp,
+        now: Timestamp,
     ) -> Plan<Action, Ask> {
-        machine::plan(object, observed, inputs)
+        machine::plan(object, observed, inputs, now)
     }
 
     async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<(), Error> {
@@ -143,8 +143,11 @@ impl Controller for MachineController {
                 kinds.members.delete(key, subject.uid(), version).await.map(drop)
             }
             Action::Drain { node, id, timeout } => {
-                self.desk.drain(Asker::Machine, Wanted { id: id.clone(), node: node.clone(), time: *timeout });
                 self.drained().insert(key.clone(), id.clone());
+                self.desk.drain(Asker::Machine, Wanted { id: id.clone(), node: node.clone(), time: *timeout })
+            }
+            Action::ReleaseDrain { id } => {
+                self.desk.release(Asker::Machine, id);
                 Ok(())
             }
             Action::CreateInstance { shard, group, instance_type, vars } => {
@@ -238,7 +241,7 @@ impl MachineController {
     /// kept: a group has many.
     fn place(&self, object: &NstanceMachine, group: &str) -> (Role, BTreeMap<String, Shard>) {
         let mut shards = self.shards.of_group(group);
-        if label(object, POOL_LABEL).is_none() {
+        if !is_member(object) {
             return (Role::Own, shards);
         }
         let name = object.metadata.name.as_deref().unwrap_or_default();
@@ -253,21 +256,6 @@ impl MachineController {
             keep_one(shard, name);
         }
         (Role::Member { shard }, shards)
-    }
-
-    /// The Machine, with the time that its drain has left: it runs from the Machine's deletion.
-    fn owner(&self, object: &NstanceMachine) -> Owner {
-        let mut owner = self.kinds.owner_of(object);
-        if let Owner::Machine(machine) = &mut owner
-            && let Some(timeout) = machine.drain_timeout
-        {
-            let key = Key::new(self.kinds.cluster.namespace.clone(), machine.name.as_str());
-            let deleted_at = self.kinds.machines.get(&key).and_then(|found| found.value.deleted_at);
-            let spent = self.server_clock.now().zip(deleted_at).map(|(now, at)| now.duration_since(at));
-            let spent = spent.and_then(|spent| Duration::try_from(spent).ok()).unwrap_or_default();
-            machine.drain_timeout = Some(timeout.saturating_sub(spent));
-        }
-        owner
     }
 
     fn call(&self, key: &Key, object: &NstanceMachine) -> Call {

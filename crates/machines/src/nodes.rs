@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use api::machine::{NstanceMachine, POOL_LABEL, SHARD_LABEL};
+use api::machine::{NstanceMachine, NstanceMachinePool, POOL_LABEL, SHARD_LABEL};
 use plan::{
     drain::Labels,
     fact::Fact,
@@ -13,13 +13,19 @@ use plan::{
 };
 use runtime::{Change, Key, Queue};
 
-use crate::kinds::{Kinds, NodeFacts};
+use crate::kinds::{Kinds, NodeFacts, owner};
 
 /// For machines of which no shard is known yet.
 const ANY_SHARD: &str = "";
 
 pub(crate) fn label<'a>(machine: &'a NstanceMachine, name: &str) -> Option<&'a str> {
     machine.metadata.labels.as_ref()?.get(name).map(String::as_str)
+}
+
+/// Whether a pool has it: its shard made the instance, and removes it with the group's size alone. Users may take its label
+/// off, and the pool's own word stays.
+pub(crate) fn is_member(machine: &NstanceMachine) -> bool {
+    label(machine, POOL_LABEL).is_some() || owner(&machine.metadata, NstanceMachinePool::KIND).is_some()
 }
 
 /// The shard that a machine is on, as far as it is stored.
@@ -30,10 +36,10 @@ pub(crate) fn shard_of(machine: &NstanceMachine) -> Option<&str> {
 
 /// The ID of a machine's instance, as far as it is stored.
 pub(crate) fn instance_of(machine: &NstanceMachine) -> Option<&str> {
-    match label(machine, POOL_LABEL) {
-        Some(_) => machine.metadata.name.as_deref(),
-        None => machine.status.as_ref().and_then(|status| status.instance_id.as_deref()),
+    if is_member(machine) {
+        return machine.metadata.name.as_deref();
     }
+    machine.status.as_ref().and_then(|status| status.instance_id.as_deref())
 }
 
 impl Kinds {
@@ -92,5 +98,30 @@ impl Kinds {
         };
         let machine = self.machines.get(&Key::new(self.cluster.namespace.clone(), owner.name.as_str()));
         machine.map(|machine| machine.value.labels.clone()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_member_without_its_label_is_still_its_pools() {
+        let machine = |labels: serde_json::Value, owner: &str| -> NstanceMachine {
+            let owner = json!({ "apiVersion": "v1", "kind": owner, "name": "web", "uid": "u" });
+            let metadata = json!({ "name": "a", "labels": labels, "ownerReferences": [owner] });
+            serde_json::from_value(json!({ "metadata": metadata, "spec": { "group": "web" } })).unwrap()
+        };
+        let pool = NstanceMachinePool::KIND;
+        for member in [machine(json!({ POOL_LABEL: "web" }), pool), machine(json!({}), pool)] {
+            assert!(is_member(&member));
+            assert_eq!(instance_of(&member), Some("a"));
+        }
+        assert!(is_member(&machine(json!({ POOL_LABEL: "web" }), "Machine")));
+        let own = machine(json!({}), "Machine");
+        assert!(!is_member(&own));
+        assert_eq!(instance_of(&own), None);
     }
 }

@@ -18,7 +18,12 @@ use serde_json::Value;
 use tokio::{sync::Notify, time::Instant};
 
 use self::{notices::Notices, pods::Pods, requests::Machines};
-use crate::{MANAGER, ground::Workload, kinds::Kinds, shards::Shards};
+use crate::{
+    MANAGER,
+    ground::Workload,
+    kinds::{Kinds, accept},
+    shards::Shards,
+};
 
 /// A write has ten seconds, and is not begun after a stop.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
@@ -28,6 +33,9 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// Everything that is followed says what changed; this is for what was overlooked.
 const RESYNC: Duration = Duration::from_mins(2);
+
+/// Nodes whose age is read in one look: each is a request that is waited for before anything is done.
+const MOST_READS: usize = 20;
 
 /// Several events come together: a Pod, its Machine and what Cluster API makes of it.
 const DEBOUNCE: Duration = Duration::from_millis(50);
@@ -45,6 +53,22 @@ struct OnDemand {
     /// By the Pod's uid; lost with the process, after which one more attempt is made.
     refusals: HashMap<String, (Wish, Instant)>,
     node_ages: BTreeMap<String, Option<Timestamp>>,
+}
+
+/// What was read of the ages of Nodes.
+#[derive(Default)]
+struct Ages {
+    has_learnt: bool,
+    /// Others are left.
+    is_more: bool,
+}
+
+/// What became of a plan.
+struct Done {
+    /// Every step.
+    is_all: bool,
+    /// Every event that is new.
+    is_said: bool,
 }
 
 /// Adds it to an operator.
@@ -84,7 +108,7 @@ pub(crate) fn install(
         node_ages: BTreeMap::new(),
     };
     let leadership = operator.leadership();
-    operator.part("machines on demand", STOP_LIMIT, move |stop, pulse| async move {
+    operator.filled_part("machines on demand", STOP_LIMIT, move |stop, pulse| async move {
         stop.run_until_cancelled(pulse.while_waiting(Box::pin(on_demand.run(leadership)))).await;
     });
 }
@@ -135,13 +159,19 @@ impl OnDemand {
         }
         let Some(observed) = self.observe() else { return RESYNC };
         let mut plan = on_demand::plan(&observed, &self.limits);
-        if self.learn_ages(&plan).await
+        let ages = self.learn_ages(&plan).await;
+        if ages.has_learnt
             && let Some(observed) = self.observe()
         {
             plan = on_demand::plan(&observed, &self.limits);
         }
         let wait = plan.next_look.unwrap_or(RESYNC).min(RESYNC);
-        if self.carry_out(plan).await { wait } else { wait.min(RETRY) }
+        match self.carry_out(plan).await {
+            Done { is_all: false, .. } => wait.min(RETRY),
+            Done { is_said: false, .. } => Duration::ZERO,
+            Done { .. } if ages.is_more => Duration::ZERO,
+            Done { .. } => wait,
+        }
     }
 
     /// Follows Pods where they are; false while that is not known.
@@ -187,42 +217,47 @@ impl OnDemand {
         })
     }
 
-    /// Reads when the Nodes were made on which a plan depends; whether anything was learnt.
-    async fn learn_ages(&mut self, plan: &Plan) -> bool {
+    /// Reads when the Nodes were made on which a plan depends, a few at a time.
+    async fn learn_ages(&mut self, plan: &Plan) -> Ages {
         self.node_ages.retain(|node, _| plan.wanted.contains(node));
-        let Some(pods) = &self.pods else { return false };
-        let mut has_learnt = false;
-        for node in &plan.wanted {
-            if matches!(self.node_ages.get(node), Some(Some(_))) {
-                continue;
-            }
-            match pods.node_age(node).await {
-                Ok(age) => has_learnt |= self.node_ages.insert(node.clone(), age) != Some(age),
-                Err(error) => tracing::debug!(node, why = explained(&error), "the age of a Node is not known"),
+        let mut ages = Ages::default();
+        let Some(pods) = &self.pods else { return ages };
+        let (fresh, missing): (Vec<&String>, Vec<&String>) =
+            plan.wanted.iter().partition(|node| !self.node_ages.contains_key(*node));
+        // One that did not exist may have come; those that were never looked for go first.
+        let missing = missing.into_iter().filter(|node| self.node_ages[*node].is_none());
+        ages.is_more = fresh.len() > MOST_READS;
+        for node in fresh.into_iter().chain(missing).take(MOST_READS).cloned().collect::<Vec<_>>() {
+            match pods.node_age(&node).await {
+                Ok(age) => ages.has_learnt |= self.node_ages.insert(node, age) != Some(age),
+                Err(error) => {
+                    tracing::debug!(node, why = explained(&error), "the age of a Node is not known");
+                    ages.is_more = false;
+                    break;
+                }
             }
         }
-        has_learnt
+        ages
     }
 
-    /// Whether all was done.
-    async fn carry_out(&mut self, plan: Plan) -> bool {
-        let Some(cluster) = self.pods.as_ref().map(|pods| pods.cluster.clone()) else { return true };
+    async fn carry_out(&mut self, plan: Plan) -> Done {
+        let mut done = Done { is_all: true, is_said: true };
+        let Some(cluster) = self.pods.as_ref().map(|pods| pods.cluster.clone()) else { return done };
         let now = self.clock.instant();
         for (uid, wish) in plan.refused {
             self.refusals.insert(uid, (wish, now));
         }
-        self.notices.keep(plan.notices, &cluster).await;
-        let mut is_done = true;
         for step in plan.steps {
             match self.execute(&step.action).await {
                 Ok(()) => self.notices.record(step.done, &cluster).await,
                 Err(error) => {
                     tracing::warn!(why = explained(&error), action = ?kind_of(&step.action), "a machine for a Pod: retrying");
-                    is_done = false;
+                    done.is_all = false;
                 }
             }
         }
-        is_done
+        done.is_said = self.notices.keep(plan.notices, &cluster).await;
+        done
     }
 
     async fn execute(&self, action: &Action) -> Result<(), Error> {
@@ -235,14 +270,6 @@ impl OnDemand {
                 self.machines.delete(&at(name), uid, resource_version).await.map(drop)
             }
         }
-    }
-}
-
-/// One that exists by now is seen by the next plan.
-fn accept(created: Result<u64, Error>) -> Result<(), Error> {
-    match created {
-        Err(error) if error.is_already_exists() => Ok(()),
-        result => result.map(drop),
     }
 }
 

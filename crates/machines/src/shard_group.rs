@@ -1,10 +1,13 @@
 //! Rounds of NstanceShardGroups; every decision is in `plan::machines::shard_group`.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use api::machine::{
     NstanceMachine, NstanceMachinePool, NstanceMachinePoolSpec, NstanceShardGroup, NstanceShardGroupSpec,
-    NstanceShardGroupStatus, POOL_LABEL,
+    NstanceShardGroupStatus,
 };
 use jiff::Timestamp;
 use plan::{
@@ -16,14 +19,14 @@ use plan::{
     },
     round::{Plan, Report},
 };
-use runtime::{Controller, Error, InputsOf, Key, Kind, Parts, RoundOf, Turn};
+use runtime::{Controller, Error, InputsOf, Key, Kind, Parts, RoundOf, Turn, Versioned};
 use serde_json::json;
 
 use crate::{
     cluster::is_paused,
     drains::{Asker, Desk, Wanted},
-    kinds::{Kinds, owner},
-    nodes::{label as label_of, shard_of},
+    kinds::{Kinds, NodeFacts, owner},
+    nodes::{is_member, shard_of},
     shards::{self, CallState, Request, Shards, job_key, request_id},
 };
 
@@ -34,6 +37,8 @@ pub(crate) struct ShardGroupController {
     pub kinds: Arc<Kinds>,
     pub shards: Shards,
     pub desk: Desk,
+    /// The drains that each began: from a Node's name to its uid.
+    pub drains: Mutex<HashMap<Key, BTreeMap<String, String>>>,
 }
 
 impl Controller for ShardGroupController {
@@ -69,6 +74,7 @@ impl Controller for ShardGroupController {
             released: self.released(key, group).await?,
             members: self.members(spec),
             oldest: self.oldest(group),
+            drains: self.drains().get(key).into_iter().flat_map(BTreeMap::keys).cloned().collect(),
             is_wanted: pool.as_ref().is_some_and(|pool| is_wanted(&pool.value, spec)),
             call: self.call(key),
             is_paused: is_paused(&object.metadata) || is_pool_paused || self.kinds.is_cluster_paused(),
@@ -102,7 +108,25 @@ impl Controller for ShardGroupController {
                 self.hand_over(turn, (DELETE.to_owned(), *poll), Request::DeleteGroup { group: group.clone() })
             }
             Action::DrainNode { node } => {
-                self.desk.drain(Asker::Group, Wanted { id: node.clone(), node: node.clone(), time: None });
+                // A later Node of the same name is another one.
+                let found = self.kinds.nodes.get(&Key::new("", node.as_str()));
+                let id = found.map(|found| found.value.uid.to_string()).ok_or(Error::Outdated)?;
+                self.drains().entry(turn.key.clone()).or_default().insert(node.clone(), id.clone());
+                self.desk.drain(Asker::Group, Wanted { id, node: node.clone(), time: None })
+            }
+            Action::ReturnNode { node } => {
+                let known = self.drains().get(turn.key).and_then(|drains| drains.get(node).cloned());
+                let found = self.kinds.nodes.get(&Key::new("", node.as_str()));
+                if let Some(id) = known.or_else(|| found.map(|found| found.value.uid.to_string())) {
+                    self.desk.return_node(node, &id).await?;
+                }
+                self.forget_drain(turn.key, node);
+                Ok(())
+            }
+            Action::ReleaseDrain { node } => {
+                if let Some(id) = self.forget_drain(turn.key, node) {
+                    self.desk.release(Asker::Group, &id);
+                }
                 Ok(())
             }
         }
@@ -125,6 +149,9 @@ impl Controller for ShardGroupController {
 
     fn forget(&self, key: &Key) {
         self.shards.drop_call(&job_key(CALLS, key));
+        for id in self.drains().remove(key).into_iter().flat_map(BTreeMap::into_values) {
+            self.desk.release(Asker::Group, &id);
+        }
     }
 }
 
@@ -153,11 +180,25 @@ fn is_wanted(pool: &NstanceMachinePool, spec: &NstanceShardGroupSpec) -> bool {
 }
 
 impl ShardGroupController {
+    fn drains(&self) -> MutexGuard<'_, HashMap<Key, BTreeMap<String, String>>> {
+        self.drains.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget_drain(&self, key: &Key, node: &str) -> Option<String> {
+        let mut all = self.drains();
+        let drains = all.get_mut(key)?;
+        let id = drains.remove(node);
+        if drains.is_empty() {
+            all.remove(key);
+        }
+        id
+    }
+
     fn members(&self, spec: &NstanceShardGroupSpec) -> usize {
         let keys = self.kinds.machines_of(&spec.shard).into_iter();
         let found = keys.filter_map(|key| self.kinds.members.get(&key));
         let is_of = |member: &NstanceMachine| {
-            label_of(member, POOL_LABEL).is_some()
+            is_member(member)
                 && shard_of(member) == Some(spec.shard.as_str())
                 && member.spec.as_ref().is_some_and(|found| found.group() == spec.group)
         };
@@ -171,11 +212,16 @@ impl ShardGroupController {
             Some(Members::Listed(_)) | None => &[],
         };
         let nodes = self.kinds.nodes_of(ids.iter().map(String::as_str)).into_iter();
-        let age = |name: &str| self.kinds.nodes.get(&Key::new("", name)).and_then(|node| node.value.created_at);
-        let mut nodes: Vec<_> = nodes.map(|(node, _)| (age(&node.name), node.name)).collect();
-        nodes.sort();
-        let is_drained = |name: &str| matches!(self.desk.state(name), Drain::Done | Drain::Expired { .. });
-        let old = |(_, name): (_, String)| OldNode { is_drained: is_drained(&name), name };
+        let facts = |name: &str| self.kinds.nodes.get(&Key::new("", name));
+        let nodes = nodes.filter_map(|(node, _)| Some((facts(&node.name)?, node.name)));
+        let mut nodes: Vec<_> = nodes.map(|(facts, name)| (facts.value.created_at, name, facts)).collect();
+        nodes.sort_by(|(age, name, _), (other_age, other, _)| (age, name).cmp(&(other_age, other)));
+        let old = |(_, name, facts): (_, String, Arc<Versioned<NodeFacts>>)| {
+            let uid = &facts.value.uid;
+            let is_held = facts.value.is_cordoned && facts.value.drain.as_ref() == Some(uid);
+            let has_ended = matches!(self.desk.state(uid), Drain::Done | Drain::Expired { .. });
+            OldNode { name, is_drained: is_held && has_ended, is_held }
+        };
         self.kinds.nodes.freshness().fact(nodes.into_iter().map(old).collect())
     }
 

@@ -95,6 +95,8 @@ pub struct Node {
     pub uid: String,
     pub version: u64,
     pub is_cordoned: bool,
+    /// A drain did that: the cordon of another program or of a person stays when a drain is undone.
+    pub is_cordoned_by_drain: bool,
     /// The drain that cordoned it last.
     pub drain: Option<String>,
     /// When that was, by the API server's clock.

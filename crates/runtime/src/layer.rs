@@ -271,4 +271,32 @@ mod tests {
         stop.cancel();
         running.await.unwrap().unwrap();
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_part_of_a_layer_begins_when_its_caches_are_full() {
+        let begun = |script: &Script| {
+            let (stop, begins) = (CancellationToken::new(), signal::Sender::new(false));
+            let mut operator = operator(script, |operator| operator.layer("maps"), &stop);
+            let begun = begins.subscribe();
+            operator.filled_part("part", Duration::from_secs(1), move |stop, pulse| async move {
+                begins.send_replace(true);
+                pulse.while_waiting(stop.cancelled()).await;
+            });
+            (operator, begun, stop)
+        };
+        let (operator, waits, stop) = begun(&Script::new([Answer::Refusal(404, None)]));
+        let _events = operator.events.clone();
+        let running = tokio::spawn(operator.run(|_| {}));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(!*waits.borrow(), "the definition is missing");
+        stop.cancel();
+        running.await.unwrap().unwrap();
+
+        let (operator, mut begins, stop) = begun(&Script::new([Answer::Refusal(404, None), page(5, "", []), quiet()]));
+        let _events = operator.events.clone();
+        let running = tokio::spawn(operator.run(|_| {}));
+        assert!(begins.wait_for(|begun| *begun).await.is_ok());
+        stop.cancel();
+        running.await.unwrap().unwrap();
+    }
 }

@@ -294,6 +294,24 @@ impl Operator {
         self.parts.push(Part { name: name.into(), limit, start: Box::new(|stop, pulse| part(stop, pulse).boxed()) });
     }
 
+    /// As [`Self::part`], and it begins when every cache of the current layer is full: half a view looks like an outage.
+    pub fn filled_part<F: Future<Output = ()> + Send + 'static>(
+        &mut self,
+        name: impl Into<String>,
+        limit: Duration,
+        part: impl FnOnce(CancellationToken, Pulse) -> F + Send + 'static,
+    ) {
+        let mut caches = self.current_layer().filled();
+        self.part(name, limit, move |stop, pulse| async move {
+            let filled = async { caches.wait_for(|filled| *filled).await.is_ok() };
+            if pulse.while_waiting(stop.run_until_cancelled(filled)).await == Some(true) {
+                part(stop, pulse).await;
+            } else {
+                stop.cancelled().await;
+            }
+        });
+    }
+
     /// The right to write, for parts that act in other ways than by requests of a [`Writer`].
     pub fn leadership(&self) -> Leadership {
         self.leadership.clone()

@@ -11,4 +11,5 @@ mod kill;
 mod later;
 mod order;
 mod place;
+mod undo;
 mod whole;

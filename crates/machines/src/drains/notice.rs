@@ -6,15 +6,21 @@ use std::{
     time::Duration,
 };
 
+use api::{
+    condition::Reason,
+    machine::{API_VERSION, NstanceMachine},
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
 use plan::{
     machines::{
-        notice::{Acknowledgement, Action, Observed, next},
+        notice::{Acknowledgement, Action, Listing, Observed, next},
         shard::{Instance, Members, Outcome},
     },
     object::digest,
 };
-use process::Clock;
-use runtime::{Fence, Key, Leadership, Operator};
+use process::{Clock, explained};
+use runtime::{Fence, Key, Leadership, Occurrence, Operator, Recorder, Selection};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -22,6 +28,7 @@ use super::{Asker, Desk, Wanted};
 use crate::{
     cluster::is_paused,
     kinds::Kinds,
+    nodes::is_member,
     shards::{Call, CallState, Notice, Progress, Request, Shards, job_key, request_id},
 };
 
@@ -33,6 +40,8 @@ const LABEL: &str = "acknowledge";
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 /// As long as a call may take.
 const FENCE: Duration = Duration::from_secs(35);
+/// When a drain is begun that could not be: what it needs to know is listed again within seconds.
+const RETRY: Duration = Duration::from_secs(2);
 
 /// Follows what shards announce for as long as the operator leads.
 pub(super) fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shards, desk: &Desk) {
@@ -40,7 +49,7 @@ pub(super) fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shar
     let heard = news.clone();
     shards.listen(move |_| heard.notify_one());
     let heard = news.clone();
-    desk.listen(move |_| heard.notify_one());
+    desk.listen(move |_, _| heard.notify_one());
     let heard = news.clone();
     shards.on_ended(CALLS, move |_| {
         heard.notify_one();
@@ -48,15 +57,27 @@ pub(super) fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shar
     });
     let heard = news.clone();
     kinds.listen_to_nodes(move || heard.notify_one());
+    // Either may be paused, and go on.
+    let here = || Selection::in_namespace(&kinds.cluster.namespace);
+    let heard = news.clone();
+    operator.watch_selected(&kinds.clusters, here(), move |_| heard.notify_one());
+    let heard = news.clone();
+    operator.watch_selected(&kinds.members, here(), move |change| {
+        let is_paused = |machine: Option<&NstanceMachine>| machine.is_some_and(|machine| is_paused(&machine.metadata));
+        if is_paused(change.before) != is_paused(change.after) {
+            heard.notify_one();
+        }
+    });
     let follower = Follower {
         kinds: kinds.clone(),
         shards: shards.clone(),
         desk: desk.clone(),
         leadership: operator.leadership(),
         clock: operator.clock.clone(),
+        recorder: operator.events.clone(),
         news,
     };
-    operator.part("drains of shards", STOP_LIMIT, move |stop, pulse| async move {
+    operator.filled_part("drains of shards", STOP_LIMIT, move |stop, pulse| async move {
         stop.run_until_cancelled(pulse.while_waiting(follower.run())).await;
     });
 }
@@ -67,15 +88,27 @@ struct Follower {
     desk: Desk,
     leadership: Leadership,
     clock: Clock,
+    recorder: Recorder,
     news: Arc<Notify>,
 }
 
 /// A deletion that was announced.
 struct Announced {
     since: Instant,
-    /// When the last acknowledgement ended, and whether it was accepted.
-    acknowledged: Option<(Instant, bool)>,
+    /// By the shard's clock, or by ours where it does not say.
+    at: Timestamp,
+    /// A list has named it.
+    was_listed: bool,
+    /// When the last acknowledgement ended, and what the shard said.
+    acknowledged: Option<(Instant, Answer)>,
     sent: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Answer {
+    Accepted,
+    Failed,
+    Gone,
 }
 
 type AllAnnounced = BTreeMap<(String, String), Announced>;
@@ -121,6 +154,8 @@ impl Follower {
                 let key = (shard.clone(), id);
                 let entry = announced.entry(key.clone()).or_insert_with(|| Announced {
                     since: self.clock.instant(),
+                    at: notice.announced_at.unwrap_or_else(|| self.clock.now()),
+                    was_listed: false,
                     acknowledged: None,
                     sent: 0,
                 });
@@ -142,25 +177,64 @@ impl Follower {
     fn handle(&self, key: &(String, String), notice: &Notice, entry: &mut Announced) -> Option<Duration> {
         let (shard, id) = key;
         let observed = self.observe(shard, id, notice, entry);
-        if observed.is_over {
-            self.desk.release(Asker::Shard, id);
-        }
-        let decided = next(&observed, self.clock.now());
+        let decided = next(&observed);
         match decided.action {
             Some(Action::Drain { node, time }) => {
                 tracing::info!(shard, instance = id, node, reason = notice.reason, "draining for a shard");
-                self.desk.drain(Asker::Shard, Wanted { id: id.clone(), node, time: Some(time) });
+                let wanted = Wanted { id: id.clone(), node, time: Some(time) };
+                if let Err(error) = self.desk.drain(Asker::Shard, wanted) {
+                    tracing::warn!(shard, instance = id, why = explained(&error), "cannot drain yet; retrying");
+                    return Some(RETRY);
+                }
             }
-            Some(Action::Acknowledge) => self.acknowledge(shard, id, entry),
+            Some(Action::Release) => self.desk.release(Asker::Shard, id),
+            Some(Action::Acknowledge { warning }) => {
+                if let Some(note) = warning {
+                    self.warn(id, &observed, note);
+                }
+                self.acknowledge(shard, id, entry);
+            }
             None => {}
         }
         decided.look
+    }
+
+    /// About the instance's machine; of one that has none, about its Node.
+    fn warn(&self, id: &str, observed: &Observed, note: String) {
+        tracing::warn!(instance = id, note, "the time for a drain is up");
+        let machine = self.kinds.machine_of_instance(id).and_then(|key| self.kinds.members.get(&key));
+        let regarding = match (machine, observed.nodes.known().map(Vec::as_slice)) {
+            (Some(machine), _) => ObjectReference {
+                api_version: Some(API_VERSION.to_owned()),
+                kind: Some(NstanceMachine::KIND.to_owned()),
+                namespace: machine.value.metadata.namespace.clone(),
+                name: machine.value.metadata.name.clone(),
+                uid: machine.value.metadata.uid.clone(),
+                ..ObjectReference::default()
+            },
+            (None, Ok([node])) => ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                name: Some(node.name.clone()),
+                ..ObjectReference::default()
+            },
+            (None, _) => return,
+        };
+        self.recorder.record(Occurrence {
+            regarding,
+            is_warning: true,
+            reason: Reason::DrainExpired.as_str().to_owned(),
+            action: "Drain".to_owned(),
+            note,
+            discriminator: id.to_owned(),
+        });
     }
 
     fn observe(&self, shard: &str, id: &str, notice: &Notice, entry: &mut Announced) -> Observed {
         let now = self.clock.instant();
         let listed = self.listed(shard, notice);
         let instance = listed.iter().flatten().find(|instance| instance.id == id);
+        entry.was_listed |= instance.is_some();
         let member = self.kinds.machine_of_instance(id).and_then(|key| self.kinds.members.get(&key));
         let mut ids = vec![notice.provider_id.clone()];
         if let Some(instance) = instance {
@@ -176,7 +250,12 @@ impl Follower {
         let acknowledgement = match self.shards.call(&call) {
             CallState::Running { .. } => Acknowledgement::Running,
             CallState::Ended { ended, .. } => {
-                entry.acknowledged = Some((now, ended.outcome == Outcome::Accepted));
+                let answer = match ended.outcome {
+                    Outcome::Accepted if ended.is_gone => Answer::Gone,
+                    Outcome::Accepted => Answer::Accepted,
+                    Outcome::Refused(_) | Outcome::Failed(_) | Outcome::Unreachable(_) => Answer::Failed,
+                };
+                entry.acknowledged = Some((now, answer));
                 self.shards.forget_call(&call, LABEL);
                 of_last(entry.acknowledged, age)
             }
@@ -186,10 +265,17 @@ impl Follower {
             nodes: self.kinds.node_refs(ids.iter().map(String::as_str).chain([id])),
             id: id.to_owned(),
             ids,
-            is_over: listed.is_some() && instance.is_none(),
+            is_member: entry.was_listed || member.as_ref().is_some_and(|member| is_member(&member.value)),
+            listing: match (&listed, instance) {
+                (None, _) => Listing::Unknown,
+                (Some(_), Some(_)) => Listing::Named,
+                (Some(_), None) => Listing::Omitted,
+            },
+            announced_at: entry.at,
             delete_at: notice.delete_at,
             age: age(entry.since),
             drain: self.desk.state(id),
+            asked: self.desk.asked(Asker::Shard, id),
             acknowledgement,
             is_paused: self.kinds.is_cluster_paused() || member.is_some_and(|member| is_paused(&member.value.metadata)),
         }
@@ -226,10 +312,11 @@ impl Follower {
     }
 }
 
-fn of_last(last: Option<(Instant, bool)>, age: impl Fn(Instant) -> Duration) -> Acknowledgement {
+fn of_last(last: Option<(Instant, Answer)>, age: impl Fn(Instant) -> Duration) -> Acknowledgement {
     match last {
         None => Acknowledgement::None,
-        Some((at, true)) => Acknowledgement::Accepted(age(at)),
-        Some((at, false)) => Acknowledgement::Failed(age(at)),
+        Some((at, Answer::Accepted)) => Acknowledgement::Accepted(age(at)),
+        Some((at, Answer::Failed)) => Acknowledgement::Failed(age(at)),
+        Some((_, Answer::Gone)) => Acknowledgement::Gone,
     }
 }

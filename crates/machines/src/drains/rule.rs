@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use plan::drain::{Behaviour, Labels, MachineSelector, PodSelector, Rule, rules_for};
+use plan::{
+    drain::{Behaviour, Labels, MachineSelector, PodSelector, Rule, rules_for},
+    fact::Fact,
+};
 use runtime::{Key, Kind, Operator, Selection, lean_metadata, readable};
 use serde::Deserialize;
 
@@ -120,23 +123,29 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    pub fn watch(operator: &mut Operator, cluster: &Key) -> Self {
+    /// `notify` is called when a rule has changed.
+    pub fn watch(operator: &mut Operator, cluster: &Key, notify: impl Fn() + Send + Sync + 'static) -> Self {
         let writer = operator.writer(MANAGER);
         let rules = Kind::new("machinedrainrules", writer.clone(), rule);
         let clusters = Kind::new("clusters", writer, labels);
         let here = || Selection::in_namespace(&cluster.namespace);
-        // A drain that is under way keeps the rules that it began with.
-        operator.watch_selected(&rules, here(), |_| {});
+        operator.watch_selected(&rules, here(), move |change| {
+            if change.before != change.after {
+                notify();
+            }
+        });
         operator.watch_selected(&clusters, here(), |_| {});
         Self { all: rules, clusters, cluster: cluster.clone() }
     }
 
-    /// Those that apply to a Machine with these labels.
-    pub fn of(&self, machine: &Labels) -> Vec<Rule> {
+    /// Those that apply to a Machine with these labels. A cache that is not full has no rules, and says nothing.
+    pub fn of(&self, machine: &Labels) -> Fact<Vec<Rule>> {
         let mut all = Vec::new();
         self.all.store().for_each(|_, rule| all.push(rule.clone()));
         let cluster = self.clusters.get(&self.cluster).map_or_else(BTreeMap::new, |found| found.value.clone());
-        rules_for(all, machine, &cluster)
+        let freshness =
+            if self.clusters.store().is_synced() { self.all.freshness() } else { self.clusters.freshness() };
+        freshness.fact(rules_for(all, machine, &cluster))
     }
 }
 

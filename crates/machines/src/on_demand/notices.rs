@@ -16,6 +16,9 @@ use crate::MANAGER;
 /// With the digest behind it the event's name stays below the limit of 253.
 const LONGEST_NAME: usize = 200;
 
+/// New events of one look: each may be a request that is waited for, and what Pods need comes before what is said of them.
+const MOST_NEW: usize = 50;
+
 type Said = (PodName, &'static str, String);
 
 /// Records what is new about Pods.
@@ -30,16 +33,20 @@ impl Notices {
         Self { recorder, said: BTreeSet::new() }
     }
 
-    /// These hold now. What was recorded and holds no more may be recorded again.
-    pub async fn keep(&mut self, notices: Vec<Notice>, cluster: &Cluster) {
+    /// These hold now. What was recorded and holds no more may be recorded again. False if some are left for the next look.
+    pub async fn keep(&mut self, notices: Vec<Notice>, cluster: &Cluster) -> bool {
         let said = |notice: &Notice| (notice.pod.clone(), notice.event.reason, notice.about.clone());
         let now: BTreeSet<Said> = notices.iter().map(said).collect();
-        for notice in notices {
+        self.said.retain(|known| now.contains(known));
+        let mut new = notices.into_iter().filter(|notice| !self.said.contains(&said(notice))).collect::<Vec<_>>();
+        let is_all = new.len() <= MOST_NEW;
+        new.truncate(MOST_NEW);
+        for notice in new {
             if self.said.insert(said(&notice)) {
                 self.record(Some(notice), cluster).await;
             }
         }
-        self.said.retain(|known| now.contains(known));
+        is_all
     }
 
     /// Nothing holds now.

@@ -84,13 +84,13 @@ pub struct Ended {
     pub outcome: Outcome,
     /// Of a creation that was accepted.
     pub instance: Option<String>,
-    /// Of a deletion of an instance that was accepted: `deleting`, `deleted` or `unknown`.
-    pub status: Option<String>,
+    /// Of an acknowledgement that was accepted: the shard does not have the instance any more.
+    pub is_gone: bool,
 }
 
 impl Ended {
     fn new(outcome: Outcome) -> Self {
-        Self { outcome, instance: None, status: None }
+        Self { outcome, instance: None, is_gone: false }
     }
 }
 
@@ -284,10 +284,10 @@ async fn send(client: &Client, request: Request, fence: &wire::Fence) -> Result<
         Request::Create(request) => {
             ended.instance = Some(client.create_instance(request, fence).await?.instance_id);
         }
-        Request::DeleteInstance { id } => ended.status = Some(client.delete_instance(&id, fence).await?.status),
+        Request::DeleteInstance { id } => drop(client.delete_instance(&id, fence).await?),
         Request::Acknowledge { id } => match client.acknowledge_drained(&id, fence).await {
             // It is gone, and so is what it waited for.
-            Err(CallError::Refused(status)) if status.code() == Code::NotFound => {}
+            Err(CallError::Refused(status)) if status.code() == Code::NotFound => ended.is_gone = true,
             result => result?,
         },
     }

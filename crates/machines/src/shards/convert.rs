@@ -16,7 +16,9 @@ pub struct Notice {
     pub progress: Progress,
     /// In the shard's words, for example `spot-terminating`.
     pub reason: String,
-    /// When the shard deletes it whether or not it is drained.
+    /// When the shard began to count the time for the drain.
+    pub announced_at: Option<Timestamp>,
+    /// When the shard deletes it whether or not it is drained; by the same clock.
     pub delete_at: Option<Timestamp>,
 }
 
@@ -42,6 +44,7 @@ pub(super) fn notice(event: wire::InstanceEvent) -> Option<(String, Notice)> {
         provider_id: event.provider_instance_id,
         progress,
         reason: event.reason,
+        announced_at: event.unhealthy_at.as_ref().and_then(wire::read_timestamp),
         delete_at: event.delete_at.as_ref().and_then(wire::read_timestamp),
     };
     (!event.instance_id.is_empty()).then_some((event.instance_id, notice))

@@ -101,6 +101,12 @@ async fn until_condition(scene: &Scene, name: &str, kind: &str, expected: &str) 
     Ok(condition(scene, name, kind).await?.1)
 }
 
+async fn pause(scene: &Scene, is_paused: bool) -> Result<()> {
+    let patch = Patch::Merge(json!({ "spec": { "paused": is_paused } }));
+    scene.capi("Cluster").patch(&format!("{CLUSTER}--{TENANT}"), &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
 async fn until_gone(scene: &Scene, machine: &str) -> Result<()> {
     let look = || async { Ok(scene.capi("Machine").get_opt(machine).await?.is_none()) };
     scene.until(&format!("Machine {machine} is gone"), look).await
@@ -217,6 +223,28 @@ async fn a57_a58_a59_a60_a_machine_by_itself_runs_in_its_failure_domain_and_is_d
 }
 
 #[tokio::test]
+async fn a44_a_machine_by_itself_is_drained_before_its_shard_deletes_the_instance() -> Result<()> {
+    let scene =
+        Scene::with_groups("machine-noticed", &["a"], json!({ "web": { "template": "web", "size": 0 } })).await?;
+    create_machine(&scene, "mine", Some("a")).await?;
+    settled(&scene, 1).await?;
+    let status = scene.api::<NstanceMachine>().get("mine").await?.status.context("status")?;
+    let id = status.instance_id.context("its instance")?;
+    pod(&scene, "one", &id).await?;
+    scene.zones.cloud.give_notice(&id);
+    let pods = scene.api::<Pod>();
+    let is_gone = || async {
+        let is_gone = !is_there(&scene, &id);
+        if is_gone {
+            assert!(pods.get_opt("one").await?.is_none(), "the instance went before its pod");
+        }
+        Ok(is_gone)
+    };
+    scene.until("the instance is gone", is_gone).await?;
+    until_gone(&scene, "mine").await
+}
+
+#[tokio::test]
 async fn a58_a_failure_domain_that_is_no_shard_is_named() -> Result<()> {
     let scene = Scene::with_groups("machine-where", &["a"], json!({ "web": { "template": "web", "size": 0 } })).await?;
     create_machine(&scene, "mine", Some("nowhere")).await?;
@@ -244,20 +272,35 @@ async fn a53_a_lost_instance_takes_its_machine_and_its_node_with_it() -> Result<
 }
 
 #[tokio::test]
+async fn a98_a_drain_stops_while_the_cluster_is_paused_and_goes_on_afterwards() -> Result<()> {
+    let scene = Scene::new("machine-resting", &["a"]).await?;
+    scene.create_pool("web", &["a"], Some(1)).await?;
+    let victim = settled(&scene, 1).await?.remove(0);
+    pod(&scene, "one", &victim).await?;
+    budget(&scene).await?;
+    delete_machine(&scene, &victim).await?;
+    until_condition(&scene, &victim, "Drained", "False/BlockedByPDB").await?;
+    pause(&scene, true).await?;
+    until_condition(&scene, &victim, "Drained", "Unknown/Paused").await?;
+    scene.api::<PodDisruptionBudget>().delete("all", &DeleteParams::default()).await?;
+    assert!(
+        scene.api::<Pod>().get("one").await?.metadata.deletion_timestamp.is_none(),
+        "nothing holds it but the pause"
+    );
+    scene.scale("web", 0).await?;
+    pause(&scene, false).await?;
+    until_gone(&scene, &victim).await?;
+    assert!(scene.api::<Pod>().get_opt("one").await?.is_none(), "it was evicted");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a98_a_paused_cluster_changes_nothing_and_a_machine_goes_drained_after_it() -> Result<()> {
     let scene = Scene::new("machine-paused", &["a"]).await?;
     scene.create_pool("web", &["a"], Some(1)).await?;
     let victim = settled(&scene, 1).await?.remove(0);
     pod(&scene, "one", &victim).await?;
-    let cluster = format!("{CLUSTER}--{TENANT}");
-    let pause = |is_paused: bool| {
-        let (clusters, cluster) = (scene.capi("Cluster"), cluster.clone());
-        async move {
-            let patch = Patch::Merge(json!({ "spec": { "paused": is_paused } }));
-            clusters.patch(&cluster, &PatchParams::default(), &patch).await
-        }
-    };
-    pause(true).await?;
+    pause(&scene, true).await?;
     until_condition(&scene, &victim, "Paused", "True/Paused").await?;
     delete_machine(&scene, &victim).await?;
     until_condition(&scene, &victim, "Drained", "Unknown/Paused").await?;
@@ -265,7 +308,7 @@ async fn a98_a_paused_cluster_changes_nothing_and_a_machine_goes_drained_after_i
     assert!(has(&machine, HOOK) && !has(&machine, EXCLUDED));
     assert!(scene.api::<Pod>().get("one").await?.metadata.deletion_timestamp.is_none());
     scene.scale("web", 0).await?;
-    pause(false).await?;
+    pause(&scene, false).await?;
     until_gone(&scene, &victim).await?;
     assert!(scene.api::<Pod>().get_opt("one").await?.is_none(), "it was evicted");
     Ok(())

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use decide::plan;
 pub use known::LATER;
+pub(super) use known::ambiguous;
 pub use report::report;
 
 use super::node::NodeRef;
@@ -60,6 +61,8 @@ pub struct Observed {
     /// Nodes of the workload cluster whose provider ID ends like the instance's.
     pub nodes: Fact<Vec<NodeRef>>,
     pub drain: Drain,
+    /// What was asked of that drain for this machine.
+    pub asked: Option<Asked>,
     /// Why the shard deleted the instance, if it said so.
     pub deleted: Option<String>,
     /// The call that was handed over last, and is not reported yet.
@@ -102,7 +105,7 @@ pub struct Machine {
     pub has_hook: bool,
     /// Cluster API does not drain its Node.
     pub is_excluded: bool,
-    /// How long a drain of its Node may last.
+    /// How long a drain of its Node may last, from its beginning.
     pub drain_timeout: Option<Duration>,
 }
 
@@ -121,6 +124,26 @@ pub enum Drain {
     Done,
     /// The deadline passed; what was left then, in words.
     Expired { left: String },
+}
+
+/// What one of those who want a Node emptied has asked for, by the rules that hold now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// The time until its deadline; it has none if `None`.
+    pub left: Option<Duration>,
+}
+
+/// Deadlines of the same drain that are nearer than this are the same: stored times have whole seconds, and a round takes
+/// a moment.
+const SAME_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Whether a drain that runs has been asked for as it is wanted, with this time left.
+pub(super) fn is_as_asked(asked: Option<Asked>, left: Option<Duration>) -> bool {
+    match (asked.map(|asked| asked.left), left) {
+        (Some(Some(asked)), Some(left)) => asked.abs_diff(left) < SAME_DEADLINE,
+        (Some(None), None) => true,
+        _ => false,
+    }
 }
 
 /// A call beside the rounds.
@@ -166,6 +189,10 @@ pub enum Action {
         node: String,
         id: String,
         timeout: Option<Duration>,
+    },
+    /// Let the drain of this id rest; the Node stays cordoned.
+    ReleaseDrain {
+        id: String,
     },
     /// Set the annotation that excludes the Node from Cluster API's drain, and remove our hook: both in one patch.
     ReleaseHook {

@@ -124,6 +124,9 @@ pub struct Limits {
     /// Machines of one namespace's Pods that are made and are no Node yet. A shard takes a few calls at once, for all
     /// namespaces together.
     pub starting: usize,
+    /// Machines of one namespace's Pods. Each is an instance that costs money, and every account that may create a Pod
+    /// may ask for one.
+    pub machines: usize,
     /// How long a Machine outlives that its Pod was bound to another node.
     pub grace: Duration,
     /// How long the scheduler has to say that a Pod fits nowhere: most Pods fit, and need no machine.
@@ -138,6 +141,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             starting: 20,
+            // More than a team needs that has not said so, and a bill that can be paid.
+            machines: 100,
             grace: Duration::from_mins(1),
             verdict: Duration::from_secs(5),
             retry: Duration::from_mins(10),
@@ -152,7 +157,7 @@ impl Default for Limits {
 pub struct Plan {
     /// In order. None needs another.
     pub steps: Vec<Step>,
-    /// What to record about Pods, whatever becomes of the steps.
+    /// What to record about Pods, whatever becomes of the steps. Namespaces take turns.
     pub notices: Vec<Notice>,
     /// Requests that shards refused, to be remembered.
     pub refused: Vec<(String, Wish)>,

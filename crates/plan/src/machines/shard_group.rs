@@ -32,6 +32,8 @@ pub struct Observed {
     pub members: usize,
     /// Of a server that names no instances: the Nodes of the group, the oldest first, and whether each is drained.
     pub oldest: Fact<Vec<OldNode>>,
+    /// The Nodes whose drains were asked for here.
+    pub drains: BTreeSet<String>,
     /// The call that was handed over last.
     pub call: Call,
     pub is_paused: bool,
@@ -51,6 +53,7 @@ impl Default for Observed {
             released: BTreeSet::new(),
             members: 0,
             oldest: Fact::Unknown { why, last: None },
+            drains: BTreeSet::new(),
             call: Call::None,
             is_paused: false,
             is_wanted: false,
@@ -63,7 +66,10 @@ impl Default for Observed {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OldNode {
     pub name: String,
+    /// A drain of its group has emptied it, and nothing was let in since.
     pub is_drained: bool,
+    /// A drain of its group keeps it cordoned, one of an earlier process as well.
+    pub is_held: bool,
 }
 
 /// A call beside the rounds.
@@ -124,6 +130,10 @@ pub enum Action {
     Upsert { push: Push, poll: u64 },
     /// Drain the Node, so that a server that deletes the oldest deletes an empty one.
     DrainNode { node: String },
+    /// The Node stays after all: end its drain, and undo the cordon.
+    ReturnNode { node: String },
+    /// Let the drain of the Node rest; it stays cordoned.
+    ReleaseDrain { node: String },
     /// Remove the group from the shard; a static one goes back to its configuration.
     DeleteGroup { group: String, poll: u64 },
     /// Store this list as `metadata.finalizers`, ours taken out.

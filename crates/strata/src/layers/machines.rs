@@ -54,6 +54,9 @@ pub(crate) struct MachinesFlags {
     /// ServiceAccount whose tokens Cluster API uses [default: nstance-capi-workload]
     #[arg(long, env = "NSTANCE_CAPI_SERVICEACCOUNT", value_name = "NAME")]
     pub machines_capi_service_account: Option<String>,
+    /// How many machines on demand the Pods of one namespace may have [default: 100]
+    #[arg(long, env = "STRATA_MACHINES_ON_DEMAND_LIMIT", value_name = "COUNT")]
+    pub machines_on_demand_limit: Option<usize>,
     /// Address of the API server's Service, if the operator runs in the cluster
     #[arg(long, env = "KUBERNETES_SERVICE_HOST", hide = true, value_name = "HOST")]
     pub machines_service_host: Option<String>,
@@ -74,6 +77,7 @@ impl MachinesFlags {
             machines_nonce_secret: self.machines_nonce_secret.or(other.machines_nonce_secret),
             machines_capi_endpoint: self.machines_capi_endpoint.or(other.machines_capi_endpoint),
             machines_capi_service_account: self.machines_capi_service_account.or(other.machines_capi_service_account),
+            machines_on_demand_limit: self.machines_on_demand_limit.or(other.machines_on_demand_limit),
             machines_service_host: self.machines_service_host.or(other.machines_service_host),
         }
     }
@@ -108,6 +112,8 @@ fn install(operator: &mut Operator, values: &Values, client: &ClientConfig) -> R
     let mut config = machines::Config::new(settings, api_server);
     config.concurrency = values.concurrency.unwrap_or(config.concurrency);
     config.resync = values.resync.unwrap_or(config.resync);
+    let limit = values.machines.machines_on_demand_limit;
+    config.on_demand.machines = limit.unwrap_or(config.on_demand.machines);
     machines::install(operator, &config);
     Ok(())
 }

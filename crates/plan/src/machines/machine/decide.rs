@@ -1,28 +1,33 @@
 //! The next actions for a machine.
 
+use std::time::Duration;
+
 use api::condition::Reason;
 use api::machine::{MACHINE_FINALIZER, NstanceMachine, NstanceMachineSpec};
+use jiff::Timestamp;
 
-use super::super::node::{Found, find};
+use super::super::node::{Found, NodeRef, find};
 use super::super::shard::{Instance, Outcome, Shard, peer};
 use super::known::{
     Known, LATER, Place, SOON, UNNAMED, ambiguous, has_expired, instance_id, is_askable, is_lost, known, place,
-    shard_of,
+    shard_of, time_left,
 };
-use super::{Action, Ask, Call, Drain, InputsOf, Machine, Observed, Owner, Role};
+use super::{Action, Ask, Call, Drain, InputsOf, Machine, Observed, Owner, Role, is_as_asked};
 use crate::fact::{Fact, latest};
 use crate::object::digest;
 use crate::round::{Plan, Step};
 
 /// The next actions for one machine.
-pub fn plan(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) -> Plan<Action, Ask> {
+pub fn plan(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf, now: Timestamp) -> Plan<Action, Ask> {
     let mut plan = Plan::default();
-    let Some(spec) = machine.spec.as_ref().filter(|_| !observed.is_paused && observed.owner != Owner::Unknown) else {
+    if observed.is_paused {
+        rest(&mut plan, machine, observed);
         return plan;
-    };
+    }
+    let Some(spec) = machine.spec.as_ref().filter(|_| observed.owner != Owner::Unknown) else { return plan };
     let known = known(&mut plan, machine, observed, inputs);
     if machine.metadata.deletion_timestamp.is_some() {
-        clean_up(&mut plan, machine, observed, &known);
+        clean_up(&mut plan, machine, observed, &known, now);
         return plan;
     }
     if is_lost(observed, &known) {
@@ -45,7 +50,7 @@ pub fn plan(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) ->
         Known::Unknown(_) | Known::Gone => {}
     }
     if let Owner::Machine(owner) = &observed.owner {
-        hook(&mut plan, machine, owner, observed, &known);
+        hook(&mut plan, machine, owner, observed, &known, now);
     }
     plan
 }
@@ -57,8 +62,9 @@ fn hook(
     owner: &Machine,
     observed: &Observed,
     known: &Known<'_>,
+    now: Timestamp,
 ) {
-    if owner.is_deleting && owner.has_hook && is_empty(plan, machine, observed, known) {
+    if owner.is_deleting && owner.has_hook && is_empty(plan, machine, observed, known, now) {
         plan.push(release_hook(owner));
     }
     if observed.role == Role::Own && !owner.is_deleting && !owner.has_hook && !owner.is_excluded {
@@ -187,9 +193,15 @@ fn node_id(spec: &NstanceMachineSpec, instance: &Instance, observed: &Observed) 
 }
 
 /// Whether nothing of the Node is left that a drain waits for; begins the drain if it was not begun.
-fn is_empty(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &Observed, known: &Known<'_>) -> bool {
+fn is_empty(
+    plan: &mut Plan<Action, Ask>,
+    machine: &NstanceMachine,
+    observed: &Observed,
+    known: &Known<'_>,
+    now: Timestamp,
+) -> bool {
     let (is_excluded, timeout) = match &observed.owner {
-        Owner::Machine(owner) => (owner.is_excluded, owner.drain_timeout),
+        Owner::Machine(owner) => (owner.is_excluded, time_left(machine, owner.drain_timeout, now)),
         Owner::Unknown | Owner::Unset | Owner::Gone => (false, None),
     };
     if is_excluded {
@@ -197,16 +209,21 @@ fn is_empty(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &O
     }
     match &observed.drain {
         Drain::Done | Drain::Expired { .. } => return true,
-        Drain::Running { .. } => return false,
+        Drain::Running { .. } if is_as_asked(observed.asked, timeout) => return false,
+        // Another one began it, or something else is wanted of it now.
+        Drain::Running { .. } => {
+            if let Place::Node(node) = place(machine, observed, known) {
+                plan.push_step(drain(machine, observed, node, timeout));
+            }
+            return false;
+        }
         Drain::None if has_expired(machine) => return true,
         Drain::None => {}
     }
     match place(machine, observed, known) {
         Place::Nowhere => return true,
         Place::Node(node) => {
-            // The same as of a drain that its shard asks for: two of one Node would end each other.
-            let id = instance_id(machine, observed).or_else(|| machine.metadata.uid.clone()).unwrap_or_default();
-            plan.push_step(Step::new(Action::Drain { node: node.name.clone(), id, timeout }).as_job());
+            plan.push_step(drain(machine, observed, node, timeout));
         }
         Place::Ambiguous(nodes) => plan.block(Reason::NodeAmbiguous, ambiguous(&nodes)),
         Place::Unknown(why) => plan.block(Reason::StateUnknown, why),
@@ -214,8 +231,36 @@ fn is_empty(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &O
     false
 }
 
+/// The same as of a drain that its shard asks for: two of one Node would end each other.
+fn drain_id(machine: &NstanceMachine, observed: &Observed) -> String {
+    instance_id(machine, observed).or_else(|| machine.metadata.uid.clone()).unwrap_or_default()
+}
+
+fn drain(
+    machine: &NstanceMachine,
+    observed: &Observed,
+    node: &NodeRef,
+    timeout: Option<Duration>,
+) -> Step<Action, Ask> {
+    let id = drain_id(machine, observed);
+    Step::new(Action::Drain { node: node.name.clone(), id, timeout }).as_job()
+}
+
+/// While paused nothing is done, and what is under way stops: a drain goes on by its id afterwards.
+fn rest(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &Observed) {
+    if observed.asked.is_some() || observed.drain != Drain::None {
+        plan.push(Action::ReleaseDrain { id: drain_id(machine, observed) });
+    }
+}
+
 /// The Node first, then the instance, then the object. A member's instance is removed with its group's size.
-fn clean_up(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &Observed, known: &Known<'_>) {
+fn clean_up(
+    plan: &mut Plan<Action, Ask>,
+    machine: &NstanceMachine,
+    observed: &Observed,
+    known: &Known<'_>,
+    now: Timestamp,
+) {
     let mut finalizers = machine.metadata.finalizers.clone().unwrap_or_default();
     let before = finalizers.len();
     finalizers.retain(|finalizer| finalizer != MACHINE_FINALIZER);
@@ -240,7 +285,7 @@ fn clean_up(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &O
         find_unmade(plan, machine, observed, owner, finalizers);
         return;
     }
-    if !is_empty(plan, machine, observed, known) {
+    if !is_empty(plan, machine, observed, known, now) {
         return;
     }
     // Nothing was ever asked for, or there is nothing left that could be asked.

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use api::condition::ConditionType;
-use api::machine::NstanceMachine;
+use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
+use api::machine::{MachineReason, NstanceMachine};
+use jiff::Timestamp;
 
 use super::super::node::{Found, NodeRef, find, is_same};
 use super::super::shard::{Answer as ShardAnswer, Instance, Members, Outcome, Shard};
@@ -204,13 +205,26 @@ fn is_never_made(machine: &NstanceMachine, observed: &Observed, known: &Known<'_
     *known == Known::Gone || !is_askable(machine, observed) || (*known == Known::Unmade && is_refused)
 }
 
+/// What is left of the time that a drain may take. It runs from the drain's beginning, which the stored condition shows:
+/// what kept the drain from beginning costs it nothing.
+pub(super) fn time_left(machine: &NstanceMachine, timeout: Option<Duration>, now: Timestamp) -> Option<Duration> {
+    let drained = machine.status.as_ref().and_then(|status| status.condition(ConditionType::Drained));
+    let is_begun = |drained: &&Condition<MachineReason>| {
+        let is_running = matches!(drained.reason, MachineReason::Known(Reason::Draining | Reason::BlockedByPDB));
+        drained.status == ConditionStatus::False && is_running
+    };
+    let spent = drained.filter(is_begun).map(|drained| now.duration_since(drained.last_transition_time));
+    let spent = spent.and_then(|spent| Duration::try_from(spent).ok()).unwrap_or_default();
+    timeout.map(|timeout| timeout.saturating_sub(spent))
+}
+
 /// Whether the deadline of its drain has passed, in this process or before it.
 pub(super) fn has_expired(machine: &NstanceMachine) -> bool {
     let drained = machine.status.as_ref().and_then(|status| status.condition(ConditionType::Drained));
     drained.is_some_and(is_expired)
 }
 
-pub(super) fn ambiguous(nodes: &[&NodeRef]) -> String {
+pub(in crate::machines) fn ambiguous(nodes: &[&NodeRef]) -> String {
     let names: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
     format!(
         "the Nodes {} all have the provider ID of this instance; delete those that are not this instance",

@@ -188,8 +188,9 @@ impl Words<'_> {
             (Place::Nowhere | Place::Unknown(_), Some(former)) => former.clone(),
             (Place::Nowhere, None) => say(True, Reason::Drained, "there is no Node to drain"),
             (Place::Node(_), _) => say(False, Reason::Draining, "the drain begins"),
-            (Place::Ambiguous(nodes), _) => say(False, Reason::Draining, &ambiguous(&nodes)),
-            (Place::Unknown(why), None) => say(False, Reason::Draining, &why),
+            // The time of a drain runs from its beginning, which is when this turns false.
+            (Place::Ambiguous(nodes), _) => say(Unknown, Reason::NodeAmbiguous, &ambiguous(&nodes)),
+            (Place::Unknown(why), None) => say(Unknown, Reason::StateUnknown, &why),
         }
     }
 

@@ -75,6 +75,7 @@ fn member() -> Observed {
         shards: [("dev-1".to_owned(), with(&["a"]))].into(),
         nodes: known(vec![node()]),
         drain: Drain::None,
+        asked: None,
         deleted: None,
         call: Call::None,
         is_paused: false,
@@ -89,7 +90,7 @@ fn own() -> Observed {
 fn planned(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) -> Plan<Action, Ask> {
     let read: Observed = from_value(to_value(observed).unwrap()).unwrap();
     assert_eq!(&read, observed, "written to a file and read back");
-    plan(machine, observed, inputs)
+    plan(machine, observed, inputs, Timestamp::UNIX_EPOCH)
 }
 
 fn actions(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) -> Vec<String> {
@@ -101,6 +102,7 @@ fn actions(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) -> 
             Action::SetProviderId { id } => format!("id {id}"),
             Action::HookMachine { name, .. } => format!("hook {name}"),
             Action::Drain { node, .. } => format!("drain {node}"),
+            Action::ReleaseDrain { id } => format!("release drain {id}"),
             Action::ReleaseHook { name, .. } => format!("release hook of {name}"),
             Action::DeleteMachine { name, .. } => format!("delete {name}"),
             Action::DeleteSelf => "delete self".to_owned(),
@@ -125,7 +127,7 @@ fn reported(
     inputs: &InputsOf,
     progress: &Progress,
 ) -> crate::round::Report<NstanceMachineStatus, Note> {
-    let plan = plan(object, observed, inputs);
+    let plan = plan(object, observed, inputs, Timestamp::UNIX_EPOCH);
     let progress: Vec<_> = plan.steps.iter().map(|_| progress.clone()).collect();
     report(&RoundOf { object, observed, inputs, plan: &plan, progress: &progress }, Timestamp::UNIX_EPOCH)
 }
@@ -157,6 +159,7 @@ fn a95_a_deleted_member_goes_in_order_hook_drain_exclusion_removal_gone() {
     assert_eq!(actions(&object, &observed, &none()), ["drain node-a"]);
 
     observed.drain = Drain::Running { blocked: Some("pod a of budget b".to_owned()), left: "1 pod left".to_owned() };
+    observed.asked = Some(Asked { left: None });
     assert_eq!(actions(&object, &observed, &none()), Vec::<String>::new());
     let blocked = reported(&object, &observed, &none(), &Progress::NotBegun);
     assert_eq!(condition(&blocked.status, ConditionType::Drained), (ConditionStatus::False, "BlockedByPDB"));
@@ -213,7 +216,8 @@ fn a47_without_a_node_there_is_nothing_to_drain_and_while_nodes_are_unknown_noth
     observed.nodes = Fact::Unknown { why, last: None };
     let plan = planned(&object, &observed, &none());
     assert_eq!((plan.steps.len(), plan.blocked[0].reason), (0, Reason::StateUnknown));
-    assert_eq!(condition(&status(&object, &observed, &none()), ConditionType::Drained).0, ConditionStatus::False);
+    let drained = status(&object, &observed, &none());
+    assert_eq!(condition(&drained, ConditionType::Drained), (ConditionStatus::Unknown, "StateUnknown"));
 }
 
 #[test]
@@ -226,6 +230,8 @@ fn an_id_that_two_nodes_claim_is_drained_on_neither() {
     let plan = planned(&object, &observed, &none());
     assert_eq!((plan.steps.len(), plan.blocked[0].reason), (0, Reason::NodeAmbiguous));
     assert!(plan.blocked[0].message.contains("node-a, node-b"));
+    let drained = status(&object, &observed, &none());
+    assert_eq!(condition(&drained, ConditionType::Drained), (ConditionStatus::Unknown, "NodeAmbiguous"));
 }
 
 #[test]
@@ -338,7 +344,7 @@ fn while_the_shard_is_silent_a_node_is_found_by_what_was_stored_and_without_that
         let plan = planned(&deleted(unlinked.clone()), &observed, &none());
         assert_eq!((plan.steps.len(), plan.blocked[0].reason), (0, Reason::StateUnknown));
         let status = status(&deleted(unlinked.clone()), &observed, &none());
-        assert_eq!(condition(&status, ConditionType::Drained), (ConditionStatus::False, "Draining"));
+        assert_eq!(condition(&status, ConditionType::Drained), (ConditionStatus::Unknown, "StateUnknown"));
         let nowhere = Observed { role: Role::Member { shard: None }, ..observed.clone() };
         let plan = planned(&deleted(unlabelled.clone()), &nowhere, &none());
         assert!(plan.actions().any(|action| matches!(action, Action::ReleaseHook { .. })), "there is nothing to ask");
@@ -608,4 +614,68 @@ fn a98_a_paused_machine_is_left_alone() {
         let observed = Observed { is_paused: true, ..member() };
         assert_eq!(actions(&object, &observed, &none()), Vec::<String>::new());
     }
+}
+
+#[test]
+fn a98_while_paused_a_drain_rests_and_goes_on_by_the_same_id_afterwards() {
+    let object = member_machine();
+    let going = Observed { owner: Owner::Machine(Machine { is_deleting: true, ..owner() }), ..member() };
+    let running = Observed {
+        drain: Drain::Running { blocked: None, left: "1 pod left".to_owned() },
+        asked: Some(Asked { left: None }),
+        ..going.clone()
+    };
+    assert_eq!(actions(&object, &running, &none()), Vec::<String>::new());
+    let paused = Observed { is_paused: true, ..running };
+    assert_eq!(actions(&object, &paused, &none()), ["release drain a"]);
+    let resting = Observed { is_paused: true, ..going.clone() };
+    assert_eq!(actions(&object, &resting, &none()), Vec::<String>::new());
+    let is_drain = |action: &Action| matches!(action, Action::Drain { id, .. } if id == "a");
+    assert!(planned(&object, &going, &none()).actions().any(is_drain));
+}
+
+/// The time that a drain is asked for with, so many seconds after the status was stored.
+fn asked_time(object: &NstanceMachine, observed: &Observed, seconds: i64) -> Option<Option<u64>> {
+    let now = Timestamp::new(seconds, 0).unwrap();
+    let plan = plan(object, observed, &none(), now);
+    plan.actions().find_map(|action| match action {
+        Action::Drain { timeout, .. } => Some(timeout.map(|timeout| timeout.as_secs())),
+        _ => None,
+    })
+}
+
+#[test]
+fn the_time_of_a_drain_runs_from_its_beginning() {
+    let drain_timeout = Some(Duration::from_mins(10));
+    let owner = Owner::Machine(Machine { is_deleting: true, drain_timeout, ..owner() });
+    let going = Observed { owner, ..member() };
+    let mut object = member_machine();
+    object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    // However long ago it was deleted, and whatever kept the drain from its beginning.
+    assert_eq!(asked_time(&object, &going, 3600), Some(Some(600)));
+    let why = Failure { class: Class::Transient, message: "workload cluster away".to_owned() };
+    let away = Observed { nodes: Fact::Unknown { why, last: None }, ..going.clone() };
+    object.status = Some(status(&object, &away, &none()));
+    assert_eq!(asked_time(&object, &going, 3600), Some(Some(600)));
+    // From the first word about it, also for the next process.
+    object.status = Some(status(&object, &going, &none()));
+    assert_eq!(asked_time(&object, &going, 240), Some(Some(360)));
+    assert_eq!(asked_time(&object, &going, 3600), Some(Some(0)));
+}
+
+#[test]
+fn a_drain_that_runs_gets_what_is_wanted_of_it_now() {
+    let drain = Drain::Running { blocked: None, left: "1 pod left".to_owned() };
+    let running = |timeout: Option<u64>, asked: Option<Option<u64>>| {
+        let owner = Machine { is_deleting: true, drain_timeout: timeout.map(Duration::from_secs), ..owner() };
+        let asked = asked.map(|left| Asked { left: left.map(Duration::from_secs) });
+        Observed { owner: Owner::Machine(owner), drain: drain.clone(), asked, ..member() }
+    };
+    let object = member_machine();
+    assert_eq!(asked_time(&object, &running(None, None), 0), Some(None), "its shard began it");
+    assert_eq!(asked_time(&object, &running(None, Some(None)), 0), None);
+    assert_eq!(asked_time(&object, &running(Some(60), Some(None)), 0), Some(Some(60)), "the timeout was set");
+    assert_eq!(asked_time(&object, &running(Some(60), Some(Some(59))), 0), None);
+    assert_eq!(asked_time(&object, &running(Some(60), Some(Some(600))), 0), Some(Some(60)), "it was lowered");
+    assert_eq!(asked_time(&object, &running(None, Some(Some(600))), 0), Some(None), "it was removed");
 }

@@ -26,6 +26,7 @@ pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
     }
     ask(&mut plan, &mut steps, observed, limits);
     plan.steps = in_turns(steps);
+    plan.notices = in_turns(plan.notices.into_iter().map(|notice| (notice.pod.namespace.clone(), notice)).collect());
     if plan.steps.len() > limits.steps {
         plan.steps.truncate(limits.steps);
         plan.look_within(Duration::ZERO);
@@ -38,18 +39,18 @@ type Steps<'a> = Vec<(&'a str, Step)>;
 
 /// Namespaces take turns, each in its own order: a thousand steps of one, and steps that fail again and again, leave
 /// room for those of another.
-fn in_turns(steps: Steps<'_>) -> Vec<Step> {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut ranked: Vec<(usize, Step)> = steps
+fn in_turns<N: Ord, T>(all: Vec<(N, T)>) -> Vec<T> {
+    let mut counts: BTreeMap<N, usize> = BTreeMap::new();
+    let mut ranked: Vec<(usize, T)> = all
         .into_iter()
-        .map(|(namespace, step)| {
+        .map(|(namespace, one)| {
             let count = counts.entry(namespace).or_default();
             *count += 1;
-            (*count, step)
+            (*count, one)
         })
         .collect();
     ranked.sort_by_key(|(rank, _)| *rank);
-    ranked.into_iter().map(|(_, step)| step).collect()
+    ranked.into_iter().map(|(_, one)| one).collect()
 }
 
 fn event(pod: &PodName, kind: EventKind, reason: &'static str, about: &str, note: String) -> Notice {
@@ -130,6 +131,8 @@ fn fate(plan: &mut Plan, observed: &Observed, limits: &Limits, request: &Request
             Infrastructure::Unknown | Infrastructure::Absent | Infrastructure::Foreign => false,
         };
         return match &pod.wish {
+            // It is never bound, however long a finalizer keeps it.
+            _ if pod.is_terminating => Fate::Go(Some("the Pod is being deleted".to_owned())),
             None => Fate::Go(Some("the Pod asks for no machine any more".to_owned())),
             Some(wish) if is_other(wish) => Fate::Go(Some(format!("the Pod asks for group {} now", wish.group))),
             Some(_) => Fate::Keep,
@@ -172,10 +175,7 @@ fn is_waiting(pod: &Pod) -> bool {
 fn ask<'a>(plan: &mut Plan, steps: &mut Steps<'a>, observed: &'a Observed, limits: &Limits) {
     let Ok(pods) = observed.pods.known() else { return };
     let served: BTreeSet<&str> = observed.requests.iter().map(|request| request.pod.uid.as_str()).collect();
-    let mut starting: BTreeMap<&str, usize> = BTreeMap::new();
-    for request in observed.requests.iter().filter(|request| !request.is_deleting && request.node.is_none()) {
-        *starting.entry(&request.pod.namespace).or_default() += 1;
-    }
+    let mut rooms = Rooms::new(observed);
     let mut waiting: Vec<&Pod> =
         pods.iter().filter(|pod| is_waiting(pod) && !served.contains(&*pod.name.uid)).collect();
     waiting.sort_by_key(|pod| (pod.created_at, &pod.name));
@@ -195,20 +195,51 @@ fn ask<'a>(plan: &mut Plan, steps: &mut Steps<'a>, observed: &'a Observed, limit
             plan.notices.push(taken(&pod.name, &name));
             continue;
         }
-        let starting = starting.entry(&pod.name.namespace).or_default();
-        if *starting >= limits.starting {
-            let note = format!(
-                "{starting} machines for Pods of namespace {} are being made; this Pod's comes when one of them has become a Node",
-                pod.name.namespace
-            );
-            plan.notices.push(event(&pod.name, EventKind::Normal, "OnDemandWaiting", "", note));
+        if let Err(notice) = rooms.take(&pod.name, limits) {
+            plan.notices.push(notice);
             continue;
         }
-        *starting += 1;
         let note = format!("Machine {name} of group {} is made for this Pod", wish.group);
         let done = Some(event(&pod.name, EventKind::Normal, "OnDemandRequested", &name, note));
         let action = Action::CreateMachine(build::machine(observed, &pod.name, shard.as_deref()));
         steps.push((&pod.name.namespace, Step { action, done }));
+    }
+}
+
+/// How many Machines the Pods of each namespace have: all of them, and those that are no Node yet.
+struct Rooms<'a>(BTreeMap<&'a str, (usize, usize)>);
+
+impl<'a> Rooms<'a> {
+    fn new(observed: &'a Observed) -> Self {
+        let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+        for request in &observed.requests {
+            let (all, starting) = counts.entry(&request.pod.namespace).or_default();
+            // One that is being deleted has its instance until it is drained.
+            *all += 1;
+            *starting += usize::from(!request.is_deleting && request.node.is_none());
+        }
+        Self(counts)
+    }
+
+    /// Takes the room for one more, or says why there is none.
+    fn take(&mut self, pod: &'a PodName, limits: &Limits) -> Result<(), Notice> {
+        let (all, starting) = self.0.entry(&pod.namespace).or_default();
+        let namespace = &pod.namespace;
+        if *all >= limits.machines {
+            let note = format!(
+                "namespace {namespace} has {all} machines for its Pods, and may have {}; delete Pods that have one, or raise --machines-on-demand-limit of the operator",
+                limits.machines
+            );
+            return Err(warning(pod, "OnDemandLimited", "", note));
+        }
+        if *starting >= limits.starting {
+            let note = format!(
+                "{starting} machines for Pods of namespace {namespace} are being made; this Pod's comes when one of them has become a Node"
+            );
+            return Err(event(pod, EventKind::Normal, "OnDemandWaiting", "", note));
+        }
+        (*all, *starting) = (*all + 1, *starting + 1);
+        Ok(())
     }
 }
 

@@ -267,7 +267,13 @@ fn a64_a_machine_goes_when_its_pod_is_gone_or_has_ended() {
     assert!(deletes(&of(|_, pod| pod.wish = None)), "the annotation was removed");
     assert!(deletes(&of(|_, pod| pod.wish = Some(wish("db")))), "the annotation was changed");
     assert_eq!(of(|request, _| request.now = unknown()), Plan::default(), "unknown is not gone");
-    assert_eq!(of(|_, pod| pod.is_terminating = true), Plan::default(), "it is not gone yet");
+    let leaving = of(|_, pod| pod.is_terminating = true);
+    assert!(deletes(&leaving), "it is never bound, and a finalizer may keep it for ever");
+    let running = of(|request, pod| {
+        request.node = Some("own".to_owned());
+        (pod.is_terminating, pod.node) = (true, Some("own".to_owned()));
+    });
+    assert_eq!(running, Plan::default(), "it may need its node to end");
     let deleting = of(|request, _| {
         request.now = known(None);
         request.is_deleting = true;
@@ -360,6 +366,35 @@ fn one_namespace_leaves_room_for_another() {
     assert!(places[..2].iter().any(|place| place.contains("few/only")), "{:?}", &places[..2]);
     assert_eq!(reasons(&plan).len(), 980);
     assert!(reasons(&plan).iter().all(|reason| *reason == "OnDemandWaiting"));
+}
+
+#[test]
+fn namespaces_take_turns_in_what_is_recorded() {
+    let mut pods: Vec<Pod> = (0..100).map(|index| pod("many", &format!("p{index}"))).collect();
+    pods.push(Pod { created_at: Some(at(999)), wish: Some(wish("none")), ..pod("few", "only") });
+    let plan = look(&observed(pods));
+    let first: Vec<_> = plan.notices[..2].iter().map(|notice| notice.pod.namespace.as_str()).collect();
+    assert!(first.contains(&"few"), "{first:?}");
+}
+
+#[test]
+fn one_namespace_has_no_more_machines_than_it_may() {
+    let limits = Limits { machines: 3, ..Limits::default() };
+    let made: Vec<Pod> = (0..3).map(|index| pod("many", &format!("made{index}"))).collect();
+    let mut requests: Vec<Request> = made.iter().map(request).collect();
+    requests[0].node = Some("n".to_owned());
+    requests[1].is_deleting = true;
+    let waiting = vec![pod("many", "next"), pod("few", "only")];
+    let full = Observed { requests: requests.clone(), ..observed(waiting.clone()) };
+    let plan = plan(&full, &limits);
+    let [Step { action: Action::CreateMachine(body), .. }] = &plan.steps[..] else { panic!("{plan:?}") };
+    assert_eq!(body["metadata"]["annotations"]["nstance.dev/on-demand-pod"], "few/only");
+    assert_eq!(reasons(&plan), ["OnDemandLimited"]);
+    let note = &plan.notices[0].event.note;
+    assert!(note.contains("may have 3") && note.contains("--machines-on-demand-limit"), "{note}");
+    requests.pop();
+    let open = Observed { requests, ..observed(waiting) };
+    assert_eq!(super::plan(&open, &limits).steps.len(), 2, "one is gone");
 }
 
 fn any_pod(index: usize) -> impl Strategy<Value = Pod> {

@@ -4,7 +4,7 @@ use api::condition::Reason;
 use api::machine::{NstanceShardGroup, NstanceShardGroupSpec, SHARD_GROUP_FINALIZER};
 
 use super::super::shard::{Answer, Group, Members, Outcome, Shard, peer};
-use super::{Action, Call, DELETE, Note, Observed, Push, Tried};
+use super::{Action, Call, DELETE, Note, Observed, OldNode, Push, Tried};
 use crate::fact::Fact;
 use crate::round::{Plan, Step, StepId};
 
@@ -14,7 +14,14 @@ const MOST_MARKS: usize = 1000;
 /// The next actions for one shard group.
 pub fn plan(object: &NstanceShardGroup, observed: &Observed, note: &Note) -> Plan<Action> {
     let mut plan = Plan::default();
-    let Some(spec) = object.spec.as_ref().filter(|_| !observed.is_paused) else { return plan };
+    if observed.is_paused {
+        // What is under way stops, and goes on afterwards.
+        for node in &observed.drains {
+            plan.push(Action::ReleaseDrain { node: node.clone() });
+        }
+        return plan;
+    }
+    let Some(spec) = &object.spec else { return plan };
     let is_going = object.metadata.deletion_timestamp.is_some();
     let mut finalizers = object.metadata.finalizers.clone().unwrap_or_default();
     let is_held = finalizers.iter().any(|finalizer| finalizer == SHARD_GROUP_FINALIZER);
@@ -54,6 +61,12 @@ fn pursue(
 ) {
     if let Some(why) = target.unknown {
         plan.block(Reason::StateUnknown, why);
+    }
+    for node in target.returns {
+        plan.push(Action::ReturnNode { node });
+    }
+    for node in target.rests {
+        plan.push(Action::ReleaseDrain { node });
     }
     for node in target.drains {
         plan.push_step(Step::new(Action::DrainNode { node }).needs(finalizer).as_job());
@@ -103,6 +116,10 @@ pub(super) struct Target {
     pub undrained: i32,
     /// Nodes that must be drained before the size can be lowered.
     pub drains: Vec<String>,
+    /// Nodes that a drain was begun of, and that stay.
+    pub returns: Vec<String>,
+    /// Nodes whose drains are of no more use: their instances are gone, or others decide about them.
+    pub rests: Vec<String>,
     /// Why it is not known what must be drained.
     pub unknown: Option<String>,
 }
@@ -145,8 +162,10 @@ pub(super) fn target(
             if push.size < group.size || count(living.len()) <= push.size {
                 push.remove_first = released.iter().take(MOST_MARKS).map(|instance| instance.id.clone()).collect();
             }
+            // Nothing is left, or its server names instances by now: those are drained with their machines.
+            target.rests = observed.drains.iter().cloned().collect();
         }
-        Members::Counted(_) => push.size = counted(&mut target, size, group.size, observed),
+        Members::Counted(ids) => push.size = counted(&mut target, size, (group.size, count(ids.len())), observed),
     }
     target.undrained = push.size - size;
     if push.size != group.size || !push.remove_first.is_empty() || differs(&push, group) {
@@ -164,18 +183,26 @@ fn had(object: &NstanceShardGroup, observed: &Observed) -> i32 {
 /// The size for a server that removes the oldest: lower by as many of the oldest Nodes as are drained, in their order. An
 /// instance without a Node needs no drain, and may be younger than any: so all of the oldest Nodes are drained before
 /// one of those can be counted.
-fn counted(target: &mut Target, size: i32, now: i32, observed: &Observed) -> i32 {
+fn counted(target: &mut Target, size: i32, (now, there): (i32, i32), observed: &Observed) -> i32 {
     let surplus = usize::try_from(now - size).unwrap_or_default();
-    if surplus == 0 {
-        return size;
-    }
+    // The server is about to remove those that are over a size that was lowered already.
+    let leaving = usize::try_from(there.max(now) - size).unwrap_or_default();
     let nodes = match &observed.oldest {
-        Fact::Known { value, .. } => &value[..surplus.min(value.len())],
+        Fact::Known { value, .. } => value,
+        Fact::Unknown { .. } if surplus == 0 => return size,
         Fact::Unknown { why, .. } => {
             target.unknown = Some(format!("the Nodes of the group are not known: {}", why.message));
             return now;
         }
     };
+    let begun = |node: &&OldNode| node.is_held || observed.drains.contains(&node.name);
+    target.returns = nodes.iter().skip(leaving).filter(begun).map(|node| node.name.clone()).collect();
+    let is_listed = |name: &&String| nodes.iter().any(|node| node.name == **name);
+    target.rests = observed.drains.iter().filter(|name| !is_listed(name)).cloned().collect();
+    if surplus == 0 {
+        return size;
+    }
+    let nodes = &nodes[..surplus.min(nodes.len())];
     let drained = nodes.iter().take_while(|node| node.is_drained).count();
     target.drains = nodes.iter().filter(|node| !node.is_drained).map(|node| node.name.clone()).collect();
     if drained == nodes.len() { size } else { now - count(drained) }

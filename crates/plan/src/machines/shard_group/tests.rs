@@ -218,7 +218,7 @@ fn a_released_member_of_a_group_that_keeps_its_size_is_replaced() {
 fn a_server_that_names_no_instances_removes_the_oldest_once_they_are_drained() {
     let members = Members::Counted(vec!["i-1".into(), "i-2".into(), "i-3".into()]);
     let observed = answers(1, Some(Group { members, ..group(3, &[]) }));
-    let old = |name: &str, is_drained| OldNode { name: name.to_owned(), is_drained };
+    let old = |name: &str, is_drained| OldNode { name: name.to_owned(), is_drained, is_held: is_drained };
     let with = |value: Vec<OldNode>| {
         let oldest = Fact::Known { value, age: std::time::Duration::ZERO };
         Observed { oldest, ..observed.clone() }
@@ -243,6 +243,46 @@ fn a_server_that_names_no_instances_removes_the_oldest_once_they_are_drained() {
     assert_eq!(pushes(&planned(&object, &with(vec![old("n3", true)]))), [(1, vec![])]);
     let one = planned(&object, &with(vec![old("n3", false)]));
     assert_eq!(one.actions().collect::<Vec<_>>(), [&Action::DrainNode { node: "n3".into() }]);
+}
+
+#[test]
+fn a_node_whose_drain_is_wanted_no_more_is_returned_and_one_about_to_go_is_not() {
+    let counted = |size: i32, ids: &[&str]| {
+        let members = Members::Counted(ids.iter().map(|&id| id.to_owned()).collect());
+        answers(1, Some(Group { members, ..group(size, &[]) }))
+    };
+    let held = |name: &str, is_drained| OldNode { name: name.to_owned(), is_drained, is_held: true };
+    let free = |name: &str| OldNode { name: name.to_owned(), is_drained: false, is_held: false };
+    let with = |observed: Observed, value: Vec<OldNode>, drains: &[&str]| {
+        let oldest = Fact::Known { value, age: std::time::Duration::ZERO };
+        Observed { oldest, drains: drains.iter().map(|&name| name.to_owned()).collect(), ..observed }
+    };
+    let actions = |size: i32, observed: &Observed| {
+        planned(&object(&json!({ "size": size })), observed).actions().cloned().collect::<Vec<_>>()
+    };
+    let back = |node: &str| Action::ReturnNode { node: node.to_owned() };
+    let rest = |node: &str| Action::ReleaseDrain { node: node.to_owned() };
+    let three = || counted(3, &["i-1", "i-2", "i-3"]);
+    // The size was lowered and raised again; also where an earlier process began.
+    let again = with(three(), vec![held("n1", true), held("n2", false), free("n3")], &["n1"]);
+    assert_eq!(actions(3, &again), [back("n1"), back("n2")]);
+    assert_eq!(actions(3, &with(three(), vec![free("n1"), free("n2")], &[])), []);
+    let one = actions(2, &again);
+    assert!(one.contains(&back("n2")) && !one.contains(&back("n1")), "{one:?}");
+    // A drain that is not cordoned yet.
+    assert_eq!(actions(3, &with(three(), vec![free("n1")], &["n1"])), [back("n1")]);
+    // The server has taken the size, and has not removed the oldest yet: nothing may be let in there.
+    let lowered = with(counted(2, &["i-1", "i-2", "i-3"]), vec![held("n1", true), free("n2")], &["n1"]);
+    assert_eq!(actions(2, &lowered), []);
+    // It has: the Node may still be there for a while.
+    assert_eq!(actions(2, &with(counted(2, &["i-2", "i-3"]), vec![free("n2")], &["n1"])), [rest("n1")]);
+    let emptied = Observed { drains: ["n1".to_owned()].into(), ..answers(1, Some(group(0, &[]))) };
+    assert_eq!(actions(0, &emptied), [rest("n1")]);
+    // What was let in again is drained again.
+    let used = with(three(), vec![free("n1"), free("n2")], &["n1"]);
+    assert_eq!(actions(2, &used), [Action::DrainNode { node: "n1".to_owned() }]);
+    // While paused nothing goes on.
+    assert_eq!(actions(2, &Observed { is_paused: true, ..again }), [rest("n1")]);
 }
 
 #[test]

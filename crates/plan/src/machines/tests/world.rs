@@ -412,7 +412,9 @@ impl World {
                 assert!(left.is_none_or(|group| group.instances().is_empty()), "a group with instances is deleted");
                 Some(Call::Ended(Tried { digest: DELETE.to_owned(), poll, outcome: Outcome::Accepted }))
             }
-            other @ shard_group::Action::DrainNode { .. } => panic!("{other:?}"),
+            other @ (shard_group::Action::DrainNode { .. }
+            | shard_group::Action::ReturnNode { .. }
+            | shard_group::Action::ReleaseDrain { .. }) => panic!("{other:?}"),
         }
     }
 
@@ -432,12 +434,13 @@ impl World {
                 Fact::Known { value: nodes, age: Duration::ZERO }
             },
             drain: self.drains.get(id).cloned().unwrap_or_default(),
+            asked: self.drains.get(id).map(|_| machine::Asked { left: None }),
             deleted: self.deleted.get(id).cloned(),
             call: machine::Call::None,
             is_paused: self.is_paused,
         };
         let inputs = machine::InputsOf { note, ..machine::InputsOf::default() };
-        let plan = machine::plan(&object, &observed, &inputs);
+        let plan = machine::plan(&object, &observed, &inputs, NOW);
         self.acted |= !plan.steps.is_empty() || plan.next_look.is_some();
         let progress: Vec<_> = plan.steps.iter().map(|_| Progress::Done(())).collect();
         let round = machine::RoundOf {
@@ -470,6 +473,7 @@ impl World {
             machine::Action::Drain { node, .. } => {
                 self.drains.insert(node, Drain::Running { blocked: None, left: String::new() });
             }
+            machine::Action::ReleaseDrain { id } => drop(self.drains.remove(&id)),
             machine::Action::ReleaseHook { name, .. } => {
                 let machine = self.machines.get_mut(&name).unwrap();
                 (machine.has_hook, machine.is_excluded) = (false, true);
