@@ -8,7 +8,7 @@ mod rule;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -18,10 +18,11 @@ use plan::{
     machines::{machine::Drain, node::last_segment},
 };
 use process::Clock;
-use runtime::{Key, Operator};
+use runtime::{Key, Operator, Recorder};
 use tokio::time::Instant;
 
 use crate::{
+    ground::Workload,
     kinds::{Kinds, Queues},
     shards::Shards,
 };
@@ -54,7 +55,10 @@ type Listener = Box<dyn Fn(&str) + Send + Sync>;
 pub(crate) struct Desk(Arc<Inner>);
 
 struct Inner {
-    drains: Drains,
+    workload: Workload,
+    /// Made with the first one: before that it may not be known how the cluster is reached.
+    drains: OnceLock<Drains>,
+    recorder: Recorder,
     rules: Rules,
     kinds: Arc<Kinds>,
     clock: Clock,
@@ -70,9 +74,17 @@ struct Asked {
 
 impl Desk {
     /// Adds the drains to an operator, and those that shards ask for.
-    pub fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shards, queues: &Queues) -> Self {
+    pub fn install(
+        operator: &mut Operator,
+        kinds: &Arc<Kinds>,
+        shards: &Shards,
+        queues: &Queues,
+        workload: Workload,
+    ) -> Self {
         let desk = Self(Arc::new(Inner {
-            drains: Drains::new(operator.cluster(), operator.events.clone(), operator.clock.clone()),
+            workload,
+            drains: OnceLock::new(),
+            recorder: operator.events.clone(),
             rules: Rules::watch(operator, &kinds.cluster),
             kinds: kinds.clone(),
             clock: operator.clock.clone(),
@@ -95,8 +107,20 @@ impl Desk {
         self.0.listeners.write().unwrap_or_else(PoisonError::into_inner).push(Box::new(listener));
     }
 
+    /// `None` while it is not known how the cluster is reached: no Node of it is known then either.
+    fn drains(&self) -> Option<&Drains> {
+        let inner = &self.0;
+        if let Some(drains) = inner.drains.get() {
+            return Some(drains);
+        }
+        let cluster = inner.workload.borrow().clone()?;
+        let recorder = inner.recorder.in_cluster(&cluster);
+        Some(inner.drains.get_or_init(|| Drains::new(cluster, recorder, inner.clock.clone())))
+    }
+
     /// From now on the Node is drained.
     pub fn drain(&self, asker: Asker, wanted: Wanted) {
+        let Some(drains) = self.drains() else { return };
         let Wanted { id, node, time } = wanted;
         let machine = self.0.kinds.machine_of_instance(&id);
         let rules = self.0.rules.of(&self.0.kinds.machine_labels(machine.as_ref()));
@@ -109,7 +133,7 @@ impl Desk {
         });
         // The instance's Node has come back under another name.
         if entry.node != node {
-            self.0.drains.release(&entry.node);
+            drains.release(&entry.node);
             entry.node.clone_from(&node);
         }
         entry.rules = rules;
@@ -121,13 +145,13 @@ impl Desk {
             let listeners = listeners.read().unwrap_or_else(PoisonError::into_inner);
             listeners.iter().for_each(|listener| listener(&id));
         };
-        self.0.drains.ensure(&node, Request { order, deadline: earliest }, notify);
+        drains.ensure(&node, Request { order, deadline: earliest }, notify);
     }
 
     /// How far the drain of an instance's Node is.
     pub fn state(&self, id: &str) -> Drain {
         let Some(node) = self.asked().get(id).map(|asked| asked.node.clone()) else { return Drain::None };
-        self.0.drains.progress(&node).map_or(Drain::None, |progress| state(&progress))
+        self.drains().and_then(|drains| drains.progress(&node)).map_or(Drain::None, |progress| state(&progress))
     }
 
     /// This one wants it no more: the instance is gone.
@@ -135,16 +159,23 @@ impl Desk {
         let mut asked = self.asked();
         let Some(entry) = asked.get_mut(id) else { return };
         entry.deadlines.remove(&asker);
-        if entry.deadlines.is_empty() {
-            self.0.drains.release(&entry.node);
-            asked.remove(id);
+        if entry.deadlines.is_empty()
+            && let Some(entry) = asked.remove(id)
+        {
+            self.leave(&entry.node);
         }
     }
 
     /// Another process goes on with all of them.
     pub fn release_all(&self) {
         for asked in std::mem::take(&mut *self.asked()).into_values() {
-            self.0.drains.release(&asked.node);
+            self.leave(&asked.node);
+        }
+    }
+
+    fn leave(&self, node: &str) {
+        if let Some(drains) = self.drains() {
+            drains.release(node);
         }
     }
 
@@ -159,7 +190,9 @@ fn state(progress: &Progress) -> Drain {
         Some(End::Drained | End::NodeGone) => Drain::Done,
         Some(End::Expired) => Drain::Expired { left: plan.leftovers() },
         None => {
-            let blocked = plan.blocked().map(|(pod, holds)| format!("pod {pod}: {holds}"));
+            // What holds a pod is not known while the cluster is silent.
+            let blocked = plan.blocked().filter(|_| plan.unknown.is_empty());
+            let blocked = blocked.map(|(pod, holds)| format!("pod {pod}: {holds}"));
             let failure = progress.cordon_failure.as_ref();
             let left = failure.map(|failure| format!("the Node cannot be cordoned: {}", failure.message));
             Drain::Running { blocked, left: left.unwrap_or_else(|| plan.leftovers()) }

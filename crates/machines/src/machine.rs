@@ -82,10 +82,12 @@ impl Controller for MachineController {
             Role::Member { shard } => shard.clone(),
             Role::Own => object.status.as_ref().and_then(|status| status.shard.clone()),
         };
+        let nodes = self.kinds.node_refs(ids.iter().map(String::as_str));
         let notice = shard.zip(id.as_deref()).and_then(|(shard, id)| self.shards.notice(&shard, id));
         Ok(Observed {
             owner: self.owner(object),
-            nodes: self.kinds.node_refs(ids.iter().map(String::as_str)),
+            addresses: self.kinds.addresses(&nodes),
+            nodes,
             drain: id.map(|id| self.desk.state(&id)).unwrap_or_default(),
             deleted: notice.filter(|notice| notice.progress == Progress::Deleted).map(|notice| notice.reason),
             is_paused: is_paused(&object.metadata) || self.kinds.is_cluster_paused(),

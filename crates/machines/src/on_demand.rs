@@ -211,11 +211,11 @@ impl OnDemand {
         for (uid, wish) in plan.refused {
             self.refusals.insert(uid, (wish, now));
         }
-        self.notices.keep(plan.notices, &cluster).await;
+        self.notices.keep(plan.notices, &cluster);
         let mut is_done = true;
         for step in plan.steps {
             match self.execute(&step.action).await {
-                Ok(()) => self.notices.record(step.done, &cluster).await,
+                Ok(()) => self.notices.record(step.done, &cluster),
                 Err(error) => {
                     tracing::warn!(why = explained(&error), action = ?kind_of(&step.action), "a machine for a Pod: retrying");
                     is_done = false;

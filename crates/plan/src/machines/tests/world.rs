@@ -431,6 +431,7 @@ impl World {
             } else {
                 Fact::Known { value: nodes, age: Duration::ZERO }
             },
+            addresses: BTreeMap::new(),
             drain: self.drains.get(id).cloned().unwrap_or_default(),
             deleted: self.deleted.get(id).cloned(),
             call: machine::Call::None,
