@@ -275,6 +275,8 @@ reasons! {
     KubeconfigMissing,
     /// The administrator's kubeconfig cannot be used.
     KubeconfigUnusable,
+    /// The workload cluster, which is another one, does not answer.
+    WorkloadUnreachable,
     /// The operator asks a shard for its certificate.
     Registering,
     /// The instance is being made.

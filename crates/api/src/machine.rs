@@ -23,12 +23,15 @@ pub use cluster::{
 pub use control_plane::{
     ControlPlaneInitialization, NstanceControlPlane, NstanceControlPlaneSpec, NstanceControlPlaneStatus,
 };
-pub use machine::{MachineReason, NstanceMachine, NstanceMachineSpec, NstanceMachineStatus};
+pub use machine::{
+    AddressKind, LONGEST_ADDRESS, MOST_ADDRESSES, MachineAddress, MachineReason, NstanceMachine, NstanceMachineSpec,
+    NstanceMachineStatus,
+};
 pub use name::{
     CLUSTER_LABEL, DELETE_MACHINE_ANNOTATION, EXCLUDE_DRAINING_ANNOTATION, GROUP_LABEL, MACHINE_FINALIZER, MANAGED_BY,
     MANAGED_BY_ANNOTATION, OLD_ON_DEMAND_GROUP_ANNOTATION, OLD_ON_DEMAND_TYPE_ANNOTATION, ON_DEMAND_GROUP_ANNOTATION,
     ON_DEMAND_POD_ANNOTATION, ON_DEMAND_SHARD_ANNOTATION, ON_DEMAND_TYPE_ANNOTATION, ON_DEMAND_UID_LABEL,
-    PAUSED_ANNOTATION, POOL_FINALIZER, POOL_LABEL, PRE_DRAIN_HOOK, SHARD_GROUP_FINALIZER, SHARD_LABEL,
+    PAUSED_ANNOTATION, POOL_FINALIZER, POOL_LABEL, PRE_DRAIN_HOOK, SHARD_GROUP_FINALIZER, SHARD_LABEL, pool_label,
     shard_group_name,
 };
 pub use pool::{NstanceMachinePool, NstanceMachinePoolSpec, NstanceMachinePoolStatus};

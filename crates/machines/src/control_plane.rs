@@ -102,6 +102,9 @@ impl ControlPlaneController {
         if let Some(why) = self.external.as_ref().and_then(External::problem) {
             return Found::Unusable(why);
         }
+        if let Some(why) = self.external.as_ref().and_then(External::silence) {
+            return Found::Silent(why);
+        }
         // A token expires by the API server's clock.
         let now = self.server_clock.now().unwrap_or_else(|| self.clock.now());
         let expiry = secret.token_expiry.as_deref().and_then(|expiry| expiry.parse::<Timestamp>().ok());

@@ -8,7 +8,7 @@ mod rule;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -22,10 +22,11 @@ use plan::{
     },
 };
 use process::Clock;
-use runtime::{Error, Key, Operator};
+use runtime::{Error, Key, Operator, Recorder};
 use tokio::time::Instant;
 
 use crate::{
+    ground::Workload,
     kinds::{Kinds, Queues},
     shards::Shards,
 };
@@ -60,7 +61,10 @@ type All = Arc<Mutex<BTreeMap<String, Entry>>>;
 pub(crate) struct Desk(Arc<Inner>);
 
 struct Inner {
-    drains: Drains,
+    workload: Workload,
+    /// Made with the first one: before that it may not be known how the cluster is reached.
+    drains: OnceLock<Drains>,
+    recorder: Recorder,
     rules: Rules,
     kinds: Arc<Kinds>,
     clock: Clock,
@@ -77,7 +81,13 @@ struct Entry {
 
 impl Desk {
     /// Adds the drains to an operator, and those that shards ask for.
-    pub fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shards, queues: &Queues) -> Self {
+    pub fn install(
+        operator: &mut Operator,
+        kinds: &Arc<Kinds>,
+        shards: &Shards,
+        queues: &Queues,
+        workload: Workload,
+    ) -> Self {
         let (all, listeners) = (All::default(), Listeners::default());
         let (concerned, notified) = (all.clone(), listeners.clone());
         // A drain that is under way goes on by the rules that hold now.
@@ -86,7 +96,9 @@ impl Desk {
             asked.iter().for_each(|(id, node)| notify(&notified, id, node));
         };
         let desk = Self(Arc::new(Inner {
-            drains: Drains::new(operator.cluster(), operator.events.clone(), operator.clock.clone()),
+            workload,
+            drains: OnceLock::new(),
+            recorder: operator.events.clone(),
             rules: Rules::watch(operator, &kinds.cluster, on_rules),
             kinds: kinds.clone(),
             clock: operator.clock.clone(),
@@ -109,9 +121,21 @@ impl Desk {
         self.0.listeners.write().unwrap_or_else(PoisonError::into_inner).push(Box::new(listener));
     }
 
+    /// `None` while it is not known how the cluster is reached: no Node of it is known then either.
+    fn drains(&self) -> Option<&Drains> {
+        let inner = &self.0;
+        if let Some(drains) = inner.drains.get() {
+            return Some(drains);
+        }
+        let cluster = inner.workload.borrow().clone()?;
+        let recorder = inner.recorder.in_cluster(&cluster);
+        Some(inner.drains.get_or_init(|| Drains::new(cluster, recorder, inner.clock.clone())))
+    }
+
     /// From now on the Node is drained, as it is asked for now. A drain that has ended begins anew: it is asked for again
     /// only where its Node is in use again.
     pub fn drain(&self, asker: Asker, wanted: Wanted) -> Result<(), Error> {
+        let Some(drains) = self.drains() else { return Ok(()) };
         let Wanted { id, node, time } = wanted;
         let rules = match self.rules(&id) {
             Fact::Known { value, .. } | Fact::Unknown { last: Some((value, _)), .. } => value,
@@ -129,7 +153,7 @@ impl Desk {
         });
         // The instance's Node may have come back under another name.
         if entry.node != node || has_ended {
-            self.0.drains.release(&entry.node);
+            drains.release(&entry.node);
             entry.node.clone_from(&node);
         }
         entry.rules = rules;
@@ -138,7 +162,7 @@ impl Desk {
         let order = Order { id: id.clone(), rules: entry.rules.clone(), waits_for_volumes: false };
         let (listeners, of_node) = (self.0.listeners.clone(), node.clone());
         let notify = move || notify(&listeners, &id, &of_node);
-        self.0.drains.ensure(&node, Request { order, deadline: earliest }, notify);
+        drains.ensure(&node, Request { order, deadline: earliest }, notify);
         Ok(())
     }
 
@@ -151,7 +175,7 @@ impl Desk {
     /// How far the drain of an instance's Node is.
     pub fn state(&self, id: &str) -> Drain {
         let Some(node) = lock(&self.0.all).get(id).map(|entry| entry.node.clone()) else { return Drain::None };
-        self.0.drains.progress(&node).map_or(Drain::None, |progress| state(&progress))
+        self.drains().and_then(|drains| drains.progress(&node)).map_or(Drain::None, |progress| state(&progress))
     }
 
     /// What this one has asked for; nothing if other rules hold by now.
@@ -169,22 +193,32 @@ impl Desk {
         let mut all = lock(&self.0.all);
         let Some(entry) = all.get_mut(id) else { return };
         entry.deadlines.remove(&asker);
-        if entry.deadlines.is_empty() {
-            self.0.drains.release(&entry.node);
-            all.remove(id);
+        if entry.deadlines.is_empty()
+            && let Some(entry) = all.remove(id)
+        {
+            self.leave(&entry.node);
         }
     }
 
     /// The Node of a group stays after all.
     pub async fn return_node(&self, node: &str, id: &str) -> Result<(), Error> {
         self.release(Asker::Group, id);
-        self.0.drains.undo(node, id).await
+        match self.drains() {
+            Some(drains) => drains.undo(node, id).await,
+            None => Ok(()),
+        }
     }
 
     /// Another process goes on with all of them.
     pub fn release_all(&self) {
         for entry in std::mem::take(&mut *lock(&self.0.all)).into_values() {
-            self.0.drains.release(&entry.node);
+            self.leave(&entry.node);
+        }
+    }
+
+    fn leave(&self, node: &str) {
+        if let Some(drains) = self.drains() {
+            drains.release(node);
         }
     }
 }
@@ -203,7 +237,9 @@ fn state(progress: &Progress) -> Drain {
         Some(End::Drained | End::NodeGone) => Drain::Done,
         Some(End::Expired) => Drain::Expired { left: plan.leftovers() },
         None => {
-            let blocked = plan.blocked().map(|(pod, holds)| format!("pod {pod}: {holds}"));
+            // What holds a pod is not known while the cluster is silent.
+            let blocked = plan.blocked().filter(|_| plan.unknown.is_empty());
+            let blocked = blocked.map(|(pod, holds)| format!("pod {pod}: {holds}"));
             let failure = progress.cordon_failure.as_ref();
             let left = failure.map(|failure| format!("the Node cannot be cordoned: {}", failure.message));
             Drain::Running { blocked, left: left.unwrap_or_else(|| plan.leftovers()) }

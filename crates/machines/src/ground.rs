@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use crate::{
     cluster,
     config::{self, Settings, Shards, WORKLOAD_ACCOUNT},
-    control_plane::ApiServer,
+    control_plane::{ApiServer, External},
     identity, secrets,
 };
 
@@ -30,6 +30,8 @@ pub struct Ground {
     pub(crate) clusters: Arc<cluster::Clusters>,
     /// The cluster that the instances join; `None` until the administrator's kubeconfig of another one is there.
     pub workload: Workload,
+    /// That cluster, where it is another one than the operator's own.
+    pub(crate) external: Option<External>,
 }
 
 /// Adds configuration, identity and the operator's Cluster to an operator.
@@ -47,8 +49,8 @@ pub fn install(operator: &mut Operator, settings: &Settings, api_server: &ApiSer
     };
     let (clusters, external) = cluster::install(operator, &inputs);
     let own = || watch::Sender::new(Some(operator.cluster())).subscribe();
-    let workload = external.map_or_else(own, |external| external.cluster);
-    Ground { shards, identity, clusters, workload }
+    let workload = external.as_ref().map_or_else(own, |external| external.cluster.clone());
+    Ground { shards, identity, clusters, workload, external }
 }
 
 /// Needed in the namespace of the layer only.
@@ -68,9 +70,10 @@ pub const OWN_NAMESPACE: &[Right] = &[
     },
     Right {
         group: "",
-        resource: "serviceaccounts/token",
+        // Of WORKLOAD_ACCOUNT.
+        resource: "serviceaccounts/nstance-capi-workload/token",
         verbs: &["create"],
-        why: "give Cluster API tokens for the workload cluster, in its kubeconfig",
+        why: "give Cluster API tokens for the workload cluster, in its kubeconfig; of this account only",
     },
     Right {
         group: "cluster.x-k8s.io",

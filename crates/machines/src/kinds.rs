@@ -3,26 +3,17 @@
 use std::sync::{Arc, RwLock};
 
 use api::machine::{NstanceMachine, NstanceMachinePool, NstanceShardGroup};
-use jiff::Timestamp;
-use k8s_openapi::{
-    api::core::v1::{Node, NodeSpec},
-    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use plan::machines::{
+    machine,
+    node::{NodeRef, last_segment},
 };
-use plan::{
-    drain::DRAIN_ANNOTATION,
-    machines::{
-        machine,
-        node::{NodeRef, last_segment},
-    },
-};
-use runtime::{
-    Change, Error, Index, Key, Kind, Operator, Parts, Queue, Selection, Writer, lean_metadata, readable, view_of,
-};
-use serde::Deserialize;
+use runtime::{Change, Error, Index, Key, Kind, Operator, Parts, Queue, Selection, Writer};
 
 use crate::{
     capi::{self, Machine, MachinePool, MachinePoolView, MachineView},
     cluster::{Clusters, is_paused},
+    nodes::Nodes,
 };
 
 pub(crate) type Pools = Kind<Parts<NstanceMachinePool>, NstanceMachinePool>;
@@ -30,9 +21,8 @@ pub(crate) type ShardGroups = Kind<Parts<NstanceShardGroup>, NstanceShardGroup>;
 pub(crate) type Members = Kind<Parts<NstanceMachine>, NstanceMachine>;
 pub(crate) type MachinePools = Kind<MachinePoolView, MachinePool>;
 pub(crate) type Machines = Kind<MachineView, Machine>;
-pub(crate) type Nodes = Kind<NodeView, NodeFacts>;
 
-/// All objects of the layer are in one namespace; Nodes are those of the cluster that the operator runs for.
+/// All objects of the layer are in one namespace; Nodes are those of the cluster that the instances join.
 pub(crate) struct Kinds {
     pub pools: Arc<Pools>,
     pub shard_groups: Arc<ShardGroups>,
@@ -40,7 +30,7 @@ pub(crate) struct Kinds {
     pub machine_pools: Arc<MachinePools>,
     pub machines: Arc<Machines>,
     pub clusters: Arc<Clusters>,
-    pub nodes: Arc<Nodes>,
+    pub nodes: Nodes,
     pub indexes: Indexes,
     pub node_listeners: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
     /// Key of the Cluster.
@@ -80,36 +70,6 @@ pub(crate) struct Queues {
     pub pools: Arc<Queue>,
     pub shard_groups: Arc<Queue>,
     pub machines: Arc<Queue>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct NodeView {
-    #[serde(deserialize_with = "lean_metadata")]
-    metadata: ObjectMeta,
-    #[serde(default, deserialize_with = "readable")]
-    spec: Option<NodeSpec>,
-}
-
-view_of!(NodeView, Node);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NodeFacts {
-    pub uid: Box<str>,
-    pub provider_id: Box<str>,
-    /// The drain that cordoned it last.
-    pub drain: Option<Box<str>>,
-    pub is_cordoned: bool,
-    pub created_at: Option<Timestamp>,
-}
-
-/// Nodes without a provider ID are of none of our instances.
-fn node(view: NodeView) -> Option<NodeFacts> {
-    let spec = view.spec?;
-    let provider_id = spec.provider_id.filter(|id| !id.is_empty())?.into();
-    let created_at = view.metadata.creation_timestamp.map(|time| time.0);
-    let drain = view.metadata.annotations.and_then(|mut all| all.remove(DRAIN_ANNOTATION)).map(Into::into);
-    let uid = view.metadata.uid.unwrap_or_default().into();
-    Some(NodeFacts { uid, provider_id, drain, is_cordoned: spec.unschedulable.unwrap_or_default(), created_at })
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "the form that every projection has")]
@@ -153,7 +113,7 @@ impl Kinds {
             machine_pools: Kind::new("machinepools", writer.clone(), capi::machine_pool),
             machines: Kind::new("machines", writer.clone(), capi::machine),
             clusters,
-            nodes: Kind::new("nodes", writer.clone(), node),
+            nodes: Nodes::default(),
             indexes: Indexes::default(),
             node_listeners: RwLock::default(),
             cluster,
@@ -234,8 +194,6 @@ impl Kinds {
                 kinds.members.store().keys().iter().for_each(|key| targets.machines.changed(key));
             }
         });
-        let (kinds, targets) = (self.clone(), queues.clone());
-        operator.watch(&self.nodes, move |change| kinds.node_changed(&targets, change));
     }
 
     fn pool_changed(&self, queues: &Queues, change: &Change<'_, NstanceMachinePool>) {
@@ -344,18 +302,6 @@ impl Kinds {
             queues.machines.changed(&key);
             if let Some(member) = self.members.get(&key) {
                 self.concerns(queues, &key.namespace, &member.value);
-            }
-        }
-    }
-
-    fn node_changed(&self, queues: &Queues, change: &Change<'_, NodeFacts>) {
-        let id = |node: Option<&NodeFacts>| node.map(|node| Box::<str>::from(last_segment(&node.provider_id)));
-        let (before, after) = (id(change.before), id(change.after));
-        self.indexes.nodes.set(change.key, after.clone());
-        if change.before != change.after {
-            self.notify_of_node(&queues.machines, change);
-            for id in before.iter().chain(&after) {
-                self.indexes.published.keys(id).iter().for_each(|key| queues.shard_groups.changed(key));
             }
         }
     }

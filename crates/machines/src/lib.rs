@@ -95,9 +95,10 @@ pub fn install(operator: &mut Operator, config: &Config) {
     let queue = || operator.queue(config.resync);
     let queues = Queues { pools: queue(), shard_groups: queue(), machines: queue() };
     kinds.watch(operator, &queues);
+    kinds.watch_nodes(operator, &queues, ground.external);
     notify_of_shards(&shards, &kinds, &queues);
     import::install(operator, &kinds, &shards);
-    let desk = Desk::install(operator, &kinds, &shards, &queues);
+    let desk = Desk::install(operator, &kinds, &shards, &queues, ground.workload.clone());
     on_demand::install(operator, &kinds, &shards, ground.workload, config.on_demand);
     let pools = pool::PoolController {
         kinds: kinds.clone(),

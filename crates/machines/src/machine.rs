@@ -86,10 +86,12 @@ impl Controller for MachineController {
             Role::Member { shard } => shard.clone(),
             Role::Own => object.status.as_ref().and_then(|status| status.shard.clone()),
         };
+        let nodes = self.kinds.node_refs(ids.iter().map(String::as_str));
         let notice = shard.zip(id.as_deref()).and_then(|(shard, id)| self.shards.notice(&shard, id));
         Ok(Observed {
             owner: self.kinds.owner_of(object),
-            nodes: self.kinds.node_refs(ids.iter().map(String::as_str)),
+            addresses: self.kinds.addresses(&nodes),
+            nodes,
             drain: id.as_deref().map(|id| self.desk.state(id)).unwrap_or_default(),
             asked: id.and_then(|id| self.desk.asked(Asker::Machine, &id)),
             deleted: notice.filter(|notice| notice.progress == Progress::Deleted).map(|notice| notice.reason),

@@ -249,14 +249,14 @@ impl OnDemand {
         }
         for step in plan.steps {
             match self.execute(&step.action).await {
-                Ok(()) => self.notices.record(step.done, &cluster).await,
+                Ok(()) => self.notices.record(step.done, &cluster),
                 Err(error) => {
                     tracing::warn!(why = explained(&error), action = ?kind_of(&step.action), "a machine for a Pod: retrying");
                     done.is_all = false;
                 }
             }
         }
-        done.is_said = self.notices.keep(plan.notices, &cluster).await;
+        done.is_said = self.notices.keep(plan.notices, &cluster);
         done
     }
 

@@ -80,15 +80,9 @@ const GROUPS: &[Right] = &[
     },
     Right { group: GROUP, resource: "nstancemachines/status", verbs: &["patch"], why: "report conditions" },
     Right {
-        group: GROUP,
-        resource: "nstancemachinetemplates",
-        verbs: &["get", "list", "watch"],
-        why: "read what Cluster API makes machines from",
-    },
-    Right {
         group: CLUSTER_API,
         resource: "machinedrainrules",
-        verbs: &["get", "list", "watch"],
+        verbs: &["list", "watch"],
         why: "drain nodes as Cluster API's users say",
     },
     Right {

@@ -25,8 +25,8 @@ use serde_json::json;
 use crate::{
     cluster::is_paused,
     drains::{Asker, Desk, Wanted},
-    kinds::{Kinds, NodeFacts, owner},
-    nodes::{is_member, shard_of},
+    kinds::{Kinds, owner},
+    nodes::{NodeFacts, is_member, shard_of},
     shards::{self, CallState, Request, Shards, job_key, request_id},
 };
 

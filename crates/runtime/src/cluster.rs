@@ -1,6 +1,7 @@
 //! A cluster as a value: how it is reached, what is watched there, and how it is written to.
 
 use std::{
+    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
@@ -91,6 +92,12 @@ pub(crate) struct Common {
     pub timeout: Duration,
     pub list_mode: Option<ListMode>,
     pub watches: WatchMetrics,
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Cluster").field(&self.0.name).finish()
+    }
 }
 
 impl Cluster {

@@ -21,7 +21,7 @@ use process::{Clock, Pulse};
 use tokio::{sync::Notify, time::sleep};
 
 use self::waiting::{Item, Waiting};
-use crate::{error::Brief, lease::Leadership, metrics::Metrics, queue::Queue};
+use crate::{cluster::Cluster, error::Brief, lease::Leadership, metrics::Metrics, queue::Queue};
 
 /// Rounds go first: an event is written when no key waits for a round, but not later than this.
 const LATEST: Duration = Duration::from_secs(1);
@@ -54,6 +54,8 @@ pub struct Occurrence {
 #[derive(Clone, Debug)]
 pub struct Recorder {
     handle: Arc<Handle>,
+    /// Where the objects are; `None` for the cluster that the operator runs for.
+    cluster: Option<Cluster>,
 }
 
 /// Dropped with the last recorder.
@@ -109,12 +111,19 @@ impl Recorder {
     ) -> (Self, Publisher) {
         let line = Arc::<Line>::default();
         let handle = Arc::new(Handle { line: line.clone(), clock: clock.clone() });
-        (Self { handle }, Publisher { line, client, clock, leadership, instance, metrics })
+        (Self { handle, cluster: None }, Publisher { line, client, clock, leadership, instance, metrics })
+    }
+
+    /// For objects of this cluster: their events are stored beside them.
+    #[must_use]
+    pub fn in_cluster(&self, cluster: &Cluster) -> Self {
+        Self { handle: self.handle.clone(), cluster: (!cluster.is_own()).then(|| cluster.clone()) }
     }
 
     pub fn record(&self, occurrence: Occurrence) {
         let Handle { line, clock } = &*self.handle;
-        line.lock().push(Item { occurrence, at: clock.now(), since: clock.instant() });
+        let cluster = self.cluster.clone();
+        line.lock().push(Item { occurrence, cluster, at: clock.now(), since: clock.instant() });
         line.changed.notify_one();
     }
 
@@ -178,9 +187,9 @@ impl Publisher {
 
     /// Whether it is stored. A write must not outlive the lead, so `limit` is what is left of it at most.
     async fn publish(&self, item: Item, limit: Duration) -> bool {
-        let Item { occurrence, at, .. } = item;
-        let api: Api<Event> =
-            Api::namespaced(self.client.clone(), occurrence.regarding.namespace.as_deref().unwrap_or("default"));
+        let Item { occurrence, cluster, at, .. } = item;
+        let client = cluster.map_or_else(|| self.client.clone(), |cluster| cluster.client());
+        let api: Api<Event> = Api::namespaced(client, occurrence.regarding.namespace.as_deref().unwrap_or("default"));
         let event = event(occurrence, &self.instance, at);
         match tokio::time::timeout(limit, api.create(&PostParams::default(), &event)).await {
             Ok(Ok(_)) => return true,
@@ -302,6 +311,34 @@ mod tests {
             let stored = self.0.lock().unwrap();
             stored.iter().filter(|(other, _)| other == namespace).map(|(_, at)| *at).collect()
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_of_another_cluster_are_stored_there_and_its_silence_delays_no_other() {
+        let (own, other, clock) = (Server::default(), Server::default(), Clock::default());
+        let (recorder, _metrics) = publishing(&own, Leadership::always(clock.clone()));
+        let common = crate::cluster::Common {
+            clock: clock.clone(),
+            leadership: Leadership::always(clock.clone()),
+            timeout: PUBLISH_TIMEOUT,
+            list_mode: None,
+            watches: crate::followers::WatchMetrics::default(),
+        };
+        let cluster = Cluster::new("other", other.client(&clock), &common);
+        let there = recorder.in_cluster(&cluster);
+        there.record(occurrence_in("team", "x"));
+        sleep(Duration::from_millis(10)).await;
+        assert_eq!((other.stored("team").len(), own.stored("team").len()), (1, 0));
+        // However many namespaces of it wait, one write of the few is its own.
+        let silent = Server::default();
+        let hanging = Cluster::new("silent", silent.client(&clock), &common);
+        let there = recorder.in_cluster(&hanging);
+        (0..2 * WRITES).for_each(|_| there.record(occurrence_in("hangs", "x")));
+        (0..2 * WRITES).for_each(|number| there.record(occurrence_in(&format!("n{number}"), "x")));
+        sleep(Duration::from_millis(10)).await;
+        recorder.record(occurrence_in("calm", "x"));
+        sleep(Duration::from_millis(10)).await;
+        assert_eq!((own.stored("calm").len(), silent.stored("n0").len()), (1, 0));
     }
 
     fn publishing(server: &Server, leadership: Leadership) -> (Recorder, Arc<Metrics>) {

@@ -16,6 +16,7 @@ pub const DEFAULT_LEASE: &str = "b8e8a8a8.hourglass.eigenlayer.io";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Right {
     pub group: &'static str,
+    /// As in the path of a request: `secrets`, `pods/eviction`, or `serviceaccounts/NAME/token` for one object only.
     pub resource: &'static str,
     pub verbs: &'static [&'static str],
     pub why: &'static str,
@@ -23,9 +24,15 @@ pub struct Right {
 
 impl Right {
     pub fn rule(&self) -> PolicyRule {
+        let parts: Vec<&str> = self.resource.split('/').collect();
+        let (resource, names) = match parts[..] {
+            [plural, name, subresource] => (format!("{plural}/{subresource}"), Some(vec![name.to_owned()])),
+            _ => (self.resource.to_owned(), None),
+        };
         PolicyRule {
             api_groups: Some(vec![self.group.to_owned()]),
-            resources: Some(vec![self.resource.to_owned()]),
+            resources: Some(vec![resource]),
+            resource_names: names,
             verbs: self.verbs.iter().map(|&verb| verb.to_owned()).collect(),
             ..PolicyRule::default()
         }
@@ -194,6 +201,16 @@ mod tests {
         let subject = &bound.subjects.unwrap()[0];
         assert_eq!((subject.name.as_str(), subject.namespace.as_deref()), ("workload", Some("n")));
         assert_eq!((bound.role_ref.kind.as_str(), bound.role_ref.name.as_str()), ("ClusterRole", "strata-workload"));
+    }
+
+    #[test]
+    fn a_right_may_be_to_one_object_only() {
+        let rule = |resource| Right { group: "", resource, verbs: &["create"], why: "" }.rule();
+        let token = rule("serviceaccounts/workload/token");
+        assert_eq!(token.resources.unwrap(), ["serviceaccounts/token"]);
+        assert_eq!(token.resource_names.unwrap(), ["workload"]);
+        let eviction = rule("pods/eviction");
+        assert_eq!((eviction.resources.unwrap(), eviction.resource_names), (vec!["pods/eviction".to_owned()], None));
     }
 
     #[test]

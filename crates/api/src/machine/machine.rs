@@ -45,6 +45,52 @@ impl NstanceMachineSpec {
     }
 }
 
+/// Cluster API takes no more of them.
+pub const MOST_ADDRESSES: usize = 128;
+/// Cluster API takes no longer one.
+pub const LONGEST_ADDRESS: usize = 256;
+
+/// An address, as a Node and a Machine have it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("required" = ["type", "address"]))]
+pub struct MachineAddress {
+    /// What the address is.
+    #[serde(rename = "type")]
+    pub kind: AddressKind,
+    /// The address.
+    #[schemars(extend("minLength" = 1, "maxLength" = LONGEST_ADDRESS))]
+    pub address: String,
+}
+
+/// What an address is, in the words of Nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum AddressKind {
+    Hostname,
+    #[serde(rename = "ExternalIP")]
+    ExternalIp,
+    #[serde(rename = "InternalIP")]
+    InternalIp,
+    #[serde(rename = "ExternalDNS")]
+    ExternalDns,
+    #[serde(rename = "InternalDNS")]
+    InternalDns,
+}
+
+impl MachineAddress {
+    /// From a Node; `None` for what Cluster API would refuse.
+    pub fn of_node(kind: &str, address: &str) -> Option<Self> {
+        let kind = match kind {
+            "Hostname" => AddressKind::Hostname,
+            "ExternalIP" => AddressKind::ExternalIp,
+            "InternalIP" => AddressKind::InternalIp,
+            "ExternalDNS" => AddressKind::ExternalDns,
+            "InternalDNS" => AddressKind::InternalDns,
+            _ => return None,
+        };
+        (1..=LONGEST_ADDRESS).contains(&address.len()).then(|| Self { kind, address: address.to_owned() })
+    }
+}
+
 /// How the instance is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -55,6 +101,13 @@ pub struct NstanceMachineStatus {
     /// The shard that has the instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<String>,
+    /// The shard that has the instance, where Cluster API looks for the failure domain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure_domain: Option<String>,
+    /// The addresses of the instance's Node, which Cluster API copies to the Machine.
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = MOST_ADDRESSES, "x-kubernetes-list-type" = "atomic"))]
+    pub addresses: Vec<MachineAddress>,
     /// The provider's own ID of the instance.
     #[serde(default, rename = "providerID", skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,

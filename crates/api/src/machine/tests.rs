@@ -118,6 +118,7 @@ fn a69_every_field_of_the_contracts_is_there_with_its_type() {
     for (kind, path, expected) in [
         ("NstanceCluster", "spec.controlPlaneEndpoint.host", "string"),
         ("NstanceCluster", "spec.controlPlaneEndpoint.port", "integer"),
+        ("NstanceCluster", "status.failureDomains", "array"),
         ("NstanceCluster", "status.initialization.provisioned", "boolean"),
         ("NstanceControlPlane", "status.externalManagedControlPlane", "boolean"),
         ("NstanceControlPlane", "status.initialization.controlPlaneInitialized", "boolean"),
@@ -127,6 +128,8 @@ fn a69_every_field_of_the_contracts_is_there_with_its_type() {
         ("NstanceMachinePool", "status.initialization.provisioned", "boolean"),
         ("NstanceMachinePool", "status.infrastructureMachineKind", "string"),
         ("NstanceMachine", "spec.providerID", "string"),
+        ("NstanceMachine", "status.failureDomain", "string"),
+        ("NstanceMachine", "status.addresses", "array"),
         ("NstanceMachine", "status.ready", "boolean"),
         ("NstanceMachine", "status.initialization.provisioned", "boolean"),
         ("NstanceMachineTemplate", "spec.template.spec", "object"),

@@ -24,12 +24,28 @@ pub(crate) struct External {
     /// `None` until there was a kubeconfig that can be used. One that is exchanged leaves the cluster what it is.
     pub cluster: watch::Receiver<Option<Cluster>>,
     problem: watch::Receiver<Option<String>>,
+    silence: Arc<watch::Sender<Option<String>>>,
+    own: Key,
+    queue: Arc<Queue>,
 }
 
 impl External {
     /// Why the kubeconfig that is there now cannot be used.
     pub fn problem(&self) -> Option<String> {
         self.problem.borrow().clone()
+    }
+
+    /// Why the cluster does not answer, if it does not.
+    pub fn silence(&self) -> Option<String> {
+        self.silence.borrow().clone()
+    }
+
+    /// How the cluster is now, as the watch of its Nodes shows.
+    pub fn set_silence(&self, silence: Option<String>) {
+        let was_silent = self.silence.send_replace(silence.clone()).is_some();
+        if was_silent != silence.is_some() {
+            self.queue.changed(&self.own);
+        }
     }
 }
 
@@ -42,7 +58,13 @@ pub(super) fn install(
     queue: &Arc<Queue>,
 ) -> External {
     let (cluster, problem) = (watch::Sender::new(None), watch::Sender::new(None));
-    let external = External { cluster: cluster.subscribe(), problem: problem.subscribe() };
+    let external = External {
+        cluster: cluster.subscribe(),
+        problem: problem.subscribe(),
+        silence: Arc::new(watch::Sender::new(None)),
+        own: own.clone(),
+        queue: queue.clone(),
+    };
     let follower = Follower {
         clusters: operator.clusters(),
         secrets: secrets.clone(),

@@ -6,14 +6,18 @@
 
 mod bed;
 mod cluster;
+mod contract;
 mod drains;
+mod external;
 mod fault;
 mod identity;
 mod import;
 mod machine;
 mod on_demand;
 mod pool;
+mod rights;
 mod scene;
 mod space;
+mod takeover;
 mod zone;
 mod zones;

@@ -18,7 +18,7 @@ use machines::{
     shards::Pace,
 };
 use process::Clock;
-use runtime::{Fatal, Operator};
+use runtime::{Fatal, ListMode, Operator};
 use serde_json::{Value, json};
 use shard::provider::InProcess;
 use tempfile::TempDir;
@@ -35,7 +35,7 @@ use crate::{
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Between two looks at what gives no event.
-const LOOK: Duration = Duration::from_millis(100);
+pub const LOOK: Duration = Duration::from_millis(100);
 
 /// As often as a shard is listed at rest.
 pub const POLL: Duration = Duration::from_secs(2);
@@ -48,6 +48,8 @@ pub struct Scene {
     pub endpoint: Option<String>,
     /// How the operator reaches the API server, where it is not the administrator's way.
     pub kubeconfig: Option<PathBuf>,
+    /// How its caches are filled; as the server can if `None`.
+    pub list_mode: Option<ListMode>,
     directory: TempDir,
     /// Ends with the scene.
     operator: Option<(DropGuard, JoinHandle<Result<(), Fatal>>)>,
@@ -68,12 +70,18 @@ impl Scene {
     }
 
     pub async fn without_operator(name: &str, shards: &[&str], groups: Value) -> Result<Self> {
+        let workload = bed::shared().await?.client().await?;
+        Self::joining(workload, name, shards, groups).await
+    }
+
+    /// The instances join the cluster that this client reaches.
+    pub async fn joining(workload: Client, name: &str, shards: &[&str], groups: Value) -> Result<Self> {
         let control_plane = bed::shared().await?;
         let namespace = control_plane.namespace(name).await?;
         let zones = Arc::new(Zones::start(shards, &groups).await?);
         let client = control_plane.client().await?;
         let stop = CancellationToken::new();
-        tokio::spawn(kubelets(client.clone(), zones.cloud.clone(), stop.clone()));
+        tokio::spawn(kubelets(workload, zones.cloud.clone(), stop.clone()));
         let directory = tempfile::tempdir()?;
         let scene = Self {
             zones,
@@ -81,6 +89,7 @@ impl Scene {
             client,
             endpoint: None,
             kubeconfig: None,
+            list_mode: None,
             directory,
             operator: None,
             _kubelets: stop.drop_guard(),
@@ -125,8 +134,11 @@ impl Scene {
     pub fn write_shards(&self, shards: &[&str]) -> Result<()> {
         let mut all = self.zones.addresses();
         all.retain(|shard, _| shards.contains(&shard.as_str()));
-        let config = json!({ "cluster_id": CLUSTER, "tenant": TENANT, "shards": all });
-        std::fs::write(self.directory.path().join("config.yaml"), config.to_string())?;
+        self.write_config(&json!({ "cluster_id": CLUSTER, "tenant": TENANT, "shards": all }).to_string())
+    }
+
+    pub fn write_config(&self, text: &str) -> Result<()> {
+        std::fs::write(self.directory.path().join("config.yaml"), text)?;
         Ok(())
     }
 
@@ -148,7 +160,8 @@ impl Scene {
         // Nothing in these tests is linked later than this.
         layer.on_demand.grace = Duration::from_secs(1);
         let stop = CancellationToken::new();
-        let mut operator = Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), stop.clone());
+        let settings = runtime::Settings { list_mode: self.list_mode, ..process_settings() };
+        let mut operator = Operator::new(runtime::connect(config)?, settings, Clock::default(), stop.clone());
         operator.layer("machines");
         machines::install(&mut operator, &layer);
         self.operator = Some((stop.drop_guard(), tokio::spawn(operator.run(|_| {}))));

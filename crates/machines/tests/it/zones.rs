@@ -73,6 +73,8 @@ impl Zones {
             "shard": { "id": shard, "provider": { "kind": "process" }, "subnet_pools": { "one": ["s1"] } },
             "templates": {
                 "web": { "kind": "web", "arch": "amd64", "subnet_pool": "one" },
+                // Of the original's example.
+                "test": { "kind": "tst", "arch": "amd64", "subnet_pool": "one" },
                 "typed": { "kind": "typ", "arch": "amd64", "subnet_pool": "one", "instance_types": ["small"] },
             },
             "groups": { TENANT: groups },
@@ -141,6 +143,12 @@ impl Zones {
         self.ports.iter().map(one).collect()
     }
 
+    /// A certificate for an operator with this key.
+    pub fn certificate(&self, public_pem: &str) -> Result<String> {
+        let subject = (CLUSTER, TENANT, Role::Operator);
+        Ok(self.authority.issue_client(subject, public_pem.as_bytes(), self.clock.now(), DAY)?.0)
+    }
+
     pub fn nonce(&self) -> Result<String> {
         Ok(self.nonces.issue(&Claims::operator(CLUSTER, TENANT, self.clock.now(), DAY))?)
     }
@@ -148,9 +156,7 @@ impl Zones {
     /// A client beside the operator's, with rights of its own.
     pub fn client(&self, shard: &str) -> Result<Client> {
         let key = key_pair();
-        let public = key.public_key_pem();
-        let subject = (CLUSTER, TENANT, Role::Operator);
-        let (certificate, _) = self.authority.issue_client(subject, public.as_bytes(), self.clock.now(), DAY)?;
+        let certificate = self.certificate(&key.public_key_pem())?;
         let identity = Some((certificate.as_str(), &*key.serialize_pem()));
         let tls = client_tls(self.authority.certificate_pem(), identity, Arc::new(self.clock.clone()))?;
         Ok(Client::new(self.ports[shard].operator.to_string().parse()?, tls))

@@ -42,6 +42,8 @@ pub enum Found {
     Absent,
     /// The administrator's cannot be used.
     Unusable(String),
+    /// The administrator's, and the cluster does not answer.
+    Silent(String),
     /// It does not belong to the Cluster, by its label.
     Foreign,
     Present {
@@ -76,7 +78,7 @@ pub fn plan(control_plane: &NstanceControlPlane, observed: &Observed) -> Plan<St
         Found::Absent | Found::Present { left: None } => _ = plan.push(StoreKubeconfig),
         Found::Present { left: Some(left) } if left <= REFRESH_BEFORE => _ = plan.push(StoreKubeconfig),
         Found::Present { left: Some(left) } => plan.look_within(left.saturating_sub(REFRESH_BEFORE).min(LOOK)),
-        Found::Foreign | Found::Unusable(_) => {}
+        Found::Foreign | Found::Unusable(_) | Found::Silent(_) => {}
     }
     plan
 }
@@ -130,6 +132,12 @@ fn condition(kubeconfig: &Kubeconfig, round: &RoundOf<'_>, make: &Conditions<'_,
             let message =
                 format!("Secret {secret}: {why}; put a kubeconfig of the workload cluster under its key value");
             return say(False, Reason::KubeconfigUnusable, message);
+        }
+        if let Found::Silent(why) = found {
+            let message = format!(
+                "the workload cluster does not answer: {why}; check its API server and the kubeconfig in Secret {secret}"
+            );
+            return say(False, Reason::WorkloadUnreachable, message);
         }
         if *found != Found::Absent {
             return say(True, Reason::KubeconfigStored, format!("Secret {secret} is the administrator's"));
@@ -242,6 +250,7 @@ mod tests {
             (Found::Present { left: None }, ConditionStatus::True, Reason::KubeconfigStored),
             (Found::Foreign, ConditionStatus::False, Reason::ObjectTaken),
             (Found::Unusable("junk".to_owned()), ConditionStatus::False, Reason::KubeconfigUnusable),
+            (Found::Silent("refused".to_owned()), ConditionStatus::False, Reason::WorkloadUnreachable),
         ] {
             let observed = external(found);
             assert_eq!(plan(&object, &observed).steps.len(), 0);

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
-use api::machine::{MachineReason, NstanceMachine};
+use api::machine::{MachineAddress, MachineReason, NstanceMachine};
 use serde::{Deserialize, Serialize};
 
 pub use decide::plan;
@@ -60,6 +60,8 @@ pub struct Observed {
     pub shards: BTreeMap<String, Shard>,
     /// Nodes of the workload cluster whose provider ID ends like the instance's.
     pub nodes: Fact<Vec<NodeRef>>,
+    /// Of these Nodes, by their names.
+    pub addresses: BTreeMap<String, Vec<MachineAddress>>,
     pub drain: Drain,
     /// What was asked of that drain for this machine.
     pub asked: Option<Asked>,

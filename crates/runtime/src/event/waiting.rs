@@ -1,4 +1,4 @@
-//! Events that wait to be written: bounded, and namespaces take turns.
+//! Events that wait to be written: bounded, and namespaces take turns; another cluster takes its turns as one of them.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::Occurrence;
+use crate::cluster::Cluster;
 
 /// Enough for a burst of every object of a large cluster; beyond it events are dropped and counted, because a slow
 /// API server must not make the operator's memory grow.
@@ -23,10 +24,23 @@ const LONGEST_WAIT: Duration = Duration::from_mins(5);
 #[derive(Debug)]
 pub(super) struct Item {
     pub occurrence: Occurrence,
+    /// `None` for the cluster that the operator runs for.
+    pub cluster: Option<Cluster>,
     /// For users.
     pub at: Timestamp,
     /// By the monotonic clock.
     pub since: Instant,
+}
+
+impl Item {
+    /// Whose turn it takes. Another cluster may be silent as a whole, so all of its namespaces have one turn; no namespace
+    /// has such a name.
+    fn namespace(&self) -> Arc<str> {
+        match &self.cluster {
+            Some(cluster) => format!("/{}", cluster.name()).into(),
+            None => self.occurrence.regarding.namespace.as_deref().unwrap_or_default().into(),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -48,7 +62,7 @@ impl Waiting {
     /// Adds an event. Where there is no room, the oldest goes: of its own namespace if that has its full share, else of
     /// the namespace with the most.
     pub fn push(&mut self, item: Item) {
-        let namespace = Arc::<str>::from(item.occurrence.regarding.namespace.as_deref().unwrap_or_default());
+        let namespace = item.namespace();
         if self.namespaces.get(&namespace).is_some_and(|items| items.len() >= MOST_OF_NAMESPACE) {
             self.drop_oldest(&namespace);
         } else if self.count >= MOST {
@@ -130,7 +144,8 @@ mod tests {
     use crate::event::tests::occurrence_in;
 
     fn item(namespace: &str, note: usize, since: Instant) -> Item {
-        Item { occurrence: occurrence_in(namespace, &note.to_string()), at: Timestamp::UNIX_EPOCH, since }
+        let occurrence = occurrence_in(namespace, &note.to_string());
+        Item { occurrence, cluster: None, at: Timestamp::UNIX_EPOCH, since }
     }
 
     fn taken(waiting: &mut Waiting, now: Instant) -> Option<String> {

@@ -1,14 +1,14 @@
 //! The status of a machine, computed from what is observed.
 
 use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
-use api::machine::{Initialization, MachineReason, NstanceMachine, NstanceMachineStatus};
+use api::machine::{Initialization, MachineAddress, MachineReason, NstanceMachine, NstanceMachineStatus};
 use jiff::Timestamp;
 
 use super::super::condition::Conditions;
 use super::super::node::{Found, find};
 use super::super::shard::Outcome;
 use super::known::{Known, Place, ambiguous, instance_id, is_lost, known, missed, place, shard_of};
-use super::{Action, Call, Drain, Note, Owner, Role, RoundOf, is_expired};
+use super::{Action, Call, Drain, Note, Observed, Owner, Role, RoundOf, is_expired};
 use crate::Why;
 use crate::event::{Event, EventKind};
 use crate::fact::latest;
@@ -46,6 +46,8 @@ fn status(
     let mut status = former.clone();
     status.instance_id = instance_id(machine, observed).or(status.instance_id);
     status.shard = announced(round).or_else(|| shard_of(machine, observed)).or(status.shard);
+    status.failure_domain.clone_from(&status.shard);
+    status.addresses = addresses(known, observed).unwrap_or(status.addresses);
     match known {
         Known::There(instance) => {
             let raw = Some(instance.provider_id.clone()).filter(|id| !id.is_empty());
@@ -65,6 +67,15 @@ fn status(
     let conditions = Conditions::new(&former.conditions, machine.metadata.generation, now);
     status.conditions = Words { round, known, ready: status.ready }.conditions(&conditions);
     status
+}
+
+/// Of the instance's Node; `None` where that is not known.
+fn addresses(known: &Known<'_>, observed: &Observed) -> Option<Vec<MachineAddress>> {
+    let Known::There(instance) = known else { return None };
+    match find(&instance.names(), latest(&observed.nodes)?) {
+        Found::Node(node) => observed.addresses.get(&node.name).cloned(),
+        Found::Nothing | Found::Ambiguous(_) => None,
+    }
 }
 
 /// The shard that this round asks, or is about to.

@@ -74,6 +74,7 @@ fn member() -> Observed {
         owner: Owner::Machine(owner()),
         shards: [("dev-1".to_owned(), with(&["a"]))].into(),
         nodes: known(vec![node()]),
+        addresses: BTreeMap::new(),
         drain: Drain::None,
         asked: None,
         deleted: None,
@@ -148,6 +149,33 @@ fn a_settled_member_needs_nothing_and_costs_no_call() {
         condition(&status(&member_machine(), &member(), &none()), ConditionType::Ready),
         (ConditionStatus::True, "Running")
     );
+}
+
+#[test]
+fn a59_failure_domain_and_addresses_are_reported_and_a_silent_cluster_takes_none_away() {
+    let address = |text| MachineAddress::of_node("InternalIP", text).unwrap();
+    let addresses = BTreeMap::from([("node-a".to_owned(), vec![address("10.0.0.1")])]);
+    let mut object = member_machine();
+    let first = status(&object, &Observed { addresses, ..member() }, &none());
+    assert_eq!(
+        (first.failure_domain.as_deref(), first.addresses.as_slice()),
+        (Some("dev-1"), &[address("10.0.0.1")][..])
+    );
+    object.status = Some(first.clone());
+    let why = Failure { class: Class::Transient, message: "away".to_owned() };
+    let away = Observed { nodes: Fact::Unknown { why, last: None }, ..member() };
+    let silent = Observed { shards: [("dev-1".to_owned(), mute())].into(), ..away.clone() };
+    for observed in [away, silent, Observed { nodes: known(vec![]), ..member() }] {
+        let after = status(&object, &observed, &none());
+        assert_eq!(
+            (&after.failure_domain, &after.addresses),
+            (&first.failure_domain, &first.addresses),
+            "{observed:?}"
+        );
+    }
+    assert_eq!(MachineAddress::of_node("Pigeon", "10.0.0.1"), None);
+    assert_eq!(MachineAddress::of_node("InternalIP", ""), None);
+    assert_eq!(MachineAddress::of_node("Hostname", &"a".repeat(257)), None);
 }
 
 #[test]

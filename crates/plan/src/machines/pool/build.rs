@@ -3,7 +3,7 @@
 use api::machine::{
     API_VERSION, CLUSTER_LABEL, GROUP, GROUP_LABEL, MACHINE_FINALIZER, MANAGED_BY, MANAGED_BY_ANNOTATION,
     NstanceMachine, NstanceMachinePool, NstanceMachinePoolSpec, NstanceShardGroup, NstanceShardGroupSpec, POOL_LABEL,
-    SHARD_LABEL, shard_group_name,
+    SHARD_LABEL, pool_label, shard_group_name,
 };
 use serde_json::{Value, json};
 
@@ -89,7 +89,7 @@ pub(super) fn machine(pool: &NstanceMachinePool, cluster: &str, owner_name: &str
         "metadata": {
             "name": id,
             "namespace": pool.metadata.namespace,
-            "labels": { CLUSTER_LABEL: cluster, POOL_LABEL: owner_name, SHARD_LABEL: shard },
+            "labels": { CLUSTER_LABEL: cluster, POOL_LABEL: pool_label(owner_name), SHARD_LABEL: shard },
             // From the start: deleted without it, the object would leave its Machine and its instance behind.
             "finalizers": [MACHINE_FINALIZER],
             "ownerReferences": [owner(pool, false)],

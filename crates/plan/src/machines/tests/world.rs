@@ -433,6 +433,7 @@ impl World {
             } else {
                 Fact::Known { value: nodes, age: Duration::ZERO }
             },
+            addresses: BTreeMap::new(),
             drain: self.drains.get(id).cloned().unwrap_or_default(),
             asked: self.drains.get(id).map(|_| machine::Asked { left: None }),
             deleted: self.deleted.get(id).cloned(),
