@@ -195,7 +195,7 @@ fn ask<'a>(plan: &mut Plan, steps: &mut Steps<'a>, observed: &'a Observed, limit
             plan.notices.push(taken(&pod.name, &name));
             continue;
         }
-        if let Err(notice) = rooms.take(&pod.name, limits) {
+        if let Some(notice) = rooms.take(&pod.name, limits) {
             plan.notices.push(notice);
             continue;
         }
@@ -221,8 +221,8 @@ impl<'a> Rooms<'a> {
         Self(counts)
     }
 
-    /// Takes the room for one more, or says why there is none.
-    fn take(&mut self, pod: &'a PodName, limits: &Limits) -> Result<(), Notice> {
+    /// Takes the room for one more; where there is none, why.
+    fn take(&mut self, pod: &'a PodName, limits: &Limits) -> Option<Notice> {
         let (all, starting) = self.0.entry(&pod.namespace).or_default();
         let namespace = &pod.namespace;
         if *all >= limits.machines {
@@ -230,16 +230,16 @@ impl<'a> Rooms<'a> {
                 "namespace {namespace} has {all} machines for its Pods, and may have {}; delete Pods that have one, or raise --machines-on-demand-limit of the operator",
                 limits.machines
             );
-            return Err(warning(pod, "OnDemandLimited", "", note));
+            return Some(warning(pod, "OnDemandLimited", "", note));
         }
         if *starting >= limits.starting {
             let note = format!(
                 "{starting} machines for Pods of namespace {namespace} are being made; this Pod's comes when one of them has become a Node"
             );
-            return Err(event(pod, EventKind::Normal, "OnDemandWaiting", "", note));
+            return Some(event(pod, EventKind::Normal, "OnDemandWaiting", "", note));
         }
         (*all, *starting) = (*all + 1, *starting + 1);
-        Ok(())
+        None
     }
 }
 
