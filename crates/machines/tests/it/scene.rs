@@ -1,6 +1,12 @@
 //! A namespace with its own shards and its own operator, on the control plane that all tests share.
 
-use std::{collections::BTreeSet, fmt::Debug, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt::Debug,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
 use api::machine::{API_VERSION, NstanceMachinePool, NstanceShardGroup};
@@ -143,19 +149,14 @@ impl Scene {
     }
 
     pub async fn start(&mut self) -> Result<()> {
-        let kubeconfig = match &self.kubeconfig {
-            Some(path) => path.clone(),
-            None => ControlPlane::shared().await?.kubeconfig(),
-        };
-        let config = kube::Config::from_custom_kubeconfig(
-            kube::config::Kubeconfig::read_from(kubeconfig)?,
-            &kube::config::KubeConfigOptions::default(),
-        )
-        .await?;
+        let server = ControlPlane::shared().await?.kubeconfig();
+        let config = read_config(self.kubeconfig.as_ref().unwrap_or(&server)).await?;
+        // A proxy would make Cluster API's requests the operator's.
+        let server = read_config(&server).await?;
         let file = Some(self.directory.path().join("config.yaml"));
         let given = Given { file, capi_endpoint: self.endpoint.clone(), ..Given::default() };
         let settings = Settings::read(&given, &self.namespace)?;
-        let mut layer = Config::new(settings, ApiServer::of(&config, None));
+        let mut layer = Config::new(settings, ApiServer::of(&server, None));
         layer.pace = Pace { poll: POLL };
         // Nothing in these tests is linked later than this.
         layer.on_demand.grace = Duration::from_secs(1);
@@ -371,6 +372,12 @@ fn words(status: &Value, condition: &str) -> (String, String) {
 
 fn capi_resource(kind: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("cluster.x-k8s.io", "v1beta2", kind))
+}
+
+async fn read_config(path: &Path) -> Result<kube::Config> {
+    let kubeconfig = kube::config::Kubeconfig::read_from(path)?;
+    let options = kube::config::KubeConfigOptions::default();
+    Ok(kube::Config::from_custom_kubeconfig(kubeconfig, &options).await?)
 }
 
 fn process_settings() -> runtime::Settings {
