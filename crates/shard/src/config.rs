@@ -32,6 +32,22 @@ pub fn parse(text: &str) -> (Option<Config>, Findings) {
     }
 }
 
+/// The same for the configuration of that shard, and of that cluster where it is known: one that was copied from another
+/// shard is not its own.
+pub fn parse_own(text: &str, shard: &str, cluster: Option<&str>) -> (Option<Config>, Findings) {
+    let (config, mut findings) = parse(text);
+    let own = config
+        .as_ref()
+        .map(|config| [("shard.id", &config.shard.id, Some(shard)), ("cluster.id", &config.cluster.id, cluster)]);
+    for (field, written, expected) in own.into_iter().flatten() {
+        if let Some(expected) = expected.filter(|expected| expected != written) {
+            let message = format!("{written:?} is another one: this is the configuration of {expected:?}; write that");
+            findings.problems.push(Problem { field: field.to_owned(), message });
+        }
+    }
+    (config, findings)
+}
+
 /// What takes a provider or a template's language to see.
 fn check(config: &Config, findings: &mut Findings) {
     let mut problem = |field: String, message: String| findings.problems.push(Problem { field, message });

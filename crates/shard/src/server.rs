@@ -3,6 +3,7 @@
 //! A [`term::Term`] is one lead: it holds what storage and provider say in memory, answers requests and carries rounds
 //! out. It ends with its lead; the next one begins with what is stored.
 
+mod dynamic;
 mod election_port;
 mod entries;
 mod follow_up;
@@ -17,6 +18,7 @@ mod quarantine;
 mod request;
 mod round;
 mod run;
+mod said;
 mod schedule;
 mod service;
 mod standby;

@@ -107,7 +107,8 @@ pub trait Store: Send + Sync + 'static {
     /// Removes the object if it is there. Only for what no reader needs any more: it is not conditional.
     async fn delete(&self, key: &str) -> Result<(), StoreError>;
 
-    /// All keys that begin with the prefix (a folder and a slash), sorted.
+    /// All keys that begin with the prefix (a folder and a slash), sorted. What another hand put there under a name that is
+    /// no key, an editor's `x.json~` or `copy of x`, is none of ours and is passed over.
     async fn list(&self, prefix: &str) -> Result<Vec<String>, StoreError>;
 }
 

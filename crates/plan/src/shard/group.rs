@@ -1,5 +1,7 @@
 //! What a group is: its static part from the configuration under its dynamic part from requests.
 
+mod dynamic;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -17,6 +19,8 @@ use super::{
     refusal::{Code, Refusal},
 };
 
+pub use dynamic::{Dynamic, DynamicGroup};
+
 /// More instances than a zone's server is built for; a size is a number of machines, not a typing error.
 const LARGEST: i32 = 100_000;
 
@@ -30,35 +34,6 @@ const SHARE: usize = 1024 * 1024;
 
 /// One request names at most so many instances to remove first.
 const MOST_MARKS: usize = 1000;
-
-/// Dynamic groups by tenant and name, as they are stored.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Dynamic(pub BTreeMap<String, BTreeMap<String, DynamicGroup>>);
-
-/// What requests said about one group.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct DynamicGroup {
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub template: String,
-    pub size: i32,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub instance_type: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub subnet_pool: String,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub vars: BTreeMap<String, String>,
-    /// Go before others when the group shrinks.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub remove_first: Vec<InstanceId>,
-    /// Are replaced although the size stays.
-    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
-    pub replace: BTreeSet<InstanceId>,
-    /// Of the newest request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub age: Option<Age>,
-}
 
 /// A group as it counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -107,41 +82,42 @@ pub struct Upsert {
     pub remove_first: Vec<String>,
 }
 
-impl Dynamic {
-    pub fn get(&self, tenant: &str, key: &str) -> Option<&DynamicGroup> {
-        self.0.get(tenant)?.get(key)
-    }
-
-    /// Sets or removes one group; tenants without groups go.
-    pub fn set(&mut self, tenant: &str, key: &str, group: Option<DynamicGroup>) {
-        let groups = self.0.entry(tenant.to_owned()).or_default();
-        match group {
-            Some(group) => groups.insert(key.to_owned(), group),
-            None => groups.remove(key),
-        };
-        self.0.retain(|_, groups| !groups.is_empty());
-    }
-}
-
 /// Names of all groups, as (tenant, key), in order.
 pub fn all(config: &Config, dynamic: &Dynamic) -> BTreeSet<(String, String)> {
     let names = |tenant: &String, key: &String| (tenant.clone(), key.clone());
     let fixed = config.groups.iter().flat_map(|(tenant, groups)| groups.keys().map(move |key| names(tenant, key)));
-    let moving = dynamic.0.iter().flat_map(|(tenant, groups)| groups.keys().map(move |key| names(tenant, key)));
-    fixed.chain(moving).collect()
+    fixed.chain(dynamic.names()).collect()
 }
 
-/// The group that counts: the static part keeps template, pool, args and drain timeout; the dynamic one overrides size,
-/// instance type and vars. `None` if there is no such group, or none that names a template we have.
+/// The group that counts. `None` if there is no such group, or what it should be is not known: [`unknown`].
 pub fn effective(config: &Config, dynamic: &Dynamic, tenant: &str, key: &str) -> Option<Group> {
-    let (fixed, moving) = (config.static_group(tenant, key), dynamic.get(tenant, key));
-    if fixed.is_none() && moving.is_none() {
-        return None;
+    let is_there = config.static_group(tenant, key).is_some() || dynamic.get(tenant, key).is_some();
+    (is_there && unknown(config, dynamic, tenant, key).is_none()).then(|| merged(config, dynamic, tenant, key))
+}
+
+/// Why it is not known what a group should be: what is stored of it cannot be read, or names a template that the
+/// configuration lost. Such a group is not one that is gone: nothing is made or removed for it.
+pub fn unknown(config: &Config, dynamic: &Dynamic, tenant: &str, key: &str) -> Option<String> {
+    if let Some(damage) = dynamic.damage(tenant, key) {
+        return Some(damage);
     }
-    let none = StaticGroup::default();
+    let moving = dynamic.get(tenant, key)?;
+    if !(0..=LARGEST).contains(&moving.size) {
+        return Some(format!("{tenant}.{key}.size: {} is not between 0 and {LARGEST}", moving.size));
+    }
+    let name = config.static_group(tenant, key).map_or(&moving.template, |fixed| &fixed.template);
+    let is_lost = !config.templates.contains_key(name);
+    is_lost.then(|| format!("{tenant}.{key}.template: {name:?} is not a template of the shard's configuration"))
+}
+
+/// As far as it is known: the static part keeps template, pool, args and drain timeout; the dynamic one overrides size,
+/// instance type and vars.
+pub fn merged(config: &Config, dynamic: &Dynamic, tenant: &str, key: &str) -> Group {
+    let (fixed, moving) = (config.static_group(tenant, key), dynamic.get(tenant, key));
+    let (none, lost) = (StaticGroup::default(), Template::default());
     let under = fixed.unwrap_or(&none);
     let name = first(&[&under.template, moving.map_or("", |group| &group.template)]);
-    let template = config.templates.get(name)?;
+    let template = config.templates.get(name).unwrap_or(&lost);
     let pool =
         first(&[&under.subnet_pool, moving.map_or("", |group| &group.subnet_pool), &template.subnet_pool]).to_owned();
     let instance_type = first(&[moving.map_or("", |group| &group.instance_type), &under.instance_type]).to_owned();
@@ -149,7 +125,7 @@ pub fn effective(config: &Config, dynamic: &Dynamic, tenant: &str, key: &str) ->
     vars.extend(moving.map(|group| group.vars.clone()).unwrap_or_default());
     let size = moving.map(|group| group.size).or(under.size).or(template.size).unwrap_or(0);
     let blueprint = blueprint(config, template, under, (&instance_type, &pool), &vars);
-    Some(Group {
+    Group {
         key: key.to_owned(),
         tenant: tenant.to_owned(),
         template: name.to_owned(),
@@ -163,7 +139,7 @@ pub fn effective(config: &Config, dynamic: &Dynamic, tenant: &str, key: &str) ->
         remove_first: moving.map(|group| group.remove_first.clone()).unwrap_or_default(),
         replace: moving.map(|group| group.replace.clone()).unwrap_or_default(),
         blueprint,
-    })
+    }
 }
 
 fn first<'a>(candidates: &[&'a str]) -> &'a str {
@@ -262,8 +238,7 @@ pub fn upsert(
 
 /// Refuses groups of a tenant that together take more than its share of storage.
 pub fn check_share(dynamic: &Dynamic, tenant: &str) -> Result<(), Refusal> {
-    let bytes = dynamic.0.get(tenant).map_or(0, |groups| json!(groups).to_string().len());
-    if bytes <= SHARE {
+    if dynamic.weight(tenant) <= SHARE {
         return Ok(());
     }
     let text = format!("config: the groups of tenant {tenant:?} together exceed {SHARE} bytes; remove groups or vars");
@@ -388,13 +363,11 @@ fn field(refusal: &Refusal) -> Refusal {
 /// it has from the configuration, for the time when the group is not static any more.
 pub fn after_refresh(old: &Config, new: &Config, dynamic: &Dynamic) -> Dynamic {
     let mut after = dynamic.clone();
-    for (tenant, groups) in &mut after.0 {
-        for (key, entry) in groups {
-            if let Some(fixed) = new.static_group(tenant, key).or_else(|| old.static_group(tenant, key)) {
-                inherit(entry, fixed);
-            }
+    after.for_each_mut(|tenant, key, entry| {
+        if let Some(fixed) = new.static_group(tenant, key).or_else(|| old.static_group(tenant, key)) {
+            inherit(entry, fixed);
         }
-    }
+    });
     after
 }
 

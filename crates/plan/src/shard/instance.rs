@@ -271,6 +271,11 @@ impl Leaving {
 }
 
 impl Member {
+    /// Whether it was decided, here or by the operator, that it goes.
+    pub fn is_leaving(&self) -> bool {
+        self.acknowledged || self.record.leaving.is_some() || self.record.deleted_at.is_some()
+    }
+
     /// Until when the instance may stay as it is, and its health now.
     pub fn health(&self, settings: &Settings, now: Timestamp) -> (Health, Option<Timestamp>) {
         let after = |from: Timestamp, time: Duration| from.saturating_add(time).unwrap_or(Timestamp::MAX);

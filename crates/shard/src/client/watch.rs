@@ -127,3 +127,31 @@ impl<T: prost::Message + Default + 'static> Watch<T> {
 fn left() -> Status {
     Status::unavailable("the channel was left")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        clock::Clock,
+        identity::{Authority, client_tls},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a43_a_watch_of_a_shard_that_is_away_waits_longer_from_try_to_try() {
+        let clock = Clock::default();
+        let (authority, _) = Authority::create("dev", clock.now()).unwrap();
+        let tls = client_tls(authority.certificate_pem(), None, Arc::new(clock)).unwrap();
+        // The port was open a moment ago.
+        let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let mut watch = Client::new(gone.to_string().parse().unwrap(), tls).watch_errors(7);
+        for attempt in 0..8_u32 {
+            assert!(matches!(watch.next().await, Watched::Lost(CallError::Unreachable(_))));
+            let State::Waiting(Some(until)) = watch.state else { panic!("it waits") };
+            let (wait, whole) = (until.duration_since(Instant::now()), Duration::from_secs(1 << attempt.min(5)));
+            let whole = whole.min(Duration::from_secs(30));
+            assert!(wait >= (whole / 2).max(Duration::from_secs(1)) && wait <= whole, "{attempt}: {wait:?}");
+        }
+    }
+}

@@ -40,6 +40,8 @@ pub struct Unary {
     pub answers: usize,
     /// Calls whose names begin so are answered by a stream, which has limits of its own.
     pub streams: &'static str,
+    /// Such streams of one client, over all its connections: each holds what was written to it and not read.
+    pub watches: usize,
 }
 
 type StdError = Box<dyn std::error::Error + Send + Sync>;
@@ -55,17 +57,22 @@ struct Known {
     budget: Budget,
 }
 
-/// Bytes that a client may hold.
+/// Bytes and streams that a client may hold.
 #[derive(Clone)]
 struct Budget {
     requests: Arc<Semaphore>,
     answers: Arc<Semaphore>,
+    watches: Arc<Semaphore>,
 }
 
 impl Budget {
     fn new(unary: Option<Unary>) -> Self {
-        let bytes = |bytes: fn(&Unary) -> usize| Arc::new(Semaphore::new(unary.as_ref().map_or(0, bytes)));
-        Self { requests: bytes(|unary| unary.bytes), answers: bytes(|unary| unary.answers) }
+        let most = |most: fn(&Unary) -> usize| Arc::new(Semaphore::new(unary.as_ref().map_or(0, most)));
+        Self {
+            requests: most(|unary| unary.bytes),
+            answers: most(|unary| unary.answers),
+            watches: most(|unary| unary.watches),
+        }
     }
 }
 
@@ -123,11 +130,19 @@ impl Place {
             let Some(unary) = unary else { return service.oneshot(request.map(Body::new)).await };
             let name = request.uri().path().rsplit('/').next().unwrap_or_default();
             let is_stream = name.starts_with(unary.streams);
+            let watch = is_stream.then(|| Arc::clone(&budget.watches).try_acquire_owned());
+            let Ok(watch) = watch.transpose() else {
+                let text = "the client watches too often at once; end the streams that it does not read";
+                return Ok(Status::resource_exhausted(text).into_http());
+            };
             let held = Held::default();
             let metered = request.map(|inner| Body::new(Metered { inner, bytes: budget.requests, held: held.clone() }));
             let answer = async {
                 let Ok(answer) = service.oneshot(metered).await;
-                if is_stream { answer } else { whole(answer, budget.answers).await }
+                match watch {
+                    Some(place) => answer.map(|inner| Body::new(Streamed { inner, _place: place })),
+                    None => whole(answer, budget.answers).await,
+                }
             };
             let late =
                 |_| Status::deadline_exceeded("the call took too long; send the whole request at once").into_http();
@@ -153,6 +168,25 @@ async fn whole(answer: http::Response<Body>, budget: Arc<Semaphore>) -> http::Re
         return Status::resource_exhausted(text).into_http();
     };
     http::Response::from_parts(head, Body::new(Whole { data: Some(data), trailers, _held: held }))
+}
+
+/// A stream of answers that has its place until it ends.
+struct Streamed {
+    inner: Body,
+    _place: OwnedSemaphorePermit,
+}
+
+impl HttpBody for Streamed {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.inner).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
 }
 
 /// An answer that is ready.
@@ -233,7 +267,7 @@ mod tests {
         ping: (Duration::from_mins(1), Duration::from_secs(20)),
         connections: 2,
         calls: 8,
-        unary: Some(Unary { deadline: Duration::from_secs(30), bytes: 10, answers: 10, streams: "Watch" }),
+        unary: Some(Unary { deadline: Duration::from_secs(30), bytes: 10, answers: 10, streams: "Watch", watches: 2 }),
     };
 
     fn request(size: usize) -> http::Request<Full<Bytes>> {
@@ -298,6 +332,29 @@ mod tests {
         assert_eq!(code(&ask("WatchAll", 600).await), None, "a stream is taken as it comes");
         assert_eq!(held.into_body().collect().await.unwrap().to_bytes().len(), 6);
         assert_eq!(ask("List", 10).await.into_body().collect().await.unwrap().to_bytes().len(), 10, "all of it again");
+    }
+
+    #[tokio::test]
+    async fn streams_of_one_client_are_limited_over_all_its_connections() {
+        let clients = Arc::new(Clients::new(LIMITS));
+        let places = [clients.admit("a".into()).unwrap(), clients.admit("a".into()).unwrap()];
+        let other = clients.admit("b".into()).unwrap();
+        let watch = async |place: &Place| {
+            let service = tower::service_fn(|_: http::Request<Body>| async {
+                Ok::<_, Infallible>(http::Response::new(Body::new(Full::new(Bytes::from_static(b"event")))))
+            });
+            let request = http::Request::post("/service/WatchAll").body(Full::new(Bytes::new())).unwrap();
+            let Ok(answer) = place.call(service, request).await;
+            answer
+        };
+        let code = |answer: &http::Response<Body>| answer.headers().get("grpc-status").cloned();
+        let held = [watch(&places[0]).await, watch(&places[1]).await];
+        assert!(held.iter().all(|answer| code(answer).is_none()));
+        assert_eq!(code(&watch(&places[0]).await).unwrap(), "8", "resource exhausted");
+        assert_eq!(code(&watch(&other).await), None, "another client is not disturbed");
+        drop(held);
+        let again = watch(&places[0]).await;
+        assert_eq!(again.into_body().collect().await.unwrap().to_bytes(), "event");
     }
 
     #[test]

@@ -65,6 +65,7 @@ impl Term {
         let unreadable = memory.unreadable(&group.tenant, &group.key).map(|(_, machine)| machine.clone());
         let unreadable = unreadable.map(|machine| MachineInfo { status: MachineStatus::Unknown, ..machine });
         let instances: Vec<_> = known.chain(unreadable).map(instance).collect();
+        let actual_size = i32::try_from(instances.len()).unwrap_or(i32::MAX);
         let mut provider_ids: Vec<_> = instances.iter().map(|instance| instance.provider_id.clone()).collect();
         provider_ids.sort_unstable();
         wire::GroupStatus {
@@ -72,12 +73,13 @@ impl Term {
             key: group.key.clone(),
             tenant: group.tenant.clone(),
             template: group.template.clone(),
-            size: group.size,
+            // What an unknown one should have is not known; what it has is.
+            size: if current.is_unknown { actual_size } else { group.size },
             instance_type: group.instance_type.clone(),
             subnet_pool: group.subnet_pool.clone(),
             vars: group.vars.clone(),
             is_static: group.is_static,
-            actual_size: i32::try_from(instances.len()).unwrap_or(i32::MAX),
+            actual_size,
             provider_ids,
             instances,
         }

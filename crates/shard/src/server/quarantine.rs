@@ -125,8 +125,14 @@ impl Term {
         self.memory().quarantine.len()
     }
 
-    /// Reads the damaged records again: they may have been restored, or removed.
+    /// How many groups, or tenants, have something stored that cannot be read or used.
+    pub fn unknown_groups(&self) -> usize {
+        self.memory().groups.unknown()
+    }
+
+    /// Reads the damaged records and groups again: they may have been restored, or removed.
     pub async fn recheck(&self) -> Result<(), TermError> {
+        self.recheck_groups().await?;
         let keys: Vec<String> = self.memory().quarantine.objects.keys().cloned().collect();
         for key in keys {
             self.recheck_one(&key).await?;

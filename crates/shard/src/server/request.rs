@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use plan::shard::{
     event,
     fence::{self, Age},
-    group::{self, Dynamic, Group, Upsert},
+    group::{self, Group, Upsert},
     id::{self, InstanceId},
     instance::{Leaving, MachineStatus, Reason, Record},
     on_demand,
@@ -19,13 +19,10 @@ use prost::Message;
 use super::{
     entries::Entry,
     memory::{Asked, Call, Memory},
-    term::{Term, TermError, bounded, load_config, load_groups_unless},
+    term::{Term, TermError, load_config},
     watch::Watched,
 };
-use crate::{
-    store::{Expect, OBJECT_LIMIT},
-    wire::{self, Fence, group_event::Type},
-};
+use crate::wire::{self, Fence, group_event::Type};
 
 impl Term {
     /// The snapshot and the registration are one step: no change falls between them.
@@ -67,11 +64,13 @@ impl Term {
         let wire::GroupConfig { template, size, instance_type, subnet_pool, vars, args } = config;
         let request = Upsert { template, size, instance_type, subnet_pool, vars, args, remove_first };
         let age = Age::read(fence.epoch, fence.generation);
-        let _one = self.groups_gate.lock().await;
+        let turn = self.turn(tenant);
+        let _turns = (turn.lock().await, self.groups_gate.lock().await);
         self.reload_groups().await?;
         let after = {
             let mut memory = self.memory();
             memory.check_epoch(tenant, fence.epoch)?;
+            self.readable(&memory, tenant, &key)?;
             let before = memory.groups.dynamic().get(tenant, &key);
             fence::check(before.and_then(|before| before.age), age)?;
             let living = memory.living(tenant, &key);
@@ -98,11 +97,13 @@ impl Term {
         if self.known_answer::<()>(tenant, Call::DeleteGroup, fence).is_some() {
             return Ok(());
         }
-        let _one = self.groups_gate.lock().await;
+        let turn = self.turn(tenant);
+        let _turns = (turn.lock().await, self.groups_gate.lock().await);
         self.reload_groups().await?;
         let after = {
             let mut memory = self.memory();
             memory.check_epoch(tenant, fence.epoch)?;
+            self.readable(&memory, tenant, key)?;
             let Some(before) = memory.groups.dynamic().get(tenant, key) else { return Ok(()) };
             fence::check(before.age, Age::read(fence.epoch, fence.generation))?;
             let mut after = memory.groups.dynamic().clone();
@@ -123,6 +124,9 @@ impl Term {
 
     /// Reads the configuration again. One with problems is refused, and the last good one stays.
     pub async fn refresh_config(&self) -> Result<wire::RefreshConfigResponse, TermError> {
+        // No tenant has this name: one refresh at a time, of all tenants together.
+        let turn = self.turn("");
+        let _turn = turn.lock().await;
         self.recheck().await?;
         let _one = self.groups_gate.lock().await;
         let (config, object) = load_config(&self.context).await?;
@@ -179,6 +183,9 @@ impl Term {
             if let Some(known) = memory.entries.iter().find(|entry| is_answer(&entry.record, tenant, fence)) {
                 // The leader before this one made it.
                 return Ok(created(known));
+            }
+            if let Some(why) = group::unknown(memory.groups.config(), memory.groups.dynamic(), tenant, &request.group) {
+                return Err(self.damaged_groups(why));
             }
             let pair = (&**memory.groups.config(), memory.groups.dynamic());
             let exists = |id: &InstanceId| memory.entries.get(id).is_some() || memory.quarantine.of(id).is_some();
@@ -317,41 +324,6 @@ impl Term {
     /// The group of an instance of this tenant. `None` if there is no such instance; another tenant's is refused.
     pub(super) fn owned(&self, tenant: &str, id: &InstanceId) -> Result<Option<String>, TermError> {
         Ok(owner(&self.memory(), tenant, id)?.map(|entry| entry.record.group.clone()))
-    }
-
-    /// Takes over what another hand changed in the groups file.
-    async fn reload_groups(&self) -> Result<(), TermError> {
-        let known = self.memory().dynamic_etag.clone();
-        if let Some((dynamic, etag)) = load_groups_unless(&self.context, known.as_ref()).await? {
-            let mut memory = self.memory();
-            memory.groups.set_dynamic(dynamic);
-            memory.dynamic_etag = etag;
-        }
-        Ok(())
-    }
-
-    async fn store_groups(&self, after: Dynamic) -> Result<(), TermError> {
-        self.lead.verify().await?;
-        let key = self.context.layout.groups();
-        let etag = {
-            let memory = self.memory();
-            if *memory.groups.dynamic() == after {
-                return Ok(());
-            }
-            memory.dynamic_etag.clone()
-        };
-        let body = serde_json::to_vec_pretty(&after).expect("groups are plain data");
-        if body.len() > OBJECT_LIMIT {
-            let text =
-                "config: the groups of all tenants together are longer than storage takes; remove groups or vars";
-            return Err(Refusal::new(Code::ResourceExhausted, text).into());
-        }
-        let expect = etag.map_or(Expect::Absent, Expect::Content);
-        let etag = bounded(&key, self.context.store.put(&key, body, expect)).await?;
-        let mut memory = self.memory();
-        memory.groups.set_dynamic(after);
-        memory.dynamic_etag = Some(etag);
-        Ok(())
     }
 
     /// Takes the new configuration; deletions and changes are sent before additions.

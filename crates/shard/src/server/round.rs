@@ -7,7 +7,7 @@ use plan::shard::{
     event,
     group::{self, Group},
     id::InstanceId,
-    instance::{Leaving, Machine, MachineRef, Record, Settings},
+    instance::{Leaving, Machine, MachineRef, Member, Record, Settings},
     pace,
     round::{Action, Observed, Subnet, plan},
 };
@@ -43,11 +43,17 @@ impl Term {
         let now = self.now();
         let (current, members, unreadable, settings, budget, create_after) = {
             let memory = self.memory();
+            let is_unknown = memory.groups.is_unknown(tenant, key);
+            let mut members = memory.members(tenant, key);
+            if is_unknown {
+                // What was decided before goes on; nothing is decided about the others.
+                members.retain(Member::is_leaving);
+            }
             let budget = pace::create_budget(memory.groups.config().shard.create_rate_limit, &memory.made, now);
             let failing = memory.failing.get(&(tenant.to_owned(), key.to_owned()));
             (
-                memory.groups.get(tenant, key).cloned(),
-                memory.members(tenant, key),
+                memory.groups.get(tenant, key).filter(|_| !is_unknown).cloned(),
+                members,
                 memory.unreadable(tenant, key).count(),
                 Settings::from(&**memory.groups.config()),
                 budget,
@@ -87,6 +93,8 @@ impl Term {
     /// Whether it had an effect: a failed call to the provider has none, and its retry is due later.
     async fn execute(&self, group: Option<&Group>, action: Action) -> Result<bool, TermError> {
         match action {
+            // An earlier creation of this round failed.
+            Action::Create(record) if self.is_failing(&record) => Ok(false),
             Action::Create(record) => self.create(group, *record).await,
             Action::Launch(id) => self.launch(group, &id).await,
             Action::Link(id, machine) => self.link(&id, machine).await.map(|()| true),
@@ -98,16 +106,15 @@ impl Term {
 
     /// The intent first, then the machine.
     pub(super) async fn create(&self, group: Option<&Group>, record: Record) -> Result<bool, TermError> {
-        let name = (record.tenant.clone(), record.group.clone());
-        let now = self.now();
-        if self.memory().failing.get(&name).is_some_and(|failing| failing.retry_at > now) {
-            // An earlier creation of this round failed.
-            return Ok(false);
-        }
         let id = record.id.clone();
         self.write(record).await?;
-        let launched = self.launch(group, &id).await?;
-        Ok(launched)
+        self.launch(group, &id).await
+    }
+
+    /// Whether creations of its group wait.
+    fn is_failing(&self, record: &Record) -> bool {
+        let (name, now) = ((record.tenant.clone(), record.group.clone()), self.now());
+        self.memory().failing.get(&name).is_some_and(|failing| failing.retry_at > now)
     }
 
     async fn launch(&self, group: Option<&Group>, id: &InstanceId) -> Result<bool, TermError> {

@@ -15,6 +15,7 @@ use super::{
     election_port::ElectionPort,
     limits::{Limits, Unary},
     listener::Listener,
+    said::Said,
     schedule::rounds,
     service::{ClusterLead, Parts, agent_service, operator_service, registration_service},
     standby::Standby,
@@ -50,8 +51,12 @@ const OPERATORS: Limits = Limits {
         bytes: 2 * MESSAGE_LIMIT,
         answers: 4 * MESSAGE_LIMIT,
         streams: "Watch",
+        watches: WATCHES,
     }),
 };
+
+/// Of one operator: three at a time, and those that were replaced and stay open until their connections end.
+const WATCHES: usize = 64;
 
 /// So long a clock that was set may refuse new connections.
 const CERTIFICATE_CHECK: Duration = Duration::from_secs(30);
@@ -141,24 +146,25 @@ pub async fn run(
 
 /// What must hold before the server stands for its shard: storage that refuses stale writes, and a configuration.
 async fn prepare(options: &Options) -> Result<(), Unfit> {
-    let context = &options.context;
+    let (context, mut said) = (&options.context, Said::default());
     loop {
         let unique = format!("{:032x}", (context.ids)());
         match prove(&*context.store, &unique).await {
             Ok(()) => break,
             Err(Unfit::Failed { what, source }) => {
-                tracing::warn!(error = %explained(&source), "storage is not proven yet: it failed {what}");
+                let error = explained(&source);
+                if said.is_news(&error) {
+                    tracing::warn!(error, "storage is not proven yet: it failed {what}; it is tried until it does not");
+                }
             }
             Err(unfit) => return Err(unfit),
         }
         tokio::time::sleep(PAUSE).await;
     }
-    let mut said = String::new();
     while let Err(error) = load_config(context).await {
-        let text = explained(&error);
-        if text != said {
-            tracing::error!(error = text, "no configuration yet; it is read again until it is good");
-            said = text;
+        let error = explained(&error);
+        if said.is_news(&error) {
+            tracing::error!(error, "no configuration yet; it is read again until it is good");
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -189,9 +195,14 @@ struct Server<'a> {
 impl Server<'_> {
     /// Stands for the shard, and serves while it leads.
     async fn stand(&self, election: &mut Election) -> Result<(), TermError> {
-        let (mut standby, mut said) = (self.standby()?, String::new());
+        // Once each: a damaged object ends every lead, or every look, and is tried every second.
+        let (mut standby, mut ended, mut failed) = (self.standby()?, Said::default(), Said::default());
         while !self.stop.is_cancelled() {
-            match election.look().await {
+            let looked = election.look().await;
+            if looked.is_ok() && failed.ends() {
+                tracing::info!("the election goes on");
+            }
+            match looked {
                 Ok(Role::Leader(lead)) => {
                     self.options.standing.set_shard(Some(&lead));
                     let led = self.lead_shard(election, lead).await;
@@ -199,12 +210,11 @@ impl Server<'_> {
                     self.options.standing.set_bound(None);
                     self.options.standing.set_term(None);
                     self.bound.send_replace(None);
-                    // Once: a damaged object ends every lead, and is tried every second.
-                    let why = led.err().map(|error| explained(&error)).unwrap_or_default();
-                    if !why.is_empty() && why != said {
-                        tracing::error!(error = why, "the lead ended");
+                    match led.map_err(|error| explained(&error)) {
+                        Ok(()) => drop(ended.ends()),
+                        Err(error) if ended.is_news(&error) => tracing::error!(error, "the lead ended"),
+                        Err(_) => {}
                     }
-                    said = why;
                     if !self.stop.is_cancelled() {
                         self.port.hang_up();
                         self.stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
@@ -214,7 +224,10 @@ impl Server<'_> {
                     self.stop.run_until_cancelled(standby.wait(leader.as_deref(), look_in)).await;
                 }
                 Err(error) => {
-                    tracing::warn!(error = %explained(&error), "election");
+                    let error = explained(&error);
+                    if failed.is_news(&error) {
+                        tracing::warn!(error, "election; it is tried again until it succeeds");
+                    }
                     self.stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
                 }
             }
@@ -265,9 +278,14 @@ impl Server<'_> {
             Ok(standby) => standby,
             Err(error) => return error,
         };
+        let mut failed = Said::default();
         loop {
             let began = Instant::now();
-            match election.look().await {
+            let looked = election.look().await;
+            if looked.is_ok() && failed.ends() {
+                tracing::info!("the election of the cluster's leader goes on");
+            }
+            match looked {
                 Ok(Role::Leader(lead)) => {
                     self.set_cluster(current, Some(lead));
                     tokio::time::sleep_until(began + self.options.timing.renew).await;
@@ -277,7 +295,10 @@ impl Server<'_> {
                     standby.wait(leader.as_deref(), look_in.max(Duration::from_millis(10))).await;
                 }
                 Err(error) => {
-                    tracing::warn!(error = %explained(&error), "election of the cluster's leader");
+                    let error = explained(&error);
+                    if failed.is_news(&error) {
+                        tracing::warn!(error, "election of the cluster's leader; it is tried again until it succeeds");
+                    }
                     tokio::time::sleep(PAUSE).await;
                 }
             }

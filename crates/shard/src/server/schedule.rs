@@ -11,7 +11,10 @@ use jiff::Timestamp;
 use process::explained;
 use tokio::time::Instant;
 
-use super::term::{Term, TermError};
+use super::{
+    said::Said,
+    term::{Term, TermError},
+};
 use crate::store::Lost;
 
 /// Tenant and key of a group.
@@ -23,6 +26,9 @@ type Rounds<'a> = BoxFuture<'a, (Name, Result<Option<Timestamp>, TermError>)>;
 /// Groups at once: one whose provider hangs must not hold up the others, and a provider has its own limits.
 const ROUNDS_AT_ONCE: usize = 16;
 
+/// Of one tenant: whatever its groups wait for, those of others find a place.
+const OF_ONE_TENANT: usize = 12;
+
 /// After a round that was not finished: storage that is away, a damaged object that is repaired.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -30,6 +36,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub async fn rounds(term: &Term) -> TermError {
     let mut running: FuturesUnordered<Rounds<'_>> = FuturesUnordered::new();
     let mut busy = BTreeSet::new();
+    // Of each group whose rounds fail: storage that is away fails all of them every second.
+    let mut failed: BTreeMap<Name, Said> = BTreeMap::new();
     // By the monotonic clock: a wall clock that is set meanwhile delays none.
     let mut looks: BTreeMap<Name, Instant> = BTreeMap::new();
     let mut all_at = Instant::now() + term.until(None);
@@ -48,11 +56,19 @@ pub async fn rounds(term: &Term) -> TermError {
             Some((name, done)) = running.next() => {
                 busy.remove(&name);
                 let wait = match done {
-                    Ok(next) => next.map(|next| term.until(Some(next))),
+                    Ok(next) => {
+                        if failed.remove(&name).is_some() {
+                            tracing::info!(tenant = name.0, group = name.1, "rounds are finished again");
+                        }
+                        next.map(|next| term.until(Some(next)))
+                    }
                     // One that cannot be verified lasts as long as it lasts: the next look may succeed.
                     Err(TermError::Lost(error @ Lost::Ended)) => return error.into(),
                     Err(error) => {
-                        tracing::warn!(tenant = name.0, group = name.1, error = %explained(&error), "a round was not finished");
+                        let error = explained(&error);
+                        if failed.entry(name.clone()).or_default().is_news(&error) {
+                            tracing::warn!(tenant = name.0, group = name.1, error, "a round was not finished; it is tried again");
+                        }
                         Some(PAUSE)
                     }
                 };
@@ -75,10 +91,24 @@ pub async fn rounds(term: &Term) -> TermError {
 }
 
 impl Term {
-    /// Takes groups that are due, but for those whose rounds run: they stay due.
+    /// Takes groups that are due, but for those whose rounds run: they stay due. Tenants take turns: next is one with the
+    /// fewest rounds at the time.
     fn take_due(&self, busy: &BTreeSet<Name>, most: usize) -> Vec<Name> {
         let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken: Vec<Name> = due.iter().filter(|name| !busy.contains(*name)).take(most).cloned().collect();
+        let mut turns: BTreeMap<&str, usize> = BTreeMap::new();
+        for (tenant, _) in busy {
+            *turns.entry(tenant).or_default() += 1;
+        }
+        let mut waiting: Vec<(usize, &Name)> = Vec::new();
+        for name in due.iter().filter(|name| !busy.contains(*name)) {
+            let turn = turns.entry(&name.0).or_default();
+            if *turn < OF_ONE_TENANT {
+                waiting.push((*turn, name));
+                *turn += 1;
+            }
+        }
+        waiting.sort_by_key(|(turn, _)| *turn);
+        let taken: Vec<Name> = waiting.into_iter().take(most).map(|(_, name)| name.clone()).collect();
         for name in &taken {
             due.remove(name);
         }

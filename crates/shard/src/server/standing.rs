@@ -57,6 +57,11 @@ impl Standing {
         self.0.term.load().as_deref().map_or(0, Term::damaged)
     }
 
+    /// Of how many groups it is not known what they should be, while it leads.
+    pub fn unknown_groups(&self) -> usize {
+        self.0.term.load().as_deref().map_or(0, Term::unknown_groups)
+    }
+
     pub(super) fn set_term(&self, term: Option<Arc<Term>>) {
         self.0.term.store(term);
     }

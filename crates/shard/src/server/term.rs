@@ -10,7 +10,6 @@ use futures::{FutureExt, StreamExt, TryStreamExt, future::BoxFuture, stream};
 use jiff::Timestamp;
 use plan::shard::{
     config::{Certificates, Config, Problem},
-    group::{Dynamic, DynamicGroup},
     id::InstanceId,
     instance::Record,
     refusal::Refusal,
@@ -18,6 +17,7 @@ use plan::shard::{
 };
 
 use super::{
+    dynamic::load_groups,
     entries::{Entries, Entry, Moment},
     groups::Groups,
     listing::Listed,
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    config::parse,
+    config::parse_own,
     provider::{MachineInfo, Provider, ProviderError},
     record::Damaged,
     store::{Etag, Expect, Lead, Lost, Object, Store, StoreError, layout::ShardLayout},
@@ -135,7 +135,7 @@ impl Term {
             epochs: HashMap::new(),
             time: now,
         };
-        memory.epochs = epochs(memory.groups.dynamic());
+        memory.epochs = memory.groups.dynamic().epochs().into_iter().collect();
         let registered = load_registered(&context).await?;
         memory.entries.for_each_mut(|entry| {
             entry.agent.registered = registered.contains(entry.record.id.as_str());
@@ -173,6 +173,12 @@ impl Term {
             gates.retain(|_, gate| Arc::strong_count(gate) > 1);
         }
         Arc::clone(gates.entry((tenant.to_owned(), group.to_owned())).or_default())
+    }
+
+    /// Passed by a tenant's changes of its groups, one after the other, before those of all tenants: however many requests
+    /// one tenant has open, another's waits for one of them. No group has an empty name.
+    pub(super) fn turn(&self, tenant: &str) -> Gate {
+        self.gate(tenant, "")
     }
 
     /// Asks for a round of the group.
@@ -317,14 +323,6 @@ impl Term {
     }
 }
 
-/// The newest epoch that each tenant's groups were changed in.
-fn epochs(dynamic: &Dynamic) -> HashMap<String, u64> {
-    let newest = |groups: &std::collections::BTreeMap<String, DynamicGroup>| {
-        groups.values().filter_map(|group| group.age).map(|age| age.epoch).max()
-    };
-    dynamic.0.iter().filter_map(|(tenant, groups)| Some((tenant.clone(), newest(groups)?))).collect()
-}
-
 /// Takes over what a list of machines says, except of instances whose machines were touched since it began.
 fn observe(memory: &mut Memory, machines: &[MachineInfo], is_untouched: impl Fn(&Entry) -> bool) {
     let found: HashMap<&str, &MachineInfo> = machines.iter().map(|machine| (&*machine.instance_id, machine)).collect();
@@ -355,7 +353,7 @@ pub(super) async fn load_config(context: &Context) -> Result<(Config, Object), T
     let damaged = |why: &str| TermError::Damaged { key: key.clone(), why: why.to_owned() };
     let object = object.ok_or_else(|| damaged("it is missing; `strata shard init` writes one"))?;
     let text = std::str::from_utf8(&object.body).map_err(|_| damaged("it is not text"))?;
-    match parse(text) {
+    match parse_own(text, &context.shard, Some(&context.cluster)) {
         (Some(config), findings) if findings.problems.is_empty() => {
             for warning in findings.warnings {
                 tracing::warn!(field = warning.field, "configuration: {}", warning.message);
@@ -364,30 +362,6 @@ pub(super) async fn load_config(context: &Context) -> Result<(Config, Object), T
         }
         (_, findings) => Err(TermError::Config { key, problems: findings.problems }),
     }
-}
-
-pub(super) async fn load_groups(context: &Context) -> Result<(Dynamic, Option<Etag>), TermError> {
-    Ok(load_groups_unless(context, None).await?.unwrap_or_default())
-}
-
-/// `None` if the groups are those of `known`, which costs no reading of them.
-pub(super) async fn load_groups_unless(
-    context: &Context,
-    known: Option<&Etag>,
-) -> Result<Option<(Dynamic, Option<Etag>)>, TermError> {
-    let key = context.layout.groups();
-    let Some(object) = bounded(&key, context.store.get(&key)).await? else { return Ok(Some(Default::default())) };
-    if known == Some(&object.etag) {
-        return Ok(None);
-    }
-    let damaged = |why: String| {
-        // Without it no group has a size: to take it for empty would drain the instances of all of them.
-        let why = format!("{why}; correct it, or restore it from a backup of the storage");
-        TermError::Damaged { key: key.clone(), why }
-    };
-    let text = std::str::from_utf8(&object.body).map_err(|error| damaged(error.to_string()))?;
-    let groups = jsonc_parser::parse_to_serde_value(text, &jsonc_parser::ParseOptions::default());
-    Ok(Some((groups.map_err(|error| damaged(error.to_string()))?, Some(object.etag))))
 }
 
 async fn load_entries(context: &Context, now: Moment) -> Result<(Entries, Quarantine), TermError> {

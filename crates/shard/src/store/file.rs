@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rustix::fs::{FlockOperation, flock};
 
-use super::{Etag, Expect, Object, Store, StoreError, check_body, check_key, content_etag};
+use super::{Etag, Expect, OBJECT_LIMIT, Object, Store, StoreError, check_body, check_key, content_etag};
 
 /// Writers of different keys seldom share one of so many locks, and a folder of so many files is small.
 const LOCKS: u8 = 64;
@@ -106,14 +106,16 @@ impl Store for FileStore {
 }
 
 fn read(root: &Path, key: &str) -> io::Result<Option<Object>> {
-    let mut file = match File::open(root.join(key)) {
+    let file = match File::open(root.join(key)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
     let metadata = file.metadata()?;
-    let mut body = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0));
-    file.read_to_end(&mut body)?;
+    // No store takes more: a file that another hand made larger is cut, and is no whole object to any reader.
+    let most = OBJECT_LIMIT as u64 + 1;
+    let mut body = Vec::with_capacity(usize::try_from(metadata.len().min(most)).unwrap_or(0));
+    file.take(most).read_to_end(&mut body)?;
     let modified = metadata.modified().ok().and_then(|time| Timestamp::try_from(time).ok());
     Ok(Some(Object { etag: content_etag(&body), body, modified }))
 }
@@ -128,6 +130,10 @@ fn swap(
 ) -> io::Result<Option<Etag>> {
     let path = root.join(key);
     let folder = path.parent().unwrap_or(root);
+    if !root.is_dir() {
+        // As an unmounted disk is. Made anew it would be another storage, in the place of the one that comes back.
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the folder of the storage is gone"));
+    }
     fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)?;
     let _lock = lock(root, key)?;
     let holds = match (expect, read(root, key)?) {
@@ -179,8 +185,19 @@ fn remove(root: &Path, key: &str) -> io::Result<()> {
 /// Held until the file is dropped, or the process ends.
 fn lock(root: &Path, key: &str) -> io::Result<File> {
     let number = content_etag(key.as_bytes()).0.bytes().fold(0u8, |sum, byte| sum.wrapping_mul(31) ^ byte) % LOCKS;
-    let path = root.join(LOCK_FOLDER).join(number.to_string());
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE).open(path)?;
+    let folder = root.join(LOCK_FOLDER);
+    let open = || {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(FILE_MODE).open(folder.join(number.to_string()))
+    };
+    let file = match open() {
+        // A storage that was put back from a backup has the objects, and need not have this.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && root.is_dir() => {
+            fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&folder)?;
+            open()?
+        }
+        file => file?,
+    };
     flock(&file, FlockOperation::LockExclusive)?;
     Ok(file)
 }
@@ -194,11 +211,14 @@ fn walk(root: &Path, folder: &str, keys: &mut Vec<String>) -> io::Result<()> {
     for entry in entries {
         let entry = entry?;
         let name = entry.file_name();
-        let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) else { continue };
-        let key = format!("{folder}/{name}");
-        if entry.file_type()?.is_dir() {
+        let Some(key) = name.to_str().map(|name| format!("{folder}/{name}")).filter(|key| check_key(key).is_ok())
+        else {
+            continue;
+        };
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
             walk(root, &key, keys)?;
-        } else {
+        } else if kind.is_file() || kind.is_symlink() {
             keys.push(key);
         }
     }
@@ -232,6 +252,49 @@ mod tests {
         assert!(process::explained(&error).contains("No space left on device"), "{}", process::explained(&error));
         assert_eq!(fs::read_dir(folder.path().join("a")).unwrap().count(), 0);
         store.put("a/b", b"one".to_vec(), Expect::Absent).await.expect("there is room again");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_key_is_not_listed_and_hides_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::open(folder.path()).unwrap();
+        store.put("a/b.json", b"one".to_vec(), Expect::Absent).await.unwrap();
+        for name in ["b.json~", "#b.json#", "copy of b.json", "b(1).json", "ü", ".b.json.swp"] {
+            fs::write(folder.path().join("a").join(name), b"one").unwrap();
+        }
+        fs::create_dir(folder.path().join("a/lost+found")).unwrap();
+        std::os::unix::net::UnixListener::bind(folder.path().join("a/socket")).unwrap();
+        let keys = store.list("a/").await.unwrap();
+        assert_eq!(keys, ["a/b.json"]);
+        assert_eq!(store.get_many(&keys).await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_larger_than_any_object_takes_no_more_memory_than_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::open(folder.path()).unwrap();
+        fs::create_dir(folder.path().join("a")).unwrap();
+        File::create(folder.path().join("a/b")).unwrap().set_len(1 << 40).unwrap();
+        assert_eq!(store.get("a/b").await.unwrap().unwrap().body.len(), OBJECT_LIMIT + 1);
+    }
+
+    #[tokio::test]
+    async fn a_storage_that_was_replaced_meanwhile_is_written_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("storage");
+        let store = FileStore::open(&root).unwrap();
+        let etag = store.put("a/b", b"one".to_vec(), Expect::Absent).await.unwrap();
+        // Put back from a backup of the objects alone.
+        fs::rename(&root, folder.path().join("before")).unwrap();
+        fs::create_dir_all(root.join("a")).unwrap();
+        fs::write(root.join("a/b"), b"one").unwrap();
+        store.put("a/b", b"two".to_vec(), Expect::Content(etag)).await.unwrap();
+        store.delete("a/b").await.unwrap();
+        // One that is gone, as an unmounted disk is, is not made anew.
+        fs::remove_dir_all(&root).unwrap();
+        assert!(store.delete("a/b").await.is_err());
+        let error = store.put("a/b", b"one".to_vec(), Expect::Absent).await.unwrap_err();
+        assert!(process::explained(&error).contains("is gone") && !root.exists(), "{error}");
     }
 
     #[tokio::test]

@@ -119,7 +119,8 @@ impl Store for S3Store {
             .await
             .map_err(|error| StoreError::unavailable(prefix, error))?;
         let keys = found.iter().filter_map(|path| path.strip_prefix(&self.prefix));
-        let mut keys: Vec<_> = keys.filter(|key| key.starts_with(prefix)).map(str::to_owned).collect();
+        let ours = keys.filter(|key| key.starts_with(prefix) && check_key(key).is_ok());
+        let mut keys: Vec<_> = ours.map(str::to_owned).collect();
         keys.sort();
         Ok(keys)
     }

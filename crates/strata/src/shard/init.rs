@@ -43,7 +43,7 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
             config.shard.id, config.cluster.id, flags.shard, flags.cluster
         )));
     }
-    let store = storage.open()?;
+    let store = storage.make()?;
     let sealing = storage.sealing()?;
     if make(&*store, &flags.cluster, &flags.shard, text, sealing.as_ref()).await? {
         anstream::eprintln!("shard {} of cluster {} is made", flags.shard, flags.cluster);

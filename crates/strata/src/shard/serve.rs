@@ -106,7 +106,7 @@ fn raise_files() {
 
 async fn serve(flags: Flags, storage: &StorageFlags) -> Result<(), Failure> {
     let (stop, health, registry) = (CancellationToken::new(), Health::default(), Arc::<Registry>::default());
-    let (standing, store, sealing) = (Standing::default(), storage.open()?, storage.sealing()?);
+    let (standing, store, sealing) = (Standing::default(), storage.make()?, storage.sealing()?);
     plan::shard::id::check("SHARD", &flags.shard).map_err(|refusal| Failure::new(refusal.message))?;
     registry.collect(Box::new(ShardMetrics::new(&flags.shard, standing.clone())));
     let mut tasks = Tasks::default();

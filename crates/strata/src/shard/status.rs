@@ -1,6 +1,9 @@
 //! `strata shard status`.
 
-use std::{collections::BTreeMap, process::ExitCode};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::ExitCode,
+};
 
 use clap::Args;
 use plan::shard::{
@@ -48,7 +51,7 @@ struct Status {
 struct Group {
     tenant: String,
     name: String,
-    /// Null while the groups cannot be read.
+    /// Null while what is stored of it cannot be read, or names a template that the configuration does not have.
     size: Option<i32>,
     instances: usize,
 }
@@ -108,11 +111,25 @@ async fn status(store: &dyn Store, shard: String) -> Result<Status, Failure> {
         *counts.entry((record.tenant, record.group)).or_default() += 1;
     }
     let (problem, groups) = match config(store, &shard).await {
-        Ok(config) => (None, groups(&config, dynamic.as_ref(), &counts)),
+        Ok(config) => {
+            let key = ShardLayout::new(&shard).groups();
+            let unknown = dynamic.iter().flat_map(|dynamic| unknown(&config, dynamic));
+            damaged.extend(unknown.map(|why| format!("{key}: {why}")));
+            (None, groups(&config, dynamic.as_ref(), &counts))
+        }
         Err(failure) => (Some(failure.message), Vec::new()),
     };
     let leader = lock.as_ref().filter(|lock| !lock.released).map(|lock| lock.address.clone());
     Ok(Status { shard, leader, epoch: lock.map_or(0, |lock| lock.epoch), problem, damaged, groups })
+}
+
+/// Why it is not known what a group, or a tenant's groups, should be, and what to do about it.
+pub fn unknown(config: &Config, dynamic: &Dynamic) -> Vec<String> {
+    let names = group::all(config, dynamic);
+    let groups = names.iter().filter_map(|(tenant, name)| group::unknown(config, dynamic, tenant, name));
+    let all: BTreeSet<String> = dynamic.tenant_damages().chain(groups).collect();
+    let remedy = "correct it there or in the configuration, or restore it from a backup of the storage";
+    all.iter().map(|why| format!("{why}; {remedy}")).collect()
 }
 
 /// `dynamic` is absent where it cannot be read: then no size is known, of a static group neither.
@@ -122,7 +139,8 @@ fn groups(config: &Config, dynamic: Option<&Dynamic>, counts: &BTreeMap<(String,
     names.extend(counts.keys().cloned());
     let of = |(tenant, name): (String, String)| {
         let size = |dynamic| group::effective(config, dynamic, &tenant, &name).map_or(0, |group| group.size);
-        let size = dynamic.map(size);
+        let is_known = |dynamic: &&Dynamic| group::unknown(config, dynamic, &tenant, &name).is_none();
+        let size = dynamic.filter(is_known).map(size);
         let instances = counts.get(&(tenant.clone(), name.clone())).copied().unwrap_or(0);
         Group { tenant, name, size, instances }
     };
@@ -130,7 +148,7 @@ fn groups(config: &Config, dynamic: Option<&Dynamic>, counts: &BTreeMap<(String,
 }
 
 /// The groups of requests, or why they cannot be read.
-async fn dynamic(store: &dyn Store, shard: &str) -> Result<Result<Dynamic, String>, Failure> {
+pub async fn dynamic(store: &dyn Store, shard: &str) -> Result<Result<Dynamic, String>, Failure> {
     let key = ShardLayout::new(shard).groups();
     let Some(object) = store.get(&key).await? else { return Ok(Ok(Dynamic::default())) };
     let text = std::str::from_utf8(&object.body).map_err(|error| error.to_string());

@@ -1,6 +1,9 @@
 //! Where a cluster of shards keeps what it must not lose, as a user names it.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use clap::Args;
 use plan::shard::{
@@ -8,7 +11,7 @@ use plan::shard::{
     election::Lock,
 };
 use shard::{
-    config::parse,
+    config::parse_own,
     identity::{ClusterKeys, SealingKey},
     store::{FileStore, S3Options, S3Store, Store, StoreError, layout::ShardLayout},
 };
@@ -56,7 +59,17 @@ const UNNAMED: &str = if cfg!(feature = "dev") {
 };
 
 impl StorageFlags {
+    /// The storage, whose folder is made if it is missing.
+    pub fn make(&self) -> Result<Arc<dyn Store>, Failure> {
+        self.store(|_| Ok(()))
+    }
+
+    /// The storage, which must be there: a folder that was mistyped is not made and shown as one without shards.
     pub fn open(&self) -> Result<Arc<dyn Store>, Failure> {
+        self.store(|folder| if folder.is_dir() { Ok(()) } else { Err("there is no such folder") })
+    }
+
+    fn store(&self, check: impl FnOnce(&Path) -> Result<(), &'static str>) -> Result<Arc<dyn Store>, Failure> {
         let place = match self.storage.as_deref().filter(|place| !place.is_empty()) {
             Some(place) => place.to_owned(),
             None => self.dev_storage()?,
@@ -68,6 +81,9 @@ impl StorageFlags {
         if place.contains("://") {
             return Err(cannot("its kind is not supported".to_owned()).hint("use a folder or s3://BUCKET/PREFIX"));
         }
+        check(Path::new(&place)).map_err(|why| {
+            cannot(why.to_owned()).hint("name the folder that `strata shard init` was given; that command makes one")
+        })?;
         Ok(Arc::new(FileStore::open(&place).map_err(|error| cannot(error.to_string()))?))
     }
 
@@ -139,7 +155,7 @@ pub async fn findings(store: &dyn Store, shard: &str) -> Result<(Option<Config>,
             "`strata shard init {shard} --cluster ID` makes one, `strata shard status` lists those there are"
         ))
     })?;
-    Ok(String::from_utf8(object.body).map_or_else(|_| not_text(), |text| parse(&text)))
+    Ok(String::from_utf8(object.body).map_or_else(|_| not_text(), |text| parse_own(&text, shard, None)))
 }
 
 /// What is wrong with a configuration that has no text.

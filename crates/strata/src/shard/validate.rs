@@ -3,10 +3,13 @@
 use std::{io::Read, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use plan::shard::config::Findings;
+use plan::shard::config::{Findings, Problem};
 use shard::config::parse;
 
-use super::storage::{StorageFlags, findings, shards};
+use super::{
+    status::{dynamic, unknown},
+    storage::{StorageFlags, findings, shards},
+};
 use crate::{Failure, output::print};
 
 #[derive(Debug, Args)]
@@ -26,7 +29,12 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
     } else {
         let store = storage.open()?;
         for shard in shards(&*store).await? {
-            let found = findings(&*store, &shard).await?.1;
+            let (config, mut found) = findings(&*store, &shard).await?;
+            if let (Some(config), Ok(dynamic)) = (config, dynamic(&*store, &shard).await?) {
+                // Groups of requests that this configuration leaves without what they need.
+                let problem = |message| Problem { field: "groups.jsonc".to_owned(), message };
+                found.warnings.extend(unknown(&config, &dynamic).into_iter().map(problem));
+            }
             checked.push((format!("shard {shard}"), found));
         }
     }
@@ -52,9 +60,8 @@ fn read(file: &PathBuf) -> Result<String, Failure> {
 
 /// One line for each finding.
 pub fn tell(what: &str, findings: &Findings) -> Result<(), Failure> {
-    let line = |kind: &'static str| {
-        move |found: &plan::shard::config::Problem| format!("{what}: {kind}: {}: {}\n", found.field, found.message)
-    };
+    let line =
+        |kind: &'static str| move |found: &Problem| format!("{what}: {kind}: {}: {}\n", found.field, found.message);
     let mut text: String = findings.problems.iter().map(line("error")).collect();
     text.extend(findings.warnings.iter().map(line("warning")));
     if findings.problems.is_empty() {

@@ -270,6 +270,11 @@ async fn init_keeps_what_is_there_and_nonce_prints_only_the_token() -> Result<()
     let zone = Zone::new()?;
     let missing = zone.shard(&["nonce"]).await?.refusal(1)?;
     ensure!(missing.contains("strata shard init"), "{missing}");
+    for command in ["status", "instances", "validate"] {
+        let mistyped = zone.shard(&[command]).await?.refusal(1)?;
+        ensure!(mistyped.contains("there is no such folder"), "{command}: {mistyped}");
+    }
+    ensure!(!zone.file("storage").exists(), "a command that reads makes no storage");
     zone.init().await?.data()?;
     let keys = || std::fs::read(zone.file("storage/cluster/ca.crt"));
     let before = keys()?;

@@ -252,3 +252,25 @@ fn a86_requests_one_after_the_other_take_no_more_than_the_tenants_share() {
     assert_eq!(check_share(&dynamic, "default").unwrap_err().code, Code::ResourceExhausted);
     assert!(check_share(&dynamic, "acme").is_ok(), "another tenant has its own");
 }
+
+#[test]
+fn a_group_whose_template_or_size_is_lost_is_unknown_and_not_gone() {
+    let (config, mut dynamic) = (config(), Dynamic::default());
+    let entry = |template: &str, size| DynamicGroup { template: template.to_owned(), size, ..DynamicGroup::default() };
+    dynamic.set("default", "good", Some(entry("web", 1)));
+    dynamic.set("default", "lost", Some(entry("renamed", 1)));
+    dynamic.set("default", "less", Some(entry("web", -1)));
+    dynamic.set("default", "fixed", Some(entry("", i32::MAX)));
+    for (key, field) in [("lost", "default.lost.template"), ("less", "default.less.size"), ("fixed", "default.fixed")] {
+        assert!(unknown(&config, &dynamic, "default", key).unwrap().starts_with(field), "{key}");
+        assert_eq!(effective(&config, &dynamic, "default", key), None);
+    }
+    for key in ["good", "none"] {
+        assert_eq!(unknown(&config, &dynamic, "default", key), None);
+    }
+    assert_eq!(merged(&config, &dynamic, "default", "lost").template, "renamed", "what is known is shown");
+    // A request that names what is missing makes it whole.
+    let entry = upsert(&config, &dynamic, ("default", "lost"), &request(|_| {}), &BTreeSet::new()).unwrap();
+    dynamic.set("default", "lost", Some(entry));
+    assert_eq!(effective(&config, &dynamic, "default", "lost").unwrap().size, 3);
+}

@@ -197,7 +197,10 @@ impl Held<'_> {
         let (path, partial) = (self.path().join(name), self.path().join(format!("{name}.new")));
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
-        options.open(&partial)?.write_all(text)?;
+        let mut file = options.open(&partial)?;
+        file.write_all(text)?;
+        // A host that loses its power keeps labels that can be read: without them nothing is decided on the machine.
+        file.sync_all()?;
         fs::rename(partial, path)
     }
 

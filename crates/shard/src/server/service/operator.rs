@@ -52,6 +52,7 @@ impl OperatorService for Operator {
 
     async fn list_groups(&self, request: Request<()>) -> Answer<wire::ListGroupsResponse> {
         let tenant = peer(&request)?.tenant;
+        self.0.term.tenant_readable(&tenant)?;
         Ok(Response::new(self.0.term.list_groups(&tenant)))
     }
 
@@ -119,6 +120,7 @@ impl OperatorService for Operator {
 
     async fn watch_groups(&self, request: Request<()>) -> Answer<Self::WatchGroupsStream> {
         let tenant = peer(&request)?.tenant;
+        self.0.term.tenant_readable(&tenant)?;
         Ok(Response::new(Box::pin(self.0.term.watch_groups(&tenant))))
     }
 

@@ -2,10 +2,12 @@
 
 use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
 
+use futures::{FutureExt, StreamExt};
 use plan::shard::{id::InstanceId, instance::Record};
+use serde_json::json;
 use tonic::Code;
 
-use super::world::{Server, World};
+use super::world::{CONFIG, Server, World};
 use crate::{
     provider::{Order, Provider},
     server::TermError,
@@ -201,7 +203,7 @@ async fn groups_that_cannot_be_read_drain_nothing_and_are_named_with_the_remedy(
     let (world, mut server, _, _) = three().await;
     let (key, before) = (layout().groups(), machines(&world));
     let good = world.store.get(&key).await.unwrap().unwrap().body;
-    for bad in [&b"{"[..], b"[]", b"\xff", b"{\"default\": {\"web\": {\"size\": \"three\"}}}"] {
+    for bad in [&b"{"[..], b"[]", b"\xff", b"null"] {
         overwrite(&world, &key, bad).await;
         let named = |error: &TermError| {
             let text = error.to_string();
@@ -217,6 +219,137 @@ async fn groups_that_cannot_be_read_drain_nothing_and_are_named_with_the_remedy(
         server = world.start().await;
     }
     server.term.upsert_group("default", upsert("web", 4), &Fence::default()).await.expect("they are readable again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn groups_that_vanish_while_a_server_leads_drain_nothing() {
+    let (world, mut server, _, _) = three().await;
+    let (key, before, fence) = (layout().groups(), machines(&world), Fence::default());
+    let good = world.store.get(&key).await.unwrap().unwrap().body;
+    world.store.delete(&key).await.unwrap();
+    for _ in 0..2 {
+        let error = server.term.upsert_group("default", upsert("web", 1), &fence).await.unwrap_err();
+        assert!(error.to_string().contains("is missing"), "{error}");
+        assert!(server.term.refresh_config().await.is_err());
+        rest(&world, &mut server).await;
+        assert_eq!(machines(&world), before);
+    }
+    overwrite(&world, &key, &good).await;
+    server.term.upsert_group("default", upsert("web", 3), &fence).await.expect("they are there again");
+    server.term.delete_group("default", "web", &fence).await.unwrap();
+    server.term.upsert_group("default", upsert("zoo", 0), &fence).await.expect("without a group it is there as well");
+}
+
+async fn stored(world: &World, key: &str) -> serde_json::Value {
+    serde_json::from_slice(&world.store.get(key).await.unwrap().unwrap().body).unwrap()
+}
+
+/// A group that is not known is left alone and shown; every other group goes on.
+async fn only_web_is_left_alone(world: &World, server: &mut Server, before: &BTreeSet<String>) {
+    assert_eq!(server.term.unknown_groups(), 1);
+    rest(world, server).await;
+    assert_eq!(&machines(world), before, "none is removed, and none made");
+    assert_eq!(statuses(server, "web").len(), 3, "an operator that misses them would take their Nodes for gone");
+    let shown = server.groups("default").into_iter().find(|group| group.key == "web").unwrap();
+    assert_eq!((shown.size, shown.actual_size), (3, 3));
+    let config = wire::InstanceConfig { group: "web".to_owned(), ..wire::InstanceConfig::default() };
+    let request = wire::CreateInstanceRequest { instance_id: String::new(), config: Some(config) };
+    let refused = server.term.create_instance("default", request, &Fence::default()).await.unwrap_err();
+    assert_eq!(tonic::Status::from(refused).code(), Code::Internal, "no code for a group that is gone");
+    server.term.upsert_group("default", upsert("zoo", 1), &Fence::default()).await.unwrap();
+    server.settle(world).await.unwrap();
+    assert_eq!(machines(world).len(), before.len() + 1);
+    server.term.delete_group("default", "zoo", &Fence::default()).await.unwrap();
+    rest(world, server).await;
+    assert_eq!(&machines(world), before, "what is decided elsewhere is carried out");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_cannot_be_read_is_unknown_and_the_others_go_on() {
+    let (world, mut server, _, _) = three().await;
+    let (key, before, fence) = (layout().groups(), machines(&world), Fence::default());
+    let good: serde_json::Value = stored(&world, &key).await;
+    for damage in [json!({"size": "three"}), json!({"template": "web", "size": -3}), json!([]), json!(null)] {
+        let mut bad = good.clone();
+        bad["default"]["web"] = damage.clone();
+        overwrite(&world, &key, bad.to_string().as_bytes()).await;
+        // Of the leader, which notices it with the next request, and of its successor.
+        server.term.upsert_group("default", upsert("other", 0), &fence).await.unwrap();
+        for _ in 0..2 {
+            only_web_is_left_alone(&world, &mut server, &before).await;
+            server = world.start().await;
+        }
+        assert_eq!(stored(&world, &key).await["default"]["web"], damage, "what was written since lost nothing of it");
+        overwrite(&world, &key, good.to_string().as_bytes()).await;
+        rest(&world, &mut server).await;
+        assert_eq!(server.term.unknown_groups(), 0, "read again at the next look");
+        server.term.upsert_group("default", upsert("web", 3), &fence).await.expect("it is known again");
+        rest(&world, &mut server).await;
+        assert_eq!(machines(&world).len(), before.len());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_groups_of_a_tenant_that_cannot_be_read_are_unknown_and_other_tenants_go_on() {
+    let (world, mut server, _, _) = three().await;
+    let (key, fence) = (layout().groups(), Fence::default());
+    server.term.upsert_group("acme", upsert("own", 2), &fence).await.unwrap();
+    server.settle(&world).await.unwrap();
+    let own = server.groups("acme").remove(0).instances.remove(0).instance_id;
+    let before = machines(&world);
+    let mut bad = stored(&world, &key).await;
+    bad["acme"] = "lost".into();
+    overwrite(&world, &key, bad.to_string().as_bytes()).await;
+    drop(server);
+    server = world.start().await;
+    for outcome in [
+        server.term.upsert_group("acme", upsert("own", 1), &fence).await.map(drop),
+        server.term.upsert_group("acme", upsert("new", 1), &fence).await.map(drop),
+        server.term.delete_group("acme", "own", &fence).await,
+        server.term.tenant_readable("acme"),
+    ] {
+        assert_eq!(tonic::Status::from(outcome.unwrap_err()).code(), Code::Internal);
+    }
+    rest(&world, &mut server).await;
+    assert_eq!(machines(&world), before);
+    server.term.tenant_readable("default").unwrap();
+    server.term.upsert_group("default", upsert("web", 4), &fence).await.unwrap();
+    // What a request asks of an instance is carried out all the same.
+    server.term.delete_instance("acme", &own, &fence).await.unwrap();
+    rest(&world, &mut server).await;
+    assert!(!machines(&world).contains(&own));
+    assert_eq!(machines(&world).len(), before.len(), "one more there, one less here");
+    assert_eq!(stored(&world, &key).await["acme"], "lost", "kept for a repair");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_template_that_leaves_the_configuration_drains_no_group_of_requests() {
+    let (world, mut server, _, _) = three().await;
+    let before = machines(&world);
+    let renamed = CONFIG
+        .replace("\"web\": {\"kind\"", "\"web-2\": {\"kind\"")
+        .replace("\"template\": \"web\"", "\"template\": \"web-2\"");
+    world.configure(&renamed).await;
+    let mut events = server.term.watch_groups("default");
+    while events.next().now_or_never().is_some() {}
+    server.term.refresh_config().await.unwrap();
+    while let Some(Some(event)) = events.next().now_or_never() {
+        assert_eq!(event.unwrap().r#type, 1, "none is deleted");
+    }
+    for _ in 0..2 {
+        assert_eq!(server.term.unknown_groups(), 1);
+        rest(&world, &mut server).await;
+        assert_eq!(machines(&world), before);
+        assert_eq!(statuses(&server, "web").len(), 3);
+        server = world.start().await;
+    }
+    // A request with a template that is there makes it whole; so would the old one.
+    let mut repaired = upsert("web", 3);
+    repaired.config.as_mut().unwrap().template = "web-2".to_owned();
+    server.term.upsert_group("default", repaired, &Fence::default()).await.unwrap();
+    assert_eq!(server.term.unknown_groups(), 0);
+    rest(&world, &mut server).await;
+    assert_eq!(machines(&world).len(), before.len());
 }
 
 #[tokio::test(start_paused = true)]

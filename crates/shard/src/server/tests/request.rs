@@ -286,6 +286,48 @@ async fn a_provider_that_refuses_is_reported_and_asked_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_instance_that_is_asked_for_while_the_provider_refuses_is_made_later() {
+    let world = World::new().await;
+    let mut server = world.start().await;
+    world.cloud.refuse(Some("quota exceeded"));
+    server.settle(&world).await.unwrap();
+    let config = wire::InstanceConfig { group: "fixed".to_owned(), ..wire::InstanceConfig::default() };
+    let request = wire::CreateInstanceRequest { instance_id: String::new(), config: Some(config) };
+    for _ in 0..2 {
+        // Its group's own creations wait for their retry: that is no answer to this request.
+        let answer = server.term.create_instance("default", request.clone(), &Fence::default()).await.unwrap();
+        assert_eq!(answer.status, "pending");
+        assert_eq!(server.term.instance_status("default", &answer.instance_id).unwrap().status, "pending");
+    }
+    world.cloud.refuse(None);
+    let none = std::collections::BTreeSet::new();
+    for _ in 0..3 {
+        server.pass(&world, std::time::Duration::from_secs(10), &none).await.unwrap();
+        server.settle(&world).await.unwrap();
+    }
+    assert_eq!(world.cloud.machines().len(), 3, "the group's own, and two that were asked for");
+    world.consistent();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_configuration_of_another_shard_or_cluster_is_refused() {
+    let world = World::new().await;
+    let server = world.start().await;
+    server.settle(&world).await.unwrap();
+    for (bad, field) in [
+        (CONFIG.replace("\"id\": \"a\"", "\"id\": \"b\""), "shard.id"),
+        (CONFIG.replace("\"dev\"", "\"prod\""), "cluster.id"),
+    ] {
+        world.configure(&bad).await;
+        let error = server.term.refresh_config().await.unwrap_err();
+        assert!(matches!(&error, TermError::Config { problems, .. } if problems[0].field == field), "{error}");
+        let Some(Err(error)) = world.try_start(crate::store::Faults::default()).await else { panic!("it leads") };
+        assert!(error.to_string().contains(field), "{error}");
+        world.configure(CONFIG).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn full_subnets_are_reported_and_spill_to_the_next() {
     let world = World::new().await;
     let server = world.start().await;

@@ -121,6 +121,40 @@ async fn a_look_that_is_due_is_not_forgotten_when_another_group_is_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_tenant_with_many_slow_groups_holds_up_no_other() {
+    const MANY: usize = 100;
+    let world = World::new().await;
+    let mut server = world.start().await;
+    let (term, faults) = (Arc::clone(&server.term), server.faults.clone());
+    let fence = Fence::default();
+    for number in 0..MANY {
+        term.upsert_group("aaa", upsert(&format!("slow{number}"), 1), &fence).await.unwrap();
+    }
+    term.upsert_group("zzz", upsert("web", 1), &fence).await.unwrap();
+    // A creation takes seconds.
+    faults.set(Fault::Slow(Duration::from_secs(1)));
+    until(&mut server, "the other tenant's turn", || machines(&world, "web") == 1).await;
+    let slow: usize = (0..MANY).map(|number| machines(&world, &format!("slow{number}"))).sum();
+    assert!(slow < MANY / 2, "{slow} of the first tenant's groups had their turn before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_with_many_requests_delays_those_of_no_other() {
+    let world = World::new().await;
+    let mut server = world.start().await;
+    let (term, began) = (Arc::clone(&server.term), tokio::time::Instant::now());
+    server.faults.set(Fault::Slow(Duration::from_millis(100)));
+    let change = async |tenant: &'static str, number: usize| {
+        term.upsert_group(tenant, upsert(&format!("g{number}"), 0), &Fence::default()).await.unwrap();
+        began.elapsed()
+    };
+    let flood = futures::future::join_all((0..50).map(|number| change("aaa", number)));
+    let (many, one) = beside(&mut server, async { tokio::join!(flood, change("zzz", 0)) }).await;
+    let last = many.into_iter().max().unwrap();
+    assert!(one < last / 10, "{one:?} of {last:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn names_of_groups_that_never_were_cost_no_memory() {
     let world = World::new().await;
     let server = world.start().await;
