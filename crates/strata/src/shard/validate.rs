@@ -3,16 +3,21 @@
 use std::{io::Read, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use plan::shard::config::Findings;
-use shard::config::parse;
+use plan::shard::config::{Config, Findings};
+use shard::{config::parse, provider};
 
-use super::storage::{StorageFlags, findings, shards};
+use super::{
+    hcloud::HcloudFlags,
+    storage::{StorageFlags, findings, shards},
+};
 use crate::{Failure, output::print};
 
 #[derive(Debug, Args)]
 pub struct Flags {
     /// The file, or - for standard input [default: the configurations of all shards in the storage]
     file: Option<PathBuf>,
+    #[command(flatten)]
+    hcloud: HcloudFlags,
 }
 
 /// Longer is no configuration: no store would take it.
@@ -20,13 +25,13 @@ const LONGEST: u64 = shard::store::OBJECT_LIMIT as u64;
 
 pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failure> {
     let mut checked = Vec::new();
-    if let Some(file) = flags.file {
-        let text = read(&file)?;
-        checked.push((file.display().to_string(), parse(&text).1));
+    if let Some(file) = &flags.file {
+        let text = read(file)?;
+        checked.push((file.display().to_string(), flags.verified(parse(&text)).await));
     } else {
         let store = storage.open()?;
         for shard in shards(&*store).await? {
-            let found = findings(&*store, &shard).await?.1;
+            let found = flags.verified(findings(&*store, &shard).await?).await;
             checked.push((format!("shard {shard}"), found));
         }
     }
@@ -36,6 +41,16 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
         tell(what, findings)?;
     }
     Ok(if is_fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Flags {
+    /// With what the provider's own API says about it.
+    async fn verified(&self, (config, mut findings): (Option<Config>, Findings)) -> Findings {
+        if let Some(config) = config {
+            provider::verify(&config, &self.hcloud.environment(), &mut findings).await;
+        }
+        findings
+    }
 }
 
 fn read(file: &PathBuf) -> Result<String, Failure> {
