@@ -84,7 +84,7 @@ impl Hcloud {
         let listed_at = || self.listed_at.lock().unwrap_or_else(PoisonError::into_inner);
         let is_young = listed_at().is_some_and(|at| at.elapsed() < LIST_AGE);
         let client = if is_young { client.clone() } else { client.urgent() };
-        let look = client.look::<Server>(Since::Within(Duration::ZERO)).await.map_err(|error| self.failed(error))?;
+        let look = client.look::<Server>(Since::Within(Duration::ZERO)).await.map_err(|error| self.failed(&error))?;
         *listed_at() = Some(look.began_at);
         Ok(look.items)
     }
@@ -97,7 +97,7 @@ impl Hcloud {
     /// The instance's server. One of its name that is not ours is an error: who gave it the name, or took the labels
     /// away, has to say whose it is.
     async fn find(&self, client: &Client, instance_id: &str) -> Result<Option<Server>, ProviderError> {
-        if let Some(server) = client.by_name::<Server>(instance_id).await.map_err(|error| self.failed(error))? {
+        if let Some(server) = client.by_name::<Server>(instance_id).await.map_err(|error| self.failed(&error))? {
             return if self.is_ours(&server, instance_id) { Ok(Some(server)) } else { Err(foreign(&server)) };
         }
         // It may have been given another name: its labels say whose it is.
@@ -150,7 +150,7 @@ impl Hcloud {
             Named::Name(name) => name,
         };
         for age in [NAMES_AGE, Duration::ZERO] {
-            let look = client.look::<R>(Since::Within(age)).await.map_err(|error| self.failed(error))?;
+            let look = client.look::<R>(Since::Within(age)).await.map_err(|error| self.failed(&error))?;
             if let Some(found) = look.items.iter().find(|item| item.name() == name) {
                 return Ok(found.id());
             }
@@ -161,9 +161,9 @@ impl Hcloud {
         )))
     }
 
-    fn failed(&self, error: hetzner::Error) -> ProviderError {
-        self.access.note(&error);
-        failed(&error)
+    fn failed(&self, error: &hetzner::Error) -> ProviderError {
+        self.access.note(error);
+        failed(error)
     }
 }
 
@@ -266,14 +266,14 @@ impl Provider for Hcloud {
     async fn create(&self, order: &Order) -> Result<MachineInfo, ProviderError> {
         let client = self.access.client()?.urgent();
         let wanted = self.wanted(&client, order).await?;
-        let server = client.begin::<Server>(&wanted).await.map_err(|error| self.failed(error))?.resource;
+        let server = client.begin::<Server>(&wanted).await.map_err(|error| self.failed(&error))?.resource;
         machine(&server).filter(|_| self.is_ours(&server, &order.instance_id)).ok_or_else(|| foreign(&server))
     }
 
     async fn delete(&self, instance_id: &str) -> Result<(), ProviderError> {
         let client = self.access.client()?.urgent();
         match self.find(&client, instance_id).await? {
-            Some(server) => client.delete::<Server>(server.id).await.map_err(|error| self.failed(error)),
+            Some(server) => client.delete::<Server>(server.id).await.map_err(|error| self.failed(&error)),
             None => Ok(()),
         }
     }

@@ -9,16 +9,11 @@ use shard::provider::HcloudEnvironment;
 #[derive(Debug, Args)]
 pub struct HcloudFlags {
     // From the environment: arguments are seen by every user of the machine.
-    #[arg(long, env = "HCLOUD_TOKEN", value_parser = token, hide = true, hide_env_values = true)]
+    #[arg(long, env = "HCLOUD_TOKEN", value_parser = |text: &str| Ok::<_, Infallible>(Token::new(text)), hide = true, hide_env_values = true)]
     hcloud_token: Option<Token>,
     /// Hetzner's API, for shards with the provider hcloud whose configuration names no other
     #[arg(long, env = "HCLOUD_ENDPOINT", value_name = "URL")]
     hcloud_endpoint: Option<String>,
-}
-
-#[expect(clippy::unnecessary_wraps, reason = "the form of a parser")]
-fn token(text: &str) -> Result<Token, Infallible> {
-    Ok(Token::new(text))
 }
 
 impl HcloudFlags {

@@ -1,10 +1,20 @@
 //! `strata shard` with machines at Hetzner: the server as a process, and the simulator of Hetzner's API.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs, io,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
+use futures::{FutureExt, future::BoxFuture};
 use serde_json::{Value, json};
-use testbed::hetzner::{Access, Options, Simulator, log};
+use testbed::{
+    hetzner::{Access, Failed, Machine, Machines, Options, Simulator, log},
+    process::{Child, Program},
+};
 
 use crate::shard::{Server, Zone, config, eventually};
 
@@ -49,7 +59,7 @@ impl Place {
     }
 
     fn server_log(&self) -> Result<String> {
-        Ok(std::fs::read_to_string(self.zone.file("server.log"))?)
+        Ok(fs::read_to_string(self.zone.file("server.log"))?)
     }
 }
 
@@ -64,12 +74,66 @@ fn hcloud(settings: Value) -> Value {
     config
 }
 
+/// What a machine runs: our agent, as an image with it would.
+fn userdata() -> String {
+    let script = r"#!/bin/sh
+set -eu
+mkdir -p identity
+cat >identity/ca.crt <<'PEM'
+{{ .Cluster.CACert }}
+PEM
+printf '%s' {{ quote .Nonce }} >identity/nonce.jwt
+exec PROGRAM agent --instance-id {{ quote .Instance.ID }} --identity-dir identity --report-interval 1s \
+  --registration-addr {{ quote .Server.RegistrationAddr }} --agent-addr {{ quote .Server.AgentAddr }}
+";
+    script.replace("PROGRAM", env!("CARGO_BIN_EXE_strata"))
+}
+
+/// Machines that run their user data, as cloud-init does, and end with their servers.
+struct Running {
+    folder: PathBuf,
+    children: Mutex<HashMap<String, Child>>,
+}
+
+impl Running {
+    fn start(&self, machine: &Machine) -> io::Result<()> {
+        let folder = self.folder.join(&machine.name);
+        fs::create_dir_all(&folder)?;
+        fs::write(folder.join("userdata"), &machine.user_data)?;
+        let program = Program::new(&machine.name, "/bin/sh", folder.join("log")).args(["userdata"]).within(&folder);
+        let child = Child::start(program).map_err(io::Error::other)?;
+        self.children.lock().unwrap_or_else(PoisonError::into_inner).insert(machine.name.clone(), child);
+        Ok(())
+    }
+}
+
+impl Machines for Running {
+    fn power_on<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<(), Failed>> {
+        async move { self.start(machine).map_err(|error| error.to_string()) }.boxed()
+    }
+
+    fn deleted<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, Result<(), Failed>> {
+        async move {
+            let child = self.children.lock().unwrap_or_else(PoisonError::into_inner).remove(&machine.name);
+            match child {
+                Some(child) => child.kill().await.map_err(|error| error.to_string()),
+                None => Ok(()),
+            }
+        }
+        .boxed()
+    }
+}
+
 #[tokio::test]
 async fn a78_a_static_group_at_hetzner_keeps_its_size_whatever_becomes_of_its_servers() -> Result<()> {
-    let place = Place::new(|_| {}).await?;
+    let folder = tempfile::tempdir()?;
+    let machines = Running { folder: folder.path().to_owned(), children: Mutex::default() };
+    let place = Place::new(|options| options.machines = Arc::new(machines)).await?;
     // The answers to the first creations are lost.
     place.simulator.faults().add("POST /servers", "lost-response".parse()?, Some(2))?;
-    place.zone.init_with(&hcloud(json!({ "kind": "hcloud" }))).await?.data()?;
+    let mut config = hcloud(json!({ "kind": "hcloud" }));
+    config["templates"]["web"]["userdata"] = json!(userdata());
+    place.zone.init_with(&config).await?.data()?;
     let server = place.zone.start()?;
     let before = place.servers(&server, "two servers", |names| names.len() == 2).await?;
     let instances = async || {
@@ -82,7 +146,9 @@ async fn a78_a_static_group_at_hetzner_keeps_its_size_whatever_becomes_of_its_se
         let of = all.as_array().and_then(|all| all.iter().find(|one| one["instanceID"] == *machine.name));
         let of = of.with_context(|| format!("{all}"))?;
         ensure!(of["providerID"] == format!("hcloud://{}", machine.id) && of["pid"].is_null(), "{of}");
-        ensure!(machine.user_data.contains(&format!("--instance-id '{}'", machine.name)), "{}", machine.user_data);
+        let registered = place.zone.file(&format!("storage/shard/a/agent-nonce/{}.pem", machine.name));
+        let log = || fs::read_to_string(folder.path().join(&machine.name).join("log")).unwrap_or_default();
+        eventually("its agent's registration", async || registered.is_file().then_some(())).await.with_context(log)?;
     }
 
     // Hetzner loses one, and the answer to the creation of its replacement is lost as well.
@@ -127,15 +193,15 @@ async fn a_wrong_token_is_named_in_the_log_deletes_nothing_and_is_replaced_witho
     let mut place = Place::new(|_| {}).await?;
     place.zone.environment.retain(|(name, _)| *name != "HCLOUD_TOKEN");
     let file = place.zone.file("token");
-    std::fs::write(&file, TOKEN)?;
+    fs::write(&file, TOKEN)?;
     place.zone.init_with(&hcloud(json!({ "kind": "hcloud", "token_file": file }))).await?.data()?;
     let server = place.zone.start()?;
     let before = place.servers(&server, "two servers", |names| names.len() == 2).await?;
     // While it leads.
-    std::fs::write(&file, "wrong-token")?;
+    fs::write(&file, "wrong-token")?;
     let named = async |server: &Server, what: &str| {
         let log = async || {
-            let log = std::fs::read_to_string(&server.child.program().log).ok()?;
+            let log = fs::read_to_string(&server.child.program().log).ok()?;
             let mut lines = log.lines().filter(|line| line.contains(what));
             lines.any(|line| line.contains("use a token of this project that may read and write")).then_some(())
         };
@@ -144,13 +210,13 @@ async fn a_wrong_token_is_named_in_the_log_deletes_nothing_and_is_replaced_witho
     named(&server, "the machines were not looked at").await?;
     server.child.kill().await?;
     // And at its start.
-    std::fs::remove_file(place.zone.file("server.log"))?;
+    fs::remove_file(place.zone.file("server.log"))?;
     let server = place.zone.start()?;
     named(&server, "the lead ended").await?;
     ensure!(place.names() == before, "{before:?}");
     let all = place.zone.json(&["instances", "a", "-o", "json"]).await?;
     ensure!(all.as_array().is_some_and(|all| all.len() == 2), "{all}");
-    std::fs::write(&file, TOKEN)?;
+    fs::write(&file, TOKEN)?;
     server.metric("strata_shard_leader", 1).await?;
     server.address("operator").await?;
     ensure!(place.names() == before, "{before:?}");
@@ -203,7 +269,7 @@ async fn validate_asks_hetzner_about_every_name() -> Result<()> {
         let mut config = hcloud(json!({ "kind": "hcloud" }));
         let (parent, key) = at.rsplit_once('/').context("a pointer")?;
         config.pointer_mut(parent).context("a place")?[key] = value;
-        std::fs::write(&file, config.to_string())?;
+        fs::write(&file, config.to_string())?;
         let said = place.zone.shard(&["validate", &path]).await?;
         let is_named = match named {
             None => said.out.ends_with(": valid\n"),
@@ -213,7 +279,7 @@ async fn validate_asks_hetzner_about_every_name() -> Result<()> {
         };
         ensure!(said.code == i32::from(named.is_some()) && is_named, "{at}: {said:?}");
     }
-    std::fs::write(&file, hcloud(json!({ "kind": "hcloud" })).to_string())?;
+    fs::write(&file, hcloud(json!({ "kind": "hcloud" })).to_string())?;
     let endpoint = place.zone.environment[0].clone();
     for (token, says) in [
         (Some("wrong-token"), ": error: shard.provider.token_file: "),
