@@ -100,21 +100,41 @@ impl Client {
         };
         let act = || async move {
             was_created.store(true, Relaxed);
-            let path = format!("/{}", R::MANY);
-            let body = self.send(Method::POST, &path, Some(&wanted.request())).await?;
-            let decoded = decode_one::<R>(&body).map_err(|cause| Error::new(format!("POST {path}"), cause));
-            let (created, actions) = decoded?;
+            let (created, actions) = self.create::<R>(wanted).await?;
             if actions.is_empty() {
                 return Ok(created);
             }
             let id = created.id();
             self.wait(actions).await?;
             // It may be gone again: then its creation is to be repeated.
-            let gone = || Error::new(format!("GET {path}/{id}"), Cause::Unseen);
+            let gone = || Error::new(format!("GET /{}/{id}", R::MANY), Cause::Unseen);
             self.get(id).await?.ok_or_else(gone)
         };
         let resource = self.settle(observe, act).await?;
         Ok(Ensured { resource, was_created: was_created.load(Relaxed) })
+    }
+
+    /// As [`Client::ensure`], for callers that look again anyway: it does not wait for what the API goes on with after
+    /// its answer, so that the resource may have an action under way, and that action may fail.
+    pub async fn begin<R: Resource>(&self, wanted: &Wanted) -> Result<Ensured<R>, Error> {
+        let was_created = &AtomicBool::new(false);
+        let observe = || async move {
+            let found = self.by_name::<R>(&wanted.name).await?;
+            found.map(|found| wanted.adopt(found)).transpose()
+        };
+        let act = || async move {
+            was_created.store(true, Relaxed);
+            Ok(self.create::<R>(wanted).await?.0)
+        };
+        let resource = self.settle(observe, act).await?;
+        Ok(Ensured { resource, was_created: was_created.load(Relaxed) })
+    }
+
+    /// One request that creates, once.
+    async fn create<R: Resource>(&self, wanted: &Wanted) -> Result<(R, Vec<Action>), Error> {
+        let path = format!("/{}", R::MANY);
+        let body = self.send(Method::POST, &path, Some(&wanted.request())).await?;
+        decode_one::<R>(&body).map_err(|cause| Error::new(format!("POST {path}"), cause))
     }
 
     /// The actions on it that have not ended.

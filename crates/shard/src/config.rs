@@ -6,7 +6,7 @@ use plan::shard::{
     group::Dynamic,
 };
 
-use crate::provider::{ProcessSettings, check_template};
+use crate::provider::{self, check_template};
 
 /// Deeper nesting is no configuration; the parser recurses.
 const DEEPEST: usize = 64;
@@ -50,19 +50,11 @@ pub fn parse_own(text: &str, shard: &str, cluster: Option<&str>) -> (Option<Conf
 
 /// What takes a provider or a template's language to see.
 fn check(config: &Config, findings: &mut Findings) {
-    let mut problem = |field: String, message: String| findings.problems.push(Problem { field, message });
-    let provider = &config.shard.provider;
-    // Another kind is a problem already, and its settings are its own.
-    if provider.kind == "process"
-        && let Err(error) = ProcessSettings::read(provider)
-    {
-        let message = error.to_string();
-        let message = message.trim_start_matches("shard.provider: ");
-        problem("shard.provider".to_owned(), format!("{message}; correct or remove it"));
-    }
+    provider::check(config, findings);
     for (name, template) in &config.templates {
         if let Err(error) = check_template(&template.userdata) {
-            problem(format!("templates.{name}.userdata"), format!("{error}; correct the template"));
+            let (field, message) = (format!("templates.{name}.userdata"), format!("{error}; correct the template"));
+            findings.problems.push(Problem { field, message });
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod conformance;
 mod fault;
+mod hcloud;
 mod in_process;
 mod process;
 mod userdata;
@@ -10,11 +11,15 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use plan::shard::{config, instance::MachineStatus};
+use plan::shard::{
+    config::{Config, Findings},
+    instance::MachineStatus,
+};
 use serde_json::{Map, Value};
 
 use crate::{clock::Clock, identity::Nonces};
 pub use fault::FaultyProvider;
+pub use hcloud::{Environment as HcloudEnvironment, Hcloud, TIMES as HCLOUD_TIMES};
 pub use in_process::InProcess;
 pub use process::{Process, ProcessSettings};
 pub use userdata::{Endpoints, Preparation, Prepared, ProviderVariables, Reach, TemplateError, check_template};
@@ -30,29 +35,65 @@ pub struct Opening {
     pub program: PathBuf,
     /// For machines that are processes, where the configuration names no folder.
     pub directory: PathBuf,
+    /// For machines at Hetzner.
+    pub hcloud: HcloudEnvironment,
 }
 
 /// Opens the provider that a configuration names. Its machines begin with rendered userdata.
-pub fn open(provider: &config::Provider, opening: Opening) -> Result<Arc<dyn Provider>, ProviderError> {
-    let settings = ProcessSettings::read(provider)?;
-    if settings.in_process {
-        return Ok(Arc::new(InProcess::new(opening.clock)));
-    }
-    let directory = settings.directory.clone().unwrap_or(opening.directory);
-    let machines = Process::open(&directory, opening.clock.clone())?;
+pub fn open(config: &Config, opening: Opening) -> Result<Arc<dyn Provider>, ProviderError> {
+    let provider = &config.shard.provider;
+    let (machines, variables): (Arc<dyn Provider>, _) = if provider.kind == HCLOUD {
+        let settings = hcloud::Settings::read(provider)?;
+        let machines = Hcloud::open(config, &opening.hcloud, HCLOUD_TIMES)?;
+        (Arc::new(machines), settings.variables(&provider.kind))
+    } else {
+        let settings = ProcessSettings::read(provider)?;
+        if settings.in_process {
+            return Ok(Arc::new(InProcess::new(opening.clock)));
+        }
+        let directory = settings.directory.clone().unwrap_or(opening.directory);
+        let machines = Process::open(&directory, opening.clock.clone())?;
+        (Arc::new(machines), settings.variables(&provider.kind, opening.program))
+    };
     let preparation = Preparation {
         nonces: opening.nonces,
         ca_pem: opening.ca_pem,
         endpoints: opening.endpoints,
-        provider: settings.variables(&provider.kind, opening.program),
+        provider: variables,
         clock: opening.clock,
     };
-    Ok(Arc::new(Prepared::new(Arc::new(machines), preparation)))
+    Ok(Arc::new(Prepared::new(machines, preparation)))
 }
 
-/// How the Node of an instance names its machine, where machines are processes. Its last part is unique by itself.
-pub fn node_provider_id(shard: &str, instance_id: &str) -> String {
-    format!("process:///{shard}/{instance_id}")
+/// Checks what a configuration says to its provider.
+pub fn check(config: &Config, findings: &mut Findings) {
+    match &*config.shard.provider.kind {
+        PROCESS => process::check(config, findings),
+        HCLOUD => hcloud::check(config, findings),
+        // Another kind is a problem already, and its settings are its own.
+        _ => {}
+    }
+}
+
+/// Asks the provider's own API about what a configuration names. What cannot be asked is a warning.
+pub async fn verify(config: &Config, environment: &HcloudEnvironment, findings: &mut Findings) {
+    if config.shard.provider.kind == HCLOUD {
+        hcloud::verify(config, environment, findings).await;
+    }
+}
+
+/// The kinds of providers.
+pub const PROCESS: &str = "process";
+pub const HCLOUD: &str = "hcloud";
+
+/// How the Node of an instance names its machine: what is known of it without asking the provider. Empty while the
+/// machine is not there and its name is not known before. The last part is unique by itself.
+pub fn node_provider_id(kind: &str, shard: &str, instance_id: &str, provider_id: &str) -> String {
+    match kind {
+        HCLOUD if provider_id.is_empty() => String::new(),
+        HCLOUD => format!("hcloud://{provider_id}"),
+        _ => format!("process:///{shard}/{instance_id}"),
+    }
 }
 
 /// A machine to be made for one instance. Its name is the instance's id, so that a repeated order is the same order.
@@ -99,12 +140,48 @@ pub struct MachineInfo {
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ProviderError {
+    pub class: ErrorClass,
     pub message: String,
+    /// Where the provider says how long it does not want to be asked.
+    pub retry_after: Option<Duration>,
+}
+
+/// What kept a provider from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorClass {
+    /// A fault that may pass by itself.
+    Transient,
+    /// No room for such a machine at this place.
+    Capacity,
+    RateLimited,
+    /// Another change of the same machine has not ended.
+    Locked,
+    /// The provider does not accept our credentials, or they may not do this.
+    Unauthorized,
+    /// What is asked for is wrong, or a person has to act first.
+    Invalid,
+}
+
+impl ErrorClass {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Transient => "transient",
+            Self::Capacity => "capacity",
+            Self::RateLimited => "rate-limited",
+            Self::Locked => "locked",
+            Self::Unauthorized => "unauthorized",
+            Self::Invalid => "invalid",
+        }
+    }
 }
 
 impl ProviderError {
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into() }
+        Self { class: ErrorClass::Transient, message: message.into(), retry_after: None }
+    }
+
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self { class: ErrorClass::Invalid, ..Self::new(message) }
     }
 }
 

@@ -12,6 +12,7 @@ mod limits;
 mod listener;
 mod listing;
 mod memory;
+mod missing;
 mod pending;
 mod purge;
 mod quarantine;

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod connect;
+mod hcloud;
 mod init;
 mod instances;
 mod machines;

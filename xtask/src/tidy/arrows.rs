@@ -16,7 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("performers", &["api", "plan", "process", "runtime"]),
     ("workspaces", &["api", "plan", "process", "runtime"]),
     ("hetzner", &["api"]),
-    ("shard", &["api", "plan", "process"]),
+    ("shard", &["api", "plan", "process", "hetzner"]),
     ("agent", &["api", "plan", "process", "shard"]),
     ("machines", &["api", "plan", "process", "runtime", "shard", "drain"]),
     ("talos", &["api"]),

@@ -8,6 +8,9 @@ use jiff::{SignedDuration, Timestamp};
 const FIRST_RETRY: Duration = Duration::from_secs(5);
 const LAST_RETRY: Duration = Duration::from_mins(2);
 
+/// A provider that asks for more is asked again all the same: what it says may be wrong, and a group waits.
+const LONGEST_RETRY: Duration = Duration::from_hours(1);
+
 /// No round makes more: others take turns, and a wrong size is noticed early.
 const MOST_AT_ONCE: usize = 50;
 
@@ -22,11 +25,11 @@ pub fn follow_up_at(looks: usize, seed: u64, now: Timestamp) -> Option<Timestamp
     Some(spread(wait, seed, now))
 }
 
-/// When to call the provider again after `failures` in a row (at least one). Spread by up to a quarter, derived from
-/// `seed`, so that calls that failed together do not return together.
-pub fn retry_at(failures: u32, seed: u64, now: Timestamp) -> Timestamp {
+/// When to call the provider again after `failures` in a row (at least one), and not before `retry_after` where it says
+/// so itself. Spread by up to a quarter, derived from `seed`, so that calls that failed together do not return together.
+pub fn retry_at(failures: u32, retry_after: Option<Duration>, seed: u64, now: Timestamp) -> Timestamp {
     let whole = FIRST_RETRY.saturating_mul(1 << failures.saturating_sub(1).min(5)).min(LAST_RETRY);
-    spread(whole, seed, now)
+    spread(retry_after.map_or(whole, |asked| whole.max(asked.min(LONGEST_RETRY))), seed, now)
 }
 
 fn spread(wait: Duration, seed: u64, now: Timestamp) -> Timestamp {
@@ -53,9 +56,11 @@ mod tests {
     #[test]
     fn retries_slow_down_to_two_minutes_and_are_spread() {
         let now = Timestamp::UNIX_EPOCH;
-        let wait = |failures, seed| retry_at(failures, seed, now).duration_since(now).as_millis();
+        let wait = |failures, seed| retry_at(failures, None, seed, now).duration_since(now).as_millis();
         assert_eq!([1, 2, 3, 4, 5, 6, 60].map(|n| wait(n, 0)), [5, 10, 20, 40, 80, 120, 120].map(|s| s * 1000));
         assert_eq!((wait(1, 250), wait(6, 250)), (6250, 150_000));
+        let asked = |seconds| retry_at(1, Some(Duration::from_secs(seconds)), 0, now).duration_since(now).as_secs();
+        assert_eq!([1, 300, 1 << 40].map(asked), [5, 300, 3600], "not before the provider wants to be asked");
     }
 
     #[test]

@@ -142,6 +142,6 @@ impl Provider for InProcess {
     }
 
     fn node_provider_id(&self, shard: &str, machine: &MachineInfo) -> String {
-        super::node_provider_id(shard, &machine.instance_id)
+        super::node_provider_id(super::PROCESS, shard, &machine.instance_id, &machine.provider_id)
     }
 }

@@ -24,7 +24,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use plan::shard::config;
+use plan::shard::config::{self, Config, Findings, Problem};
 use serde::Deserialize;
 use tokio::process::Command;
 
@@ -73,6 +73,14 @@ impl ProcessSettings {
             kubeconfig: text(&self.kubeconfig),
             lock: text(&self.lock),
         }
+    }
+}
+
+/// Checks what a configuration says to this provider.
+pub(super) fn check(config: &Config, findings: &mut Findings) {
+    if let Err(error) = ProcessSettings::read(&config.shard.provider) {
+        let message = format!("{}; correct or remove it", error.message.trim_start_matches("shard.provider: "));
+        findings.problems.push(Problem { field: "shard.provider".to_owned(), message });
     }
 }
 
@@ -225,7 +233,7 @@ impl Provider for Process {
     }
 
     fn node_provider_id(&self, shard: &str, machine: &MachineInfo) -> String {
-        super::node_provider_id(shard, &machine.instance_id)
+        super::node_provider_id(super::PROCESS, shard, &machine.instance_id, &machine.provider_id)
     }
 
     fn pid(&self, instance_id: &str) -> Option<u32> {

@@ -7,10 +7,10 @@
 //! | `.Server.Shard`, `.Server.RegistrationAddr`, `.Server.AgentAddr`, `.Server.OperatorAddr` | the shard and where it listens |
 //! | `.Server.ReportInterval` | how often the server expects the agent's report: ours |
 //! | `.Provider.Kind`, `.Provider.Region`, `.Provider.Zone` | the provider |
-//! | `.Provider.Program`, `.Provider.Kubeconfig`, `.Provider.Lock` | of the provider `process`, empty where not set: ours |
+//! | `.Provider.Program`, `.Provider.Kubeconfig`, `.Provider.Lock` | where the machine has them, empty where not set: ours |
 //! | `.Instance.ID`, `.Instance.Kind`, `.Instance.Arch`, `.Instance.Type` | the instance |
 //! | `.Instance.Tenant`, `.Instance.Group` | whose it is: ours |
-//! | `.Instance.ProviderID` | as the instance's Node has it: ours |
+//! | `.Instance.ProviderID` | as the instance's Node has it, empty where that is not known before the machine is made: ours |
 //! | `.Vars.NAME` | the merged vars; one that is not set is empty |
 //! | `.Image.NAME` | always empty: images are not resolved |
 //! | `.Nonce` | the token with which the agent registers |
@@ -24,7 +24,7 @@ use gotmpl::{MissingKey, Template, Value};
 use plan::shard::config::Span;
 use serde::Serialize;
 
-use super::{MachineInfo, Order, Provider, ProviderError, node_provider_id};
+use super::{HCLOUD, MachineInfo, Order, Provider, ProviderError, node_provider_id};
 use crate::{
     clock::Clock,
     identity::{Claims, Nonces},
@@ -32,6 +32,9 @@ use crate::{
 
 /// For templates of the configuration that have none: our own agent.
 const AGENT: &str = include_str!("userdata/agent.sh.tmpl");
+
+/// The same as a unit of a machine of its own, which must survive a reboot.
+const HCLOUD_AGENT: &str = include_str!("userdata/hcloud.sh.tmpl");
 
 /// No userdata iterates over more: vars are at most a few hundred.
 const MOST_ITERATIONS: u64 = 100_000;
@@ -178,7 +181,7 @@ fn variables<'a>(
             machine_type: &order.instance_type,
             tenant: &order.tenant,
             group: &order.group,
-            provider_id: node_provider_id(&order.shard, &order.instance_id),
+            provider_id: node_provider_id(&provider.kind, &order.shard, &order.instance_id, ""),
         },
         vars: order.vars.iter().map(|(name, value)| (&**name, &**value)).collect(),
         image: BTreeMap::new(),
@@ -194,7 +197,8 @@ pub fn check_template(template: &str) -> Result<(), TemplateError> {
 }
 
 fn render<'a>(template: &'a str, mut variables: Variables<'a>) -> Result<String, TemplateError> {
-    let source = if template.trim().is_empty() { AGENT } else { template };
+    let agent = if variables.provider.kind == HCLOUD { HCLOUD_AGENT } else { AGENT };
+    let source = if template.trim().is_empty() { agent } else { template };
     // As in the original, where these two are maps of texts and all else has known fields.
     for (root, map) in [(".Vars.", &mut variables.vars), (".Image.", &mut variables.image)] {
         for name in mentioned(source, root) {

@@ -89,7 +89,8 @@ impl Term {
             (entry.record.clone(), down)
         };
         if let Err(error) = look {
-            self.report(&record.tenant, &record.group, id.as_str(), &format!("Failed to get instance status: {error}"));
+            let of = (&*record.tenant, &*record.group);
+            self.report_failure(of, id.as_str(), "Failed to get instance status", &error);
         }
         if down {
             self.enqueue(&record.tenant, &record.group);

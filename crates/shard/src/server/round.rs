@@ -1,6 +1,6 @@
 //! Carries rounds out: one step after the other, each safe to repeat.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use plan::shard::{
@@ -74,7 +74,7 @@ impl Term {
             acted |= self.execute(group, action).await?;
         }
         if let Some(why) = round.blocked {
-            self.creation_failed(tenant, key, why);
+            self.creation_failed(tenant, key, None, why);
         }
         Ok((acted, round.next_look))
     }
@@ -133,8 +133,8 @@ impl Term {
                 Ok(true)
             }
             Err(error) => {
-                self.failed(id, &format!("Failed to create instance: {error}"));
-                self.creation_failed(&record.tenant, &record.group, "");
+                self.failed(id, "Failed to create instance", &error);
+                self.creation_failed(&record.tenant, &record.group, error.retry_after, "");
                 self.look(id).await;
                 Ok(false)
             }
@@ -165,7 +165,7 @@ impl Term {
         if let Err(error) = bounded_provider(self.context.provider.delete(id.as_str())).await {
             let drained = record.leaving.as_ref().is_some_and(Leaving::drains);
             let what = if drained { "Failed to delete drained instance" } else { "Failed to delete instance" };
-            self.failed(id, &format!("{what}: {error}"));
+            self.failed(id, what, &error);
             self.look(id).await;
             return Ok(false);
         }
@@ -241,19 +241,19 @@ impl Term {
         memory.failing.remove(&name);
     }
 
-    fn failed(&self, id: &InstanceId, text: &str) {
+    fn failed(&self, id: &InstanceId, what: &str, error: &ProviderError) {
         let now = self.now();
         let Some(record) = self.record(id) else { return };
         if let Some(mut entry) = self.memory().entries.get_mut(id) {
             let count = entry.failing.map_or(0, |failing| failing.count) + 1;
-            let retry_at = pace::retry_at(count, seed(id.as_str(), count), now);
+            let retry_at = pace::retry_at(count, error.retry_after, seed(id.as_str(), count), now);
             entry.failing = Some(Failing { count, retry_at });
         }
-        self.report(&record.tenant, &record.group, id.as_str(), text);
+        self.report_failure((&record.tenant, &record.group), id.as_str(), what, error);
     }
 
-    /// Creations of the group wait. Says why, once per failure.
-    fn creation_failed(&self, tenant: &str, key: &str, why: &str) {
+    /// Creations of the group wait, at least for as long as the provider says. Says why, once per failure.
+    fn creation_failed(&self, tenant: &str, key: &str, retry_after: Option<Duration>, why: &str) {
         let now = self.now();
         let name = (tenant.to_owned(), key.to_owned());
         {
@@ -263,19 +263,33 @@ impl Term {
                 return;
             }
             let count = before.map_or(0, |failing| failing.count) + 1;
-            let retry_at = pace::retry_at(count, seed(key, count), now);
+            let retry_at = pace::retry_at(count, retry_after, seed(key, count), now);
             // A group that is gone is not tried again.
             let known = memory.group_names();
             memory.failing.retain(|name, _| known.contains(name));
             memory.failing.insert(name, Failing { count, retry_at });
         }
         if !why.is_empty() {
-            self.report(tenant, key, "", &format!("Failed to create instance: {why}"));
+            let error = format!("Failed to create instance: {why}");
+            tracing::warn!(tenant, group = key, "{error}");
+            self.send_error((tenant, key), "", &error);
         }
     }
 
-    pub(super) fn report(&self, tenant: &str, group: &str, instance_id: &str, error: &str) {
-        tracing::warn!(tenant, group, instance = instance_id, "{error}");
+    /// What the provider did not do for an instance.
+    pub(super) fn report_failure(
+        &self,
+        (tenant, group): (&str, &str),
+        instance_id: &str,
+        what: &str,
+        error: &ProviderError,
+    ) {
+        let text = format!("{what}: {error}");
+        tracing::warn!(tenant, group, instance = instance_id, class = error.class.as_str(), "{text}");
+        self.send_error((tenant, group), instance_id, &text);
+    }
+
+    fn send_error(&self, (tenant, group): (&str, &str), instance_id: &str, error: &str) {
         let event = wire::ErrorEvent {
             group: group.to_owned(),
             instance_id: instance_id.to_owned(),

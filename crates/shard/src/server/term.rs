@@ -22,6 +22,7 @@ use super::{
     groups::Groups,
     listing::Listed,
     memory::{Answers, Memory},
+    missing,
     quarantine::{self, Quarantine, decode},
     watch::Hub,
 };
@@ -140,7 +141,9 @@ impl Term {
         memory.entries.for_each_mut(|entry| {
             entry.agent.registered = registered.contains(entry.record.id.as_str());
         });
-        let machines = bounded_provider(context.provider.list(&context.cluster, &context.shard)).await?;
+        let mut machines = bounded_provider(context.provider.list(&context.cluster, &context.shard)).await?;
+        let missing = missing::from(&memory, &machines);
+        missing::confirm(&context, missing, &mut machines).await;
         // Nothing was called yet.
         observe(&mut memory, &machines, |entry| entry.calls == 0);
         let due = memory.group_names();
@@ -271,7 +274,9 @@ impl Term {
         let calls: HashMap<InstanceId, u64> =
             self.memory().entries.iter().map(|entry| (entry.record.id.clone(), entry.calls)).collect();
         let context = &self.context;
-        let machines = bounded_provider(context.provider.list(&context.cluster, &context.shard)).await?;
+        let mut machines = bounded_provider(context.provider.list(&context.cluster, &context.shard)).await?;
+        let missing = missing::from(&self.memory(), &machines);
+        missing::confirm(context, missing, &mut machines).await;
         let groups = {
             let mut memory = self.memory();
             observe(&mut memory, &machines, |entry| calls.get(&entry.record.id) == Some(&entry.calls));

@@ -3,6 +3,7 @@
 mod election;
 mod failover;
 mod frames;
+mod hcloud;
 mod hostile;
 mod ping;
 mod rpc;

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use plan::shard::{id::InstanceId, instance::Record};
 use serde::Serialize;
 use shard::{
-    provider::{Process, Provider, node_provider_id},
+    provider::{PROCESS, Process, Provider, node_provider_id},
     record::{self, Damaged},
     store::{Store, layout::ShardLayout},
 };
@@ -64,15 +64,20 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
     for shard in shards {
         // A configuration that cannot be used hides no instance.
         let (config, _) = findings(&*store, &shard).await?;
-        let machines = machines::local(&shard, config.as_ref());
-        let (records, damaged) = records(&*store, &shard).await?;
-        let known = records.iter().map(|record| instance(&shard, record, machines.as_ref()));
+        let zone = Zone {
+            machines: machines::local(&shard, config.as_ref()),
+            kind: config.map_or_else(|| PROCESS.to_owned(), |config| config.shard.provider.kind),
+            shard,
+        };
+        let shard = &zone.shard;
+        let (records, damaged) = records(&*store, shard).await?;
+        let known = records.iter().map(|record| zone.instance(record));
         let mut all: Vec<_> = known.collect();
         for damaged in &damaged {
             anstream::eprintln!("shard {shard}: {damaged}");
             let is_there = |id: &InstanceId| all.iter().any(|one| one.id == id.as_str());
             if let Some((_, id)) = damaged.owner.as_ref().filter(|(_, id)| !is_there(id)) {
-                all.push(unknown(&shard, id, machines.as_ref()));
+                all.push(zone.unknown(id));
             }
         }
         all.sort_by(|one, other| one.id.cmp(&other.id));
@@ -107,33 +112,47 @@ pub async fn records(store: &dyn Store, shard: &str) -> Result<(Vec<Record>, Vec
     Ok((records, damaged))
 }
 
-/// An instance whose record cannot be read: it is not left out, because its machine may run.
-fn unknown(shard: &str, id: &InstanceId, machines: Option<&Process>) -> Instance {
-    Instance {
-        provider_id: node_provider_id(shard, id.as_str()),
-        pid: machines.and_then(|machines| machines.pid(id.as_str())),
-        id: id.to_string(),
-        group: String::new(),
-        shard: shard.to_owned(),
-        status: "unknown",
-        on_demand: false,
-    }
+/// What is known of all instances of a shard.
+struct Zone {
+    shard: String,
+    /// Of its provider.
+    kind: String,
+    machines: Option<Process>,
 }
 
-fn instance(shard: &str, record: &Record, machines: Option<&Process>) -> Instance {
-    let id = record.id.to_string();
-    let status = match (&record.leaving, &record.machine) {
-        (Some(_), _) => "deleting",
-        (None, Some(_)) => "running",
-        (None, None) => "pending",
-    };
-    Instance {
-        provider_id: node_provider_id(shard, &id),
-        pid: machines.and_then(|machines| machines.pid(&id)),
-        id,
-        group: record.group.clone(),
-        shard: shard.to_owned(),
-        status,
-        on_demand: record.on_demand,
+impl Zone {
+    /// An instance whose record cannot be read: it is not left out, because its machine may run.
+    fn unknown(&self, id: &InstanceId) -> Instance {
+        Instance {
+            provider_id: node_provider_id(&self.kind, &self.shard, id.as_str(), ""),
+            pid: self.pid(id.as_str()),
+            id: id.to_string(),
+            group: String::new(),
+            shard: self.shard.clone(),
+            status: "unknown",
+            on_demand: false,
+        }
+    }
+
+    fn instance(&self, record: &Record) -> Instance {
+        let id = record.id.to_string();
+        let status = match (&record.leaving, &record.machine) {
+            (Some(_), _) => "deleting",
+            (None, Some(_)) => "running",
+            (None, None) => "pending",
+        };
+        Instance {
+            provider_id: node_provider_id(&self.kind, &self.shard, &id, record.provider_id()),
+            pid: self.pid(&id),
+            id,
+            group: record.group.clone(),
+            shard: self.shard.clone(),
+            status,
+            on_demand: record.on_demand,
+        }
+    }
+
+    fn pid(&self, id: &str) -> Option<u32> {
+        self.machines.as_ref()?.pid(id)
     }
 }

@@ -19,6 +19,7 @@ use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    hcloud::HcloudFlags,
     machines,
     metrics::ShardMetrics,
     storage::{StorageFlags, config},
@@ -70,6 +71,8 @@ pub struct Flags {
     advertise_registration: Option<Addresses>,
     #[arg(long, env = "STRATA_SHARD_ADVERTISE_AGENT", value_name = "ADDRESSES", requires = "advertise_registration")]
     advertise_agent: Option<Addresses>,
+    #[command(flatten)]
+    hcloud: HcloudFlags,
     /// Form of the log [default: json, on a terminal pretty]
     #[arg(long, env = "STRATA_LOG_FORMAT", value_enum)]
     log_format: Option<LogFormat>,
@@ -195,7 +198,7 @@ impl Server {
             shard: self.flags.shard.clone(),
             layout: ShardLayout::new(&self.flags.shard),
             store: self.store,
-            provider: provider::open(&config.shard.provider, opening)
+            provider: provider::open(&config, opening)
                 .map_err(|error| Failure::new(format!("shard.provider: {}", explained(&error))))?,
             clock: clock.clone(),
             ids: Box::new(move || uuid(&ids)),
@@ -265,6 +268,7 @@ impl Server {
             clock: clock.clone(),
             program: program.map_err(|error| Failure::new(format!("cannot find this program: {error}")))?,
             directory: machines::directory(&self.flags.shard),
+            hcloud: self.flags.hcloud.environment(),
         })
     }
 

@@ -3,10 +3,11 @@
 use std::{io::Read, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use plan::shard::config::{Findings, Problem};
-use shard::config::parse;
+use plan::shard::config::{Config, Findings, Problem};
+use shard::{config::parse, provider};
 
 use super::{
+    hcloud::HcloudFlags,
     status::{dynamic, unknown},
     storage::{StorageFlags, findings, shards},
 };
@@ -16,6 +17,8 @@ use crate::{Failure, output::print};
 pub struct Flags {
     /// The file, or - for standard input [default: the configurations of all shards in the storage]
     file: Option<PathBuf>,
+    #[command(flatten)]
+    hcloud: HcloudFlags,
 }
 
 /// Longer is no configuration: no store would take it.
@@ -23,13 +26,16 @@ const LONGEST: u64 = shard::store::OBJECT_LIMIT as u64;
 
 pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failure> {
     let mut checked = Vec::new();
-    if let Some(file) = flags.file {
-        let text = read(&file)?;
-        checked.push((file.display().to_string(), parse(&text).1));
+    if let Some(file) = &flags.file {
+        let text = read(file)?;
+        let (config, mut found) = parse(&text);
+        flags.verify(config.as_ref(), &mut found).await;
+        checked.push((file.display().to_string(), found));
     } else {
         let store = storage.open()?;
         for shard in shards(&*store).await? {
             let (config, mut found) = findings(&*store, &shard).await?;
+            flags.verify(config.as_ref(), &mut found).await;
             if let (Some(config), Ok(dynamic)) = (config, dynamic(&*store, &shard).await?) {
                 // Groups of requests that this configuration leaves without what they need.
                 let problem = |message| Problem { field: "groups.jsonc".to_owned(), message };
@@ -44,6 +50,15 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
         tell(what, findings)?;
     }
     Ok(if is_fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Flags {
+    /// Adds what the provider's own API says about it.
+    async fn verify(&self, config: Option<&Config>, findings: &mut Findings) {
+        if let Some(config) = config {
+            provider::verify(config, &self.hcloud.environment(), findings).await;
+        }
+    }
 }
 
 fn read(file: &PathBuf) -> Result<String, Failure> {

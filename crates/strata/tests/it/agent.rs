@@ -3,12 +3,12 @@
 use std::{fs, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use plan::shard::instance::MachineStatus;
+use plan::shard::{config::Config, instance::MachineStatus};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use serde_json::json;
 use shard::{
     identity::Role,
-    provider::{self, Endpoints, Opening, Order, Provider},
+    provider::{self, Endpoints, HcloudEnvironment, Opening, Order, Provider},
 };
 
 use crate::zone::{Zone, eventually, reported};
@@ -24,7 +24,7 @@ async fn a78_a_machine_registers_is_adopted_and_ends_with_its_environment() -> R
     let lock = fs::File::create(folder.path().join("lock"))?;
     fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive)?;
     let settings = json!({ "kind": "process", "lock": folder.path().join("lock") });
-    let settings = serde_json::from_value(settings)?;
+    let config: Config = serde_json::from_value(json!({ "shard": { "id": "a", "provider": settings } }))?;
     let open = || -> Result<Arc<dyn Provider>> {
         let opening = Opening {
             nonces: Arc::clone(&zone.nonces),
@@ -37,8 +37,9 @@ async fn a78_a_machine_registers_is_adopted_and_ends_with_its_environment() -> R
             clock: zone.clock.clone(),
             program: env!("CARGO_BIN_EXE_strata").into(),
             directory: folder.path().join("machines"),
+            hcloud: HcloudEnvironment::default(),
         };
-        Ok(provider::open(&settings, opening)?)
+        Ok(provider::open(&config, opening)?)
     };
     let order = Order {
         instance_id: id.clone(),

@@ -11,6 +11,7 @@ mod descriptors;
 #[cfg(feature = "dev")]
 mod dev;
 mod handover;
+mod hcloud;
 mod hostile;
 mod kill;
 mod missing_definition;

@@ -22,15 +22,17 @@ const PATIENCE: Duration = Duration::from_mins(1);
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A storage of its own, and the commands run on it.
-struct Zone {
+pub struct Zone {
     directory: TempDir,
+    /// Of every program.
+    pub environment: Vec<(&'static str, String)>,
 }
 
-struct Server {
-    child: Child,
+pub struct Server {
+    pub child: Child,
 }
 
-fn config() -> Value {
+pub fn config() -> Value {
     json!({
         "cluster": { "id": "test" },
         "shard": {
@@ -44,17 +46,18 @@ fn config() -> Value {
 }
 
 impl Zone {
-    fn new() -> Result<Self> {
-        Ok(Self { directory: tempfile::tempdir()? })
+    pub fn new() -> Result<Self> {
+        Ok(Self { directory: tempfile::tempdir()?, environment: Vec::new() })
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub fn file(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    async fn shard(&self, args: &[&str]) -> Result<Said> {
+    pub async fn shard(&self, args: &[&str]) -> Result<Said> {
         let mut command = strata(&["shard"]);
         command.args(args).env("STRATA_SHARD_STORAGE", self.file("storage"));
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         run(command).await
     }
 
@@ -62,36 +65,39 @@ impl Zone {
         self.init_with(&config()).await
     }
 
-    async fn init_with(&self, config: &Value) -> Result<Said> {
+    pub async fn init_with(&self, config: &Value) -> Result<Said> {
         let file = self.file("first.jsonc");
         std::fs::write(&file, config.to_string())?;
         self.shard(&["init", "a", "--cluster=test", "--config", file.to_str().context("a path")?]).await
     }
 
-    async fn json(&self, args: &[&str]) -> Result<Value> {
+    pub async fn json(&self, args: &[&str]) -> Result<Value> {
         Ok(serde_json::from_str(&self.shard(args).await?.data()?)?)
     }
 
     /// The server with any free ports.
-    fn start(&self) -> Result<Server> {
+    pub fn start(&self) -> Result<Server> {
         self.start_with(&[])
     }
 
     fn start_with(&self, args: &[&str]) -> Result<Server> {
         let any = |name: &str| format!("--{name}-bind-address=127.0.0.1:0");
         let ports = ["health", "metrics", "election", "registration", "operator", "agent"].map(any);
-        let program = Program::new("strata shard", env!("CARGO_BIN_EXE_strata"), self.file("server.log"))
+        let mut program = Program::new("strata shard", env!("CARGO_BIN_EXE_strata"), self.file("server.log"))
             .args(["shard", "run", "a", "--advertise-host=127.0.0.1", "--log-format=json"])
             .args(ports)
             .args(args.iter().copied())
             .env("STRATA_SHARD_STORAGE", self.file("storage"));
+        for (name, value) in &self.environment {
+            program = program.env(name, value);
+        }
         Ok(Server { child: Child::start(program)? })
     }
 }
 
 impl Server {
     /// An address that the server logged.
-    async fn address(&self, field: &str) -> Result<SocketAddr> {
+    pub async fn address(&self, field: &str) -> Result<SocketAddr> {
         eventually(field, async || {
             let log = std::fs::read_to_string(&self.child.program().log).ok()?;
             let mut lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -112,7 +118,7 @@ impl Server {
     }
 
     /// Waits until a metric of the shard has this value.
-    async fn metric(&self, name: &str, value: u32) -> Result<()> {
+    pub async fn metric(&self, name: &str, value: u32) -> Result<()> {
         let line = format!("{name}{{shard=\"a\"}} {value}");
         let ask = async || {
             let (_, body) = self.get("metrics", "/metrics").await.ok()?;
@@ -122,7 +128,7 @@ impl Server {
     }
 }
 
-async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> Result<T> {
+pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> Result<T> {
     let until = Instant::now() + PATIENCE;
     loop {
         if let Some(answer) = ask().await {

@@ -8,7 +8,7 @@ use super::{Config, StaticGroup, Template};
 use crate::shard::{id, refusal::Refusal};
 
 /// The providers this server has.
-const PROVIDERS: [&str; 1] = ["process"];
+const PROVIDERS: [&str; 2] = ["process", "hcloud"];
 
 /// Features of the original that are cut: their keys are ignored, and named.
 const CUT: [(&str, &str); 3] =
@@ -16,7 +16,7 @@ const CUT: [(&str, &str); 3] =
 
 /// Keys of the original that are written otherwise here.
 const RENAMED: [(&str, &str); 6] = [
-    ("shard.infra", "write shard.provider instead, with the kind `process`"),
+    ("shard.infra", "write shard.provider instead, with the kind `process` or `hcloud`"),
     ("shard.leader_election", "write shard.election instead, with frequent, infrequent and leader_timeout"),
     ("shard.bind", "remove it; the addresses are flags of `strata shard run`"),
     (
@@ -171,13 +171,13 @@ pub fn check(config: &Config, findings: &mut Findings) {
 }
 
 fn provider(config: &Config, findings: &mut Findings) {
-    let kind = &*config.shard.provider.kind;
+    let (kind, supported) = (&*config.shard.provider.kind, PROVIDERS.join(", "));
     if !PROVIDERS.contains(&kind) {
         let message = match kind {
             "aws" | "google" | "gcp" | "proxmox" | "tmux" | "mock" => {
-                format!("the provider {kind:?} of the original is not supported; supported: process")
+                format!("the provider {kind:?} of the original is not supported; supported: {supported}")
             }
-            _ => format!("{kind:?} is not a provider; supported: process"),
+            _ => format!("{kind:?} is not a provider; supported: {supported}"),
         };
         findings.problem("shard.provider.kind", message);
     }

@@ -135,3 +135,22 @@ async fn without_a_template_our_agent_runs() {
       --report-interval '1s500ms'
     ");
 }
+
+#[tokio::test]
+async fn a_machine_of_its_own_runs_our_agent_as_a_unit_and_asks_for_its_number() {
+    let Scene { cloud, mut prepared, .. } = scene();
+    prepared.preparation.provider.kind = "hcloud".to_owned();
+    prepared.create(&order("")).await.unwrap();
+    let userdata = cloud.order("web01").unwrap().userdata;
+    for line in [
+        "ExecStart=/bin/sh /var/lib/strata/agent.sh",
+        "exec '/opt/strata' agent \\",
+        "  --instance-id 'web01' \\",
+        "  --provider-id \"hcloud://$server\" \\",
+        r"  --label 'ZONE=z'\''1' \",
+        "  --report-interval '1s500ms'",
+    ] {
+        assert!(userdata.lines().any(|one| one == line), "{line}\n{userdata}");
+    }
+    assert!(!userdata.contains("process:///"), "its number is not known before it is made: {userdata}");
+}
