@@ -6,7 +6,7 @@ use futures::future::{BoxFuture, FutureExt};
 
 use crate::{
     hetzner::{self, Failed, Machines},
-    talos::{Addresses, Machine, MachineOptions, World},
+    talos::{self, Addresses, Machine, MachineOptions, World},
 };
 
 pub(super) struct Servers {
@@ -18,6 +18,13 @@ impl Servers {
         Self { world }
     }
 
+    /// Registers the disk of a server of an earlier run. One without an address has none yet.
+    pub(super) fn know(&self, server: &hetzner::Machine) {
+        if let Err(error) = self.machine(server) {
+            tracing::debug!(server = server.name, error, "a server has no machine yet");
+        }
+    }
+
     /// The machine of a server, with the addresses that the server has now. After a restart it is known by its disk
     /// alone.
     fn machine(&self, server: &hetzner::Machine) -> Result<Arc<Machine>, Failed> {
@@ -27,8 +34,11 @@ impl Servers {
             return Ok(machine);
         }
         let number = u64::try_from(server.id).unwrap_or_default();
-        let machine = self.world.add(&server.name, number, addresses, MachineOptions::default());
-        machine.map_err(|error| error.to_string())
+        match self.world.add(&server.name, number, addresses, MachineOptions::default()) {
+            // Another request for the same server was quicker.
+            Err(talos::Error::NameTaken(name)) => self.world.machine(&name).ok_or_else(|| format!("{name} is gone")),
+            added => added.map_err(|error| error.to_string()),
+        }
     }
 }
 
