@@ -2,6 +2,7 @@
 //
 // HCLOUD_ENDPOINT and HCLOUD_TOKEN name an empty project, OTHER_TOKEN another one, READER_TOKEN may only read the first.
 // `hcloudcheck try NAME` creates a server, without trying again, and prints what became of it: how a fault looks.
+// `hcloudcheck status NAME` prints the status of a server, or that it is absent.
 package main
 
 import (
@@ -36,6 +37,10 @@ func main() {
 	defer cancel()
 	if len(os.Args) == 3 && os.Args[1] == "try" {
 		fmt.Println(try(ctx, os.Args[2]))
+		return
+	}
+	if len(os.Args) == 3 && os.Args[1] == "status" {
+		fmt.Println(status(ctx, os.Args[2]))
 		return
 	}
 	client := clientWith(os.Getenv("HCLOUD_TOKEN"))
@@ -119,6 +124,14 @@ func try(ctx context.Context, name string) string {
 	default:
 		return "action not found"
 	}
+}
+
+func status(ctx context.Context, name string) string {
+	server := must(clientWith(os.Getenv("HCLOUD_TOKEN")).Server.GetByName(ctx, name))
+	if server == nil {
+		return "absent"
+	}
+	return string(server.Status)
 }
 
 func fail(format string, arguments ...any) {

@@ -17,6 +17,7 @@ mod print;
 mod releases;
 mod shard;
 mod tally;
+mod testbed;
 
 use std::path::{Path, PathBuf};
 
@@ -37,6 +38,8 @@ pub enum Benchmark {
     Releases(releases::Flags),
     /// A zone's server with thousands of instances in memory: calls, rest, memory, writes, fail-over
     Shard(shard::Flags),
+    /// A simulated cluster of six nodes from nothing, one control plane replaced, lists of a thousand servers
+    Testbed(testbed::Flags),
     /// The server that `bench shard` measures
     #[command(hide = true)]
     ShardServer(shard::ServerFlags),
@@ -79,11 +82,15 @@ pub fn run(benchmark: &Benchmark) -> Result<()> {
         Benchmark::Performers(Flags { operator: Some(given), .. })
         | Benchmark::Releases(releases::Flags { operator: Some(given), .. }) => given.clone(),
         Benchmark::Performers(_) | Benchmark::Releases(_) => build::operator()?,
-        // The server is a library here.
-        Benchmark::Shard(_) | Benchmark::ShardServer(_) => PathBuf::new(),
+        // The server is a library here, and so are the simulators.
+        Benchmark::Shard(_) | Benchmark::ShardServer(_) | Benchmark::Testbed(_) => PathBuf::new(),
     };
-    // One thread, as the operator has: the benchmark shares the machine with what it measures.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = match benchmark {
+        // As `strata dev` runs the simulators.
+        Benchmark::Testbed(_) => tokio::runtime::Runtime::new()?,
+        // One thread, as the operator has: the benchmark shares the machine with what it measures.
+        _ => tokio::runtime::Builder::new_current_thread().enable_all().build()?,
+    };
     runtime.block_on(async {
         tokio::select! {
             result = bench(benchmark, &program) => result,
@@ -110,6 +117,10 @@ async fn bench(benchmark: &Benchmark, program: &Path) -> Result<()> {
         Benchmark::Shard(flags) => {
             let results = shard::measure(*flags).await?;
             tell(&results, &shard::goals(&results), &(), "none: the original was not measured", flags.json)
+        }
+        Benchmark::Testbed(flags) => {
+            let results = Box::pin(testbed::measure(*flags)).await?;
+            tell(&results, &testbed::goals(&results), &(), "none", flags.json)
         }
         Benchmark::ShardServer(flags) => shard::serve(flags.clone()).await,
     }

@@ -3,6 +3,7 @@
 mod file;
 mod node;
 mod project;
+mod versions;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -15,6 +16,8 @@ pub use node::ROLE_LABEL;
 pub use node::Surroundings;
 #[cfg(feature = "dev")]
 pub use project::balancer_name;
+#[cfg(feature = "dev")]
+pub use versions::{Versions, public_address};
 
 use crate::{Failure, output::print};
 
@@ -30,6 +33,9 @@ enum Command {
     ///
     /// It is computed from the cluster's file, the secrets beside it (secrets.yaml) and what Hetzner's API says about the
     /// server, the network and the load balancer. It contains the keys of the cluster: keep it private.
+    ///
+    /// The versions of Talos and Kubernetes are those that the control planes run. Those of the file are used while no
+    /// control plane answers, which is reported on standard error.
     #[command(after_help = CONFIG_EXAMPLES)]
     Config {
         /// Name of the server, which is the Node's name as well

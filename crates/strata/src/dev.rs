@@ -93,6 +93,7 @@ Examples:
 
 /// What `dev up` is to start.
 #[derive(Clone, Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 struct UpFlags {
     /// Return once the examples run, and leave everything running in the background
     #[arg(long, short)]
@@ -107,6 +108,9 @@ struct UpFlags {
     /// hcloud, talosctl, etcdctl and kubectl. Its servers return with their disks at the next start unless --fresh
     #[arg(long, value_enum, value_name = "SIZE")]
     cluster: Option<Mode>,
+    /// Let a stand-in for Hetzner's cloud controller delete the Nodes of the simulated cluster's servers that are gone
+    #[arg(long, requires = "cluster")]
+    cloud_controller: bool,
     /// Use the cluster of this kubeconfig (its current context) instead of starting one
     #[arg(long, value_name = "FILE", conflicts_with_all = ["fresh", "real_node", "cluster"])]
     kubeconfig: Option<PathBuf>,

@@ -4,6 +4,7 @@
 mod control;
 mod fault;
 mod server;
+mod stock;
 
 use std::{
     fmt::Write,
@@ -17,6 +18,7 @@ use std::{
 pub use control::{ControlError, Reply, Request, ServerInfo, ask};
 pub use fault::{Active, FaultError, Where};
 use serde::{Deserialize, Serialize};
+pub use stock::Stock;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
@@ -88,6 +90,11 @@ impl Cloud {
 
     /// Starts it with the servers that the directory has, which boot from their disks.
     pub async fn start(directory: &Path) -> Result<Self, CloudError> {
+        Self::start_with(directory, ControllerOptions::default()).await
+    }
+
+    /// The same, with controllers of the clusters' own choice.
+    pub async fn start_with(directory: &Path, controllers: ControllerOptions) -> Result<Self, CloudError> {
         let unusable = |source| CloudError::Directory { path: directory.to_owned(), source };
         fs::create_dir_all(directory).map_err(unusable)?;
         let (mut identity, loopback) = identity(directory)?;
@@ -101,16 +108,17 @@ impl Cloud {
         let world = WorldOptions {
             directory: Some(disks),
             loopback: Some(Arc::new(loopback)),
-            controllers: Some(ControllerOptions::default()),
+            controllers: Some(controllers),
             ..WorldOptions::default()
         };
         let world = Arc::new(World::start(world).await?);
+        let servers = Arc::new(server::Servers::new(world.clone()));
         let options = |port| hetzner::Options {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
             public_range: public,
             log: Some(log.clone()),
             file: Some(directory.join("hcloud.json")),
-            machines: Arc::new(server::Servers::new(world.clone())),
+            machines: servers.clone(),
             forwarding: Arc::new(Forwarder::new(CHECK_SPEED)),
             ..hetzner::Options::new(vec![Access::new(&identity.token, "dev")])
         };
@@ -119,6 +127,10 @@ impl Cloud {
             Err(hetzner::Error::Io { .. }) if identity.port != 0 => Simulator::start(options(0)).await?,
             started => started?,
         };
+        // Also those that are off: one that nothing here knows would count as gone.
+        for server in simulator.machines() {
+            servers.know(&server);
+        }
         identity.port = simulator.address().port();
         write_identity(directory, &identity)?;
         let parts = Arc::new(Parts { simulator, world });

@@ -5,6 +5,7 @@
 mod addresses;
 mod apiserver;
 mod applied;
+mod cloud_controller;
 mod cluster;
 mod controllers;
 mod etcd;

@@ -4,14 +4,17 @@
 #
 #   three-control-planes.sh up                builds the cluster
 #   three-control-planes.sh replace SERVER    replaces one of its control planes by a new server
+#   three-control-planes.sh add SERVER        gives it one more server: a worker if it is called CLUSTER-w-…
 #
 # From the environment: HCLOUD_ENDPOINT and HCLOUD_TOKEN, as hcloud takes them; CLUSTER, the cluster's name; RANGE, where
-# its network is; FOLDER, where its files are kept; TALOSCTL and KUBECTL, the programs.
+# its network is; FOLDER, where its files are kept; TALOSCTL and KUBECTL, the programs; WORKERS, how many workers it has
+# beside the control planes.
 set -eu
 
 : "${HCLOUD_ENDPOINT:?}" "${HCLOUD_TOKEN:?}" "${CLUSTER:?}" "${RANGE:?}" "${FOLDER:?}"
 talosctl=${TALOSCTL:-talosctl}
 kubectl=${KUBECTL:-kubectl}
+workers=${WORKERS:-0}
 export TALOSCONFIG="$FOLDER/talosconfig" KUBECONFIG="$FOLDER/kubeconfig"
 
 # METHOD PATH [BODY]: one request; what it began has ended when this returns. The token is in no argument.
@@ -43,11 +46,35 @@ until_it() {
     what=$1
     shift
     attempts=0
-    until "$@" > "$FOLDER/last-attempt" 2>&1; do
+    said=$(mktemp "$FOLDER/attempt.XXXXXX")
+    until "$@" > "$said" 2>&1; do
         attempts=$((attempts + 1))
-        [ "$attempts" -lt 900 ] || { echo "not reached: $what" >&2; cat "$FOLDER/last-attempt" >&2; exit 1; }
+        [ "$attempts" -lt 900 ] || { echo "not reached: $what" >&2; cat "$said" >&2; exit 1; }
         sleep 0.2
     done
+    rm "$said"
+}
+
+# COMMAND NAME…: runs it for all names at once.
+for_all() {
+    command=$1
+    shift
+    running=
+    for name in "$@"; do
+        "$command" "$name" &
+        running="$running $!"
+    done
+    for one in $running; do
+        wait "$one"
+    done
+}
+
+# NAME: what a server is for.
+role_of() {
+    case $1 in
+        "$CLUSTER"-w-*) echo worker ;;
+        *) echo control-plane ;;
+    esac
 }
 
 # NAME: prints "PUBLIC PRIVATE" of a server.
@@ -62,9 +89,10 @@ id_of() {
 # NAME: a server in the cluster's network, turned on. It waits for a configuration.
 create_server() {
     network=$(api GET "/networks?name=$CLUSTER" | jq '.networks[0].id')
-    api POST /servers "$(jq --null-input --arg name "$1" --arg cluster "$CLUSTER" --argjson network "$network" '{
+    api POST /servers "$(jq --null-input --arg name "$1" --arg cluster "$CLUSTER" --arg role "$(role_of "$1")" \
+        --argjson network "$network" '{
         name: $name, server_type: "cx23", image: "debian-13", location: "fsn1", networks: [$network],
-        labels: { cluster: $cluster, role: "control-plane" }
+        labels: { cluster: $cluster, role: $role }
     }')" > /dev/null
 }
 
@@ -75,12 +103,19 @@ $(addresses "$1")
 EOF
     hostname='{"apiVersion": "v1alpha1", "kind": "HostnameConfig", "hostname": "'$1'", "auto": "off"}'
     provider='{"machine": {"kubelet": {"extraArgs": {"provider-id": "hcloud://'$(id_of "$1")'"}}}}'
-    "$talosctl" machineconfig patch "$FOLDER/controlplane.yaml" --patch "$hostname" --patch "$provider" \
+    file=$(role_of "$1" | tr -d -)
+    "$talosctl" machineconfig patch "$FOLDER/$file.yaml" --patch "$hostname" --patch "$provider" \
         --output "$FOLDER/$1.yaml"
     until_it "a configuration for $1" "$talosctl" apply-config --insecure --nodes "$public" --file "$FOLDER/$1.yaml"
 }
 
-# COUNT: so many members, all of which vote.
+# NAME: a server with its configuration.
+add() {
+    create_server "$1"
+    configure "$1"
+}
+
+# NODE COUNT: so many members, all of which vote.
 members_are() {
     "$talosctl" etcd members --nodes "$1" > "$FOLDER/members"
     [ "$(awk 'NR > 1 && $NF == "false"' "$FOLDER/members" | wc -l)" -eq "$2" ]
@@ -120,10 +155,15 @@ EOF
     "$talosctl" gen secrets --output-file "$FOLDER/secrets.yaml"
     "$talosctl" gen config "$CLUSTER" "https://$private:6443" --with-secrets "$FOLDER/secrets.yaml" \
         --additional-sans "$public" --additional-sans "$private" --output "$FOLDER" --force
-    for number in 1 2 3; do
-        create_server "$CLUSTER-cp-$number"
-        configure "$CLUSTER-cp-$number"
+    servers="$CLUSTER-cp-1 $CLUSTER-cp-2 $CLUSTER-cp-3"
+    number=0
+    while [ "$number" -lt "$workers" ]; do
+        number=$((number + 1))
+        servers="$servers $CLUSTER-w-$number"
     done
+    # Names have no spaces.
+    # shellcheck disable=SC2086
+    for_all add $servers
     read -r first_public first_private <<EOF
 $(addresses "$CLUSTER-cp-1")
 EOF
@@ -132,7 +172,7 @@ EOF
     until_it "bootstrap" "$talosctl" bootstrap
     until_it "three members" members_are "$first_private" 3
     until_it "a kubeconfig" "$talosctl" kubeconfig "$KUBECONFIG" --force
-    until_it "three Nodes" nodes_are_ready 3
+    until_it "all Nodes" nodes_are_ready $((3 + workers))
 }
 
 # Removes the member first: this etcd admits no other while one of its voters is out of reach.
@@ -140,7 +180,7 @@ replace() {
     read -r _public private <<EOF
 $(addresses "$1")
 EOF
-    others=$(api GET "/servers?label_selector=cluster%3D$CLUSTER" |
+    others=$(api GET "/servers?label_selector=cluster%3D$CLUSTER%2Crole%3Dcontrol-plane" |
         jq --raw-output --arg name "$1" '[.servers[] | select(.name != $name)][0] | "\(.public_net.ipv4.ip) \(.private_net[0].ip)"')
     read -r other_public other_private <<EOF
 $others
@@ -151,10 +191,9 @@ EOF
     member=$("$talosctl" etcd members | awk -v name="$1" '$3 == name { print $2 }')
     "$talosctl" etcd remove-member "$member"
     "$kubectl" delete node "$1"
-    create_server "$CLUSTER-cp-new"
-    configure "$CLUSTER-cp-new"
+    add "$CLUSTER-cp-new"
     until_it "three members" members_are "$other_private" 3
-    until_it "three Nodes" nodes_are_ready 3
+    until_it "all Nodes" nodes_are_ready $((3 + workers))
 }
 
 "$@"

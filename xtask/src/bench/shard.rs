@@ -3,7 +3,7 @@
 mod failover;
 mod floor;
 mod life;
-mod print;
+pub mod print;
 mod server;
 mod zone;
 
@@ -19,6 +19,7 @@ use super::{
 };
 use zone::Zone;
 
+pub use life::Times;
 pub use server::{ServerFlags, serve};
 
 /// The size that the goals are stated for.

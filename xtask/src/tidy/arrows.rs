@@ -48,6 +48,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "process",
             "runtime",
             "shard",
+            "hetzner",
             "machines",
             "performers",
             "workspaces",

@@ -5,7 +5,10 @@ use std::net::Ipv4Addr;
 use hetzner::{LoadBalancer, Network, Server};
 use talos::{NodeSpec, Role};
 
-use super::ClusterFile;
+use super::{
+    ClusterFile,
+    versions::{Versions, public_address},
+};
 use crate::Failure;
 
 /// Says what a server is for.
@@ -23,6 +26,7 @@ pub struct Surroundings<'a> {
     pub network: &'a Network,
     /// Of the API.
     pub balancer: &'a LoadBalancer,
+    pub versions: Versions,
 }
 
 impl Surroundings<'_> {
@@ -37,14 +41,14 @@ impl Surroundings<'_> {
                     .hint("it is control-plane or worker on the nodes of a cluster"));
             }
         };
-        let public = self.balancer.public_net.ipv4.as_ref().and_then(|ipv4| ipv4.ip);
+        let public = public_address(self.balancer);
         Ok(NodeSpec {
             cluster: self.file.name.clone(),
             hostname: server.name.clone(),
             role,
             server_id: u64::try_from(server.id).unwrap_or_default(),
-            talos_version: self.file.talos_version.clone(),
-            kubernetes_version: self.file.kubernetes_version.clone(),
+            talos_version: self.versions.talos.clone(),
+            kubernetes_version: self.versions.kubernetes.clone(),
             schematic: None,
             endpoint: self.endpoint()?,
             certificate_hosts: public.map(|address| address.to_string()).into_iter().collect(),
@@ -62,6 +66,13 @@ impl Surroundings<'_> {
             Failure::new(format!("load balancer {balancer} has no address in network {network}"))
                 .hint("attach it: hcloud load-balancer attach-to-network")
         })
+    }
+
+    /// A kubeconfig that Talos gave out, for use from outside: the machines know the load balancer by its private address.
+    pub fn through_public(&self, kubeconfig: &str) -> Result<String, Failure> {
+        let private = self.endpoint()?;
+        let public = public_address(self.balancer).unwrap_or(private);
+        Ok(kubeconfig.replace(&format!("https://{private}:"), &format!("https://{public}:")))
     }
 }
 

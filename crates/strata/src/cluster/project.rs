@@ -7,6 +7,7 @@ use hetzner::{Client, Clients, LoadBalancer, Network, Resource, Server, Token};
 use super::{
     ClusterFlags, Surroundings,
     file::{ClusterFile, read_secrets},
+    versions::{self, Versions},
 };
 use crate::Failure;
 
@@ -79,7 +80,23 @@ impl Project {
         }
         let network: Network = self.named(cluster).await?;
         let balancer: LoadBalancer = self.named(&balancer_name(cluster)).await?;
-        let surroundings = Surroundings { file: &self.file, network: &network, balancer: &balancer };
+        let planned = Versions::of_file(&self.file);
+        let mut surroundings =
+            Surroundings { file: &self.file, network: &network, balancer: &balancer, versions: planned.clone() };
+        match versions::observed(&surroundings, &secrets).await {
+            Ok(running) => surroundings.versions = running,
+            Err(why) => anstream::eprintln!("note: versions are those of {}: {why}", self.path.display()),
+        }
+        if surroundings.versions != planned {
+            let Versions { talos, kubernetes } = &surroundings.versions;
+            anstream::eprintln!(
+                "note: the control planes run Talos {talos} and Kubernetes {kubernetes}, and so will the node; {} names \
+                 {} and {}, which is an upgrade of the cluster",
+                self.path.display(),
+                planned.talos,
+                planned.kubernetes,
+            );
+        }
         Ok(surroundings.node(&server)?.machine_configuration(&secrets))
     }
 

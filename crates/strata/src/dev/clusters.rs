@@ -8,7 +8,10 @@ mod nodes;
 use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
-use testbed::cloud::{Cloud, CloudError, Reply, Request, ServerInfo, ask};
+use testbed::{
+    cloud::{Cloud, CloudError, Reply, Request, ServerInfo, ask},
+    talos::ControllerOptions,
+};
 
 use super::{event::Report, place::Place, session::Session};
 use crate::{
@@ -66,10 +69,11 @@ pub struct Clusters {
 
 impl Clusters {
     /// Starts the simulators and brings the cluster up, or back with the servers it had.
-    pub async fn start(place: &Place, mode: Mode, report: &Report) -> Result<Self, Failure> {
+    pub async fn start(place: &Place, mode: Mode, cloud_controller: bool, report: &Report) -> Result<Self, Failure> {
         let file = cluster_file(mode);
         report.step("hcloud", "starting Hetzner's API and the servers there are");
-        let cloud = Box::pin(Cloud::start(&place.cloud())).await?;
+        let controllers = ControllerOptions { cloud_controller, ..ControllerOptions::default() };
+        let cloud = Box::pin(Cloud::start_with(&place.cloud(), controllers)).await?;
         report.done("hcloud", cloud.endpoint());
         let cluster = Box::pin(bring_up::bring_up(&cloud, place, &file, report)).await?;
         Ok(Self { cloud, clusters: vec![cluster] })

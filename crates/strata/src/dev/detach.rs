@@ -79,7 +79,7 @@ fn spawn(place: &Place, flags: &UpFlags) -> Result<Child, Failure> {
     command.args(["dev", "supervise", "--dir"]).arg(place.directory());
     command.args(flags.fresh.then_some("--fresh")).args(flags.real_node.then_some("--real-node"));
     if let Some(mode) = flags.cluster {
-        command.args(["--cluster", mode.name()]);
+        command.args(["--cluster", mode.name()]).args(flags.cloud_controller.then_some("--cloud-controller"));
     }
     if let Some(kubeconfig) = &flags.kubeconfig {
         command.arg("--kubeconfig").arg(kubeconfig);

@@ -63,6 +63,7 @@ mod tests {
             fresh: false,
             real_node,
             cluster: None,
+            cloud_controller: false,
             kubeconfig: kubeconfig.map(Into::into),
             wait: None,
         }

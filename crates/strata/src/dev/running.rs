@@ -84,7 +84,7 @@ impl Running {
         let clusters = match flags.cluster {
             Some(mode) => {
                 tools::ensure(&clusters::TOOLS, report).await?;
-                Some(Box::pin(Clusters::start(place, mode, report)).await?)
+                Some(Box::pin(Clusters::start(place, mode, flags.cloud_controller, report)).await?)
             }
             None => None,
         };

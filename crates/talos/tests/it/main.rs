@@ -6,4 +6,3 @@ mod maintenance;
 mod one_cluster;
 mod one_control_plane;
 mod programs;
-mod three_control_planes;

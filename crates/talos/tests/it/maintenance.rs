@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use talos::{Client, Credentials, Error, Maintenance, Role, Secrets, client::Stage, talosconfig};
-use testbed::talos::{CallFault, Dialect, MachineOptions, reaches_stage};
+use testbed::talos::{CallFault, Dialect, MachineOptions, World, WorldOptions, eventually, reaches_stage};
 use tonic::Code;
 
 use crate::one_cluster;
@@ -94,4 +94,19 @@ async fn a_certificate_of_another_cluster_is_refused_with_a_typed_error() -> Res
         Err(Error::OtherCluster { .. }) => Ok(()),
         other => bail!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_testbed_that_ended() -> Result<()> {
+    let world = World::start(WorldOptions::default()).await?;
+    let machine = world.create("brief", MachineOptions::default()).await?;
+    Maintenance::new(machine.endpoint()).stage().await?;
+    let (endpoint, disk) = (machine.endpoint(), machine.directory().to_owned());
+    assert!(disk.exists());
+    drop((machine, world));
+    let is_gone = || async {
+        tokio::net::TcpListener::bind(endpoint).await.map_err(|error| error.to_string())?;
+        if disk.exists() { Err(format!("{} is there", disk.display())) } else { Ok(()) }
+    };
+    Ok(eventually("nothing is left", is_gone).await?)
 }

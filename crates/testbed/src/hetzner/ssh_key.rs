@@ -1,8 +1,9 @@
 //! SSH keys.
 
+use base64::{Engine, engine::general_purpose::STANDARD};
+use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use super::{
     query::Query,
@@ -28,15 +29,16 @@ struct Input {
     labels: Option<Labels>,
 }
 
-/// The vendor shows MD5; what matters is that equal keys have equal ones.
+/// MD5 of the key itself, as the vendor shows it and `hcloud server create --ssh-key FILE` looks for it. Keys of tests that
+/// are no base64 are taken as they are written.
 fn fingerprint(public_key: &str) -> Option<String> {
     let mut words = public_key.split_whitespace();
     let (algorithm, key) = (words.next()?, words.next()?);
     let is_key = ALGORITHMS.contains(&algorithm)
         && key.starts_with("AAAA")
         && key.chars().all(|c| c.is_ascii_alphanumeric() || "+/=".contains(c));
-    let digest = Sha256::digest(key);
-    let pairs: Vec<String> = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let digest = Md5::digest(STANDARD.decode(key).unwrap_or_else(|_| key.into()));
+    let pairs: Vec<String> = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     is_key.then(|| pairs.join(":"))
 }
 
@@ -73,5 +75,19 @@ impl Record for SshKey {
 
     fn act(_: &mut World<'_>, _: &Call, _: i64, _: &str) -> Outcome {
         Err(Refusal::no_route())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_is_that_of_ssh_keygen() {
+        // `ssh-keygen -E md5 -l` of this key.
+        let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f key@host";
+        assert_eq!(fingerprint(key).as_deref(), Some("0f:a2:0a:d7:38:3e:65:45:08:6b:63:84:1c:ff:dc:ba"));
+        assert_eq!(fingerprint("ssh-dss AAAA"), None);
+        assert_eq!(fingerprint("ssh-rsa"), None);
     }
 }

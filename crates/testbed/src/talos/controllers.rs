@@ -1,5 +1,5 @@
 //! kube-controller-manager and kube-scheduler of a simulated cluster: one of each instead of one per control plane,
-//! which would take 200 MB more per node.
+//! which would take 200 MB more per node. Beside them, where asked for, a stand-in for the cloud controller.
 
 use std::{path::Path, time::Duration};
 
@@ -7,8 +7,9 @@ use talos::{Authority, Pair};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
-    Cluster, ClusterError, apiserver,
+    Cluster, ClusterError, apiserver, cloud_controller,
     node::{Node, RESTART_PAUSE},
+    world::Shared,
 };
 use crate::{
     control_plane::CLIENT_LIMITS,
@@ -20,36 +21,40 @@ use crate::{
 
 const PROGRAMS: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
 
-/// How soon a silent Node is noticed.
+/// How soon a silent Node is noticed, and what becomes of one whose server is gone.
 #[derive(Clone, Copy, Debug)]
 pub struct ControllerOptions {
     /// After how long without a Lease a Node is unknown.
     pub node_grace: Duration,
     /// How often Nodes are looked at.
     pub node_period: Duration,
+    /// Whether a stand-in for the cloud controller deletes the Nodes of servers that are gone.
+    pub cloud_controller: bool,
 }
 
 impl Default for ControllerOptions {
     /// Three Leases may be late; Kubernetes' own 50 s would be most of a test.
     fn default() -> Self {
-        Self { node_grace: Duration::from_secs(10), node_period: Duration::from_secs(1) }
+        Self { node_grace: Duration::from_secs(10), node_period: Duration::from_secs(1), cloud_controller: false }
     }
 }
 
-/// Both programs; they end when this is dropped. One that ends before is started again.
+/// Both programs, and the stand-in where it was asked for; they end when this is dropped. A program that ends before is
+/// started again.
 #[derive(Debug)]
 pub struct Controllers {
-    _programs: Vec<AbortOnDropHandle<()>>,
+    _running: Vec<AbortOnDropHandle<()>>,
 }
 
 impl Cluster {
-    /// Starts both against the cluster's endpoint.
+    /// Starts them against the cluster's endpoint.
     pub async fn start_controllers(&self, options: ControllerOptions) -> Result<Controllers, ClusterError> {
         let of = Of {
             cluster: &self.name,
             kubernetes: &self.secrets.kubernetes,
             service_account_key: &self.secrets.service_account_key,
             server: format!("https://{}:{}", self.endpoint, apiserver::PORT),
+            world: self.world.shared(),
         };
         of.start(self.world.directory(), options).await.map_err(ClusterError::Controllers)
     }
@@ -64,6 +69,7 @@ impl Controllers {
             kubernetes: &node.applied.kubernetes,
             service_account_key: &keys.service_account,
             server: node.applied.endpoint.clone(),
+            world: node.world.clone(),
         };
         of.start(directory, options).await
     }
@@ -75,6 +81,7 @@ struct Of<'a> {
     kubernetes: &'a Pair,
     service_account_key: &'a str,
     server: String,
+    world: Shared,
 }
 
 impl Of<'_> {
@@ -97,7 +104,9 @@ impl Of<'_> {
         let own: [&[(&str, String)]; 2] = [&manager, &[]];
         let mut running = Vec::new();
         for ((name, path), own) in PROGRAMS.into_iter().zip(&programs).zip(own) {
-            let kubeconfig = file(&format!("{name}.kubeconfig"), &self.kubeconfig(&format!("system:{name}"))?)?;
+            let kubeconfig = self.kubeconfig(&format!("system:{name}"))?;
+            let text = serde_saphyr::to_string(&kubeconfig).expect("a JSON value has a YAML form");
+            let kubeconfig = file(&format!("{name}.kubeconfig"), &text)?;
             let flags = own.iter().map(|(name, value)| format!("--{name}={value}"));
             let program = Program::new(name, path, directory.join(format!("{name}.log")))
                 .args([format!("--kubeconfig={kubeconfig}")])
@@ -107,15 +116,20 @@ impl Of<'_> {
             let child = Child::start(program).map_err(|error| error.to_string())?;
             running.push(AbortOnDropHandle::new(tokio::spawn(keep(child))));
         }
-        Ok(Controllers { _programs: running })
+        if options.cloud_controller {
+            let kubeconfig = self.kubeconfig("system:cloud-controller-manager")?;
+            let client = users::client(kubeconfig).await.map_err(|error| error.to_string())?;
+            let lasting = cloud_controller::run(client, self.world.clone(), options.node_period);
+            running.push(AbortOnDropHandle::new(tokio::spawn(lasting)));
+        }
+        Ok(Controllers { _running: running })
     }
 
     /// Its controllers act under this one name, which alone has too few rights for them.
-    fn kubeconfig(&self, user: &str) -> Result<String, String> {
+    fn kubeconfig(&self, user: &str) -> Result<serde_json::Value, String> {
         let authority = Authority::open(self.kubernetes.clone()).map_err(|error| error.to_string())?;
         let identity = apiserver::admin(&authority, user)?;
-        let kubeconfig = users::kubeconfig(&self.server, authority.certificate(), &Proof::Certificate(identity));
-        Ok(serde_saphyr::to_string(&kubeconfig).expect("a JSON value has a YAML form"))
+        Ok(users::kubeconfig(&self.server, authority.certificate(), &Proof::Certificate(identity)))
     }
 }
 

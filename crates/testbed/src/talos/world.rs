@@ -74,7 +74,7 @@ pub struct WorldOptions {
     pub lease_interval: Duration,
     /// Where servers have their addresses; the first free range if `None`.
     pub loopback: Option<Arc<Loopback>>,
-    /// Of each cluster's controller-manager and scheduler, which start with its first API server; none if `None`.
+    /// Of each cluster's controllers, which start with its first API server; none if `None`.
     pub controllers: Option<ControllerOptions>,
 }
 
@@ -191,12 +191,14 @@ impl World {
         addresses: Addresses,
         options: MachineOptions,
     ) -> Result<Arc<Machine>, Error> {
-        if self.machine(name).is_some() {
+        // Held all the while: of two that are added at once under one name, only one may ever run.
+        let mut machines = self.0.lock();
+        if machines.contains_key(name) {
             return Err(Error::NameTaken(name.to_owned()));
         }
         let directory = self.0.directory.path.join(name);
         let machine = Machine::new(name, number, addresses, directory, options, Arc::downgrade(&self.0))?;
-        self.0.lock().insert(name.to_owned(), machine.clone());
+        machines.insert(name.to_owned(), machine.clone());
         Ok(machine)
     }
 
@@ -217,6 +219,10 @@ impl World {
     /// All servers, by name.
     pub fn machines(&self) -> Vec<Arc<Machine>> {
         self.0.lock().values().cloned().collect()
+    }
+
+    pub(super) fn shared(&self) -> Shared {
+        Arc::downgrade(&self.0)
     }
 
     /// Counts changes of power.
@@ -270,6 +276,11 @@ impl Inner {
     /// The server that has this address.
     pub(super) fn at(&self, address: Ipv4Addr) -> Option<Arc<Machine>> {
         self.lock().values().find(|machine| [machine.private(), machine.public()].contains(&address)).cloned()
+    }
+
+    /// Whether there is a server of this number, on or off.
+    pub(super) fn has_server(&self, number: u64) -> bool {
+        self.lock().values().any(|machine| machine.id() == number)
     }
 
     /// Configured control planes of a cluster.

@@ -55,7 +55,7 @@ pub fn life(
     )
 }
 
-fn times(times: &Times) -> String {
+pub fn times(times: &Times) -> String {
     format!("p50 {:.2} ms, p99 {:.2} ms, slowest {:.2} ms", times.p50_ms, times.p99_ms, times.slowest_ms)
 }
 

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     Failure,
-    cluster::{ClusterFile, FILE, SECRETS, Surroundings},
+    cluster::{ClusterFile, FILE, SECRETS, Surroundings, Versions, public_address},
     dev::{event::Report, place::Place},
     explained,
 };
@@ -115,7 +115,8 @@ impl BringUp<'_> {
 
     /// Configures all servers, bootstraps etcd on the first and waits until every control plane votes.
     async fn start_etcd(&self, servers: &Servers, on: &Infrastructure) -> Result<(), Failure> {
-        let surroundings = Surroundings { file: self.file, network: &on.network, balancer: &on.balancer };
+        let versions = Versions::of_file(self.file);
+        let surroundings = Surroundings { file: self.file, network: &on.network, balancer: &on.balancer, versions };
         let talosconfig = self.write_credentials(servers, &on.balancer)?;
         let [first, others @ ..] = &servers.control_planes[..] else {
             return Err(Failure::new("a cluster has a control plane"));
@@ -140,7 +141,7 @@ impl BringUp<'_> {
         };
         eventually("etcd members that vote", votes).await?;
         let kubeconfig = eventually("the administrator's kubeconfig", || talos.kubeconfig()).await?;
-        self.write("kubeconfig", &through_public(&kubeconfig, &surroundings)?)
+        self.write("kubeconfig", &surroundings.through_public(&kubeconfig)?)
     }
 
     async fn nodes_ready(&self, servers: &Servers, kubeconfig: &Path) -> Result<(), Failure> {
@@ -158,7 +159,7 @@ impl BringUp<'_> {
         let cannot = |error: &dyn std::error::Error| Failure::new(explained(error));
         let now = self.clock.now();
         let os = self.secrets.os_authority().map_err(|error| cannot(&error))?;
-        let endpoints = public_address(balancer).into_iter().collect();
+        let endpoints = public_address(balancer).map(|address| address.to_string()).into_iter().collect();
         let issued = Talosconfig::issue(&self.file.name, &os, talosconfig::Role::Admin, endpoints, now);
         let mut talosconfig = issued.map_err(|error| cannot(&error))?;
         let first = servers.control_planes.first().and_then(|server| server.private_net.first());
@@ -177,17 +178,6 @@ impl BringUp<'_> {
         }
         Ok(talosconfig)
     }
-}
-
-fn public_address(balancer: &LoadBalancer) -> Option<String> {
-    balancer.public_net.ipv4.as_ref().and_then(|ipv4| ipv4.ip).map(|address| address.to_string())
-}
-
-/// The machines know the load balancer by its private address; people come from outside.
-fn through_public(kubeconfig: &str, on: &Surroundings<'_>) -> Result<String, Failure> {
-    let private = on.endpoint()?.to_string();
-    let public = public_address(on.balancer).unwrap_or_else(|| private.clone());
-    Ok(kubeconfig.replace(&format!("https://{private}:"), &format!("https://{public}:")))
 }
 
 async fn api_answers(kubeconfig: &Path) -> usize {

@@ -114,10 +114,21 @@ async fn a_simulated_cluster_is_reached_by_stock_programs_and_returns_with_its_d
     eventually("the same Nodes", async || Ok(back.nodes().await.is_ok_and(|nodes| nodes == names))).await?;
     ensure!(back.etcdctl(&["get", "kept"]).await?.contains("on-disk"), "the disk was lost");
 
-    dev.dev(&["up", "--detach", "--fresh", "--cluster", "dev"]).await?;
+    dev.dev(&["up", "--detach", "--fresh", "--cluster", "dev", "--cloud-controller"]).await?;
     let fresh = Cluster::of(&dev).await?;
-    ensure!(fresh.nodes().await?.iter().all(|name| !names.contains(name)), "servers were kept");
-    Ok(())
+    let new = fresh.nodes().await?;
+    ensure!(new.iter().all(|name| !names.contains(name)), "servers were kept");
+    the_node_of_a_lost_server_goes(&dev, &fresh, &new[1]).await
+}
+
+/// The stand-in cloud controller was asked for.
+async fn the_node_of_a_lost_server_goes(dev: &Environment, cluster: &Cluster, worker: &str) -> Result<()> {
+    dev.dev(&["fault", "node", worker, "--kind", "delete"]).await?;
+    let is_gone = async || {
+        let nodes = cluster.kubectl(&["get", "nodes", "--no-headers", "--output", "name"]).await?;
+        Ok(!nodes.contains(worker))
+    };
+    eventually("the Node of a lost server to be gone", is_gone).await
 }
 
 /// No process, rule or address, whatever the environment was doing.
@@ -194,11 +205,34 @@ async fn assert_configuration_is_the_nodes_own(dev: &Environment, cluster: &Clus
     let applied = std::fs::read(dev.directory().join(format!("cloud/servers/{server}/config.yaml")))?;
     ensure!(plain.stdout == applied, "it differs from what the node has");
     let file = cluster.path("/clusters/0/config")?;
+    assert_an_upgrade_that_waits_changes_no_node(dev, &file, server, &applied).await?;
     let mut named = command(binary, &["cluster", "config", "missing", "-c", file.to_str().context("path")?]);
     named.env("HCLOUD_TOKEN", cluster.text("/hcloud/token")?).env("HCLOUD_ENDPOINT", cluster.text("/hcloud/endpoint")?);
     let refused = run(named).await?;
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(!refused.status.success() && told.contains("there is no server missing"), "{told}");
+    Ok(())
+}
+
+/// Nodes have the versions of the control planes, not those that the file names for later.
+async fn assert_an_upgrade_that_waits_changes_no_node(
+    dev: &Environment,
+    file: &Path,
+    server: &str,
+    applied: &[u8],
+) -> Result<()> {
+    let text = std::fs::read_to_string(file)?;
+    let later = text.replace("v1.12.1", "v1.13.6").replace("1.35.0", "1.36.0");
+    ensure!(later != text, "{text}");
+    std::fs::write(file, later)?;
+    let mut config = command(Path::new(env!("CARGO_BIN_EXE_strata")), &["cluster", "config", server]);
+    config.current_dir("/").env("STRATA_DEV_DIR", dev.directory());
+    config.env_remove("HCLOUD_TOKEN").env_remove("HCLOUD_ENDPOINT");
+    let config = run(config).await?;
+    std::fs::write(file, text)?;
+    let notes = String::from_utf8_lossy(&config.stderr).into_owned();
+    ensure!(config.status.success() && config.stdout == applied, "{notes}");
+    ensure!(notes.contains("run Talos v1.12.1 and Kubernetes 1.35.0") && notes.contains("v1.13.6"), "{notes}");
     Ok(())
 }
 
