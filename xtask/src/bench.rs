@@ -11,6 +11,7 @@ mod ground;
 mod handover;
 mod life;
 mod load;
+mod machines;
 mod operator;
 mod plain;
 mod print;
@@ -37,6 +38,8 @@ pub enum Benchmark {
     Releases(releases::Flags),
     /// A zone's server with thousands of instances in memory: calls, rest, memory, writes, fail-over
     Shard(shard::Flags),
+    /// A pool of many instances over many shards with Cluster API, at rest, and drains beside kubectl's
+    Machines(machines::Flags),
     /// The server that `bench shard` measures
     #[command(hide = true)]
     ShardServer(shard::ServerFlags),
@@ -77,8 +80,9 @@ pub fn run(benchmark: &Benchmark) -> Result<()> {
     }
     let program = match benchmark {
         Benchmark::Performers(Flags { operator: Some(given), .. })
-        | Benchmark::Releases(releases::Flags { operator: Some(given), .. }) => given.clone(),
-        Benchmark::Performers(_) | Benchmark::Releases(_) => build::operator()?,
+        | Benchmark::Releases(releases::Flags { operator: Some(given), .. })
+        | Benchmark::Machines(machines::Flags { operator: Some(given), .. }) => given.clone(),
+        Benchmark::Performers(_) | Benchmark::Releases(_) | Benchmark::Machines(_) => build::operator()?,
         // The server is a library here.
         Benchmark::Shard(_) | Benchmark::ShardServer(_) => PathBuf::new(),
     };
@@ -110,6 +114,10 @@ async fn bench(benchmark: &Benchmark, program: &Path) -> Result<()> {
         Benchmark::Shard(flags) => {
             let results = shard::measure(*flags).await?;
             tell(&results, &shard::goals(&results), &(), "none: the original was not measured", flags.json)
+        }
+        Benchmark::Machines(flags) => {
+            let results = machines::measure(flags, program).await?;
+            tell(&results, &machines::goals(&results), &(), "none: the original was not measured", flags.json)
         }
         Benchmark::ShardServer(flags) => shard::serve(flags.clone()).await,
     }

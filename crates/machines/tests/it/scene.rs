@@ -1,6 +1,12 @@
 //! A namespace with its own shards and its own operator, on the control plane that all tests share.
 
-use std::{collections::BTreeSet, fmt::Debug, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
 use api::machine::{API_VERSION, NstanceMachinePool, NstanceShardGroup};
@@ -11,6 +17,7 @@ use k8s_openapi::{
 use kube::{
     Api, Client, Resource,
     api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams},
+    config::KubeConfigOptions,
 };
 use machines::{
     ApiServer, Config,
@@ -18,12 +25,12 @@ use machines::{
     shards::Pace,
 };
 use process::Clock;
-use runtime::{Fatal, Operator};
+use runtime::Operator;
 use serde_json::{Value, json};
 use shard::provider::InProcess;
 use tempfile::TempDir;
 use testbed::{ControlPlane, kwok::NODE_LABEL};
-use tokio::task::JoinHandle;
+use tokio::{runtime::Runtime, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
@@ -48,10 +55,29 @@ pub struct Scene {
     pub endpoint: Option<String>,
     /// How the operator reaches the API server, where it is not the administrator's way.
     pub kubeconfig: Option<PathBuf>,
+    /// Rounds of one kind at once, where it is not the default.
+    pub concurrency: Option<usize>,
+    /// The administrator's kubeconfig.
+    admin: PathBuf,
     directory: TempDir,
     /// Ends with the scene.
-    operator: Option<(DropGuard, JoinHandle<Result<(), Fatal>>)>,
+    operator: Option<Process>,
     _kubelets: DropGuard,
+}
+
+/// An operator on a runtime of its own: where that ends, nothing of the operator goes on.
+struct Process {
+    runtime: Option<Runtime>,
+    stop: CancellationToken,
+    running: JoinHandle<Result<()>>,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl Scene {
@@ -68,7 +94,11 @@ impl Scene {
     }
 
     pub async fn without_operator(name: &str, shards: &[&str], groups: Value) -> Result<Self> {
-        let control_plane = bed::shared().await?;
+        Self::on(bed::shared().await?, name, shards, groups).await
+    }
+
+    /// On a control plane that has the layer's definitions and Cluster API.
+    pub async fn on(control_plane: &ControlPlane, name: &str, shards: &[&str], groups: Value) -> Result<Self> {
         let namespace = control_plane.namespace(name).await?;
         let zones = Arc::new(Zones::start(shards, &groups).await?);
         let client = control_plane.client().await?;
@@ -81,17 +111,19 @@ impl Scene {
             client,
             endpoint: None,
             kubeconfig: None,
+            concurrency: None,
+            admin: control_plane.kubeconfig(),
             directory,
             operator: None,
             _kubelets: stop.drop_guard(),
         };
-        scene.install().await?;
+        scene.install(control_plane).await?;
         scene.write_shards(shards)?;
         Ok(scene)
     }
 
     /// What an administrator makes before the operator starts.
-    async fn install(&self) -> Result<()> {
+    async fn install(&self, control_plane: &ControlPlane) -> Result<()> {
         let namespace = self.namespace.as_str();
         let account = machines::LAYER.accounts[0];
         let binding = json!({
@@ -102,7 +134,6 @@ impl Scene {
         });
         let metadata = |name: &str| json!({ "name": name, "namespace": namespace });
         let roles: Vec<Value> = (machines::LAYER.roles)().iter().map(|role| json!(role)).collect();
-        let control_plane = ControlPlane::shared().await?;
         control_plane.install(&roles).await?;
         control_plane
             .install(&[
@@ -125,50 +156,60 @@ impl Scene {
     pub fn write_shards(&self, shards: &[&str]) -> Result<()> {
         let mut all = self.zones.addresses();
         all.retain(|shard, _| shards.contains(&shard.as_str()));
+        self.write_addresses(&all)
+    }
+
+    /// The same with addresses that are not the servers' own.
+    pub fn write_addresses(&self, all: &BTreeMap<String, Value>) -> Result<()> {
         let config = json!({ "cluster_id": CLUSTER, "tenant": TENANT, "shards": all });
         std::fs::write(self.directory.path().join("config.yaml"), config.to_string())?;
         Ok(())
     }
 
     pub async fn start(&mut self) -> Result<()> {
-        let kubeconfig = match &self.kubeconfig {
-            Some(path) => path.clone(),
-            None => ControlPlane::shared().await?.kubeconfig(),
+        let read = async |path: &Path| {
+            let kubeconfig = kube::config::Kubeconfig::read_from(path)?;
+            anyhow::Ok(kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)
         };
-        let config = kube::Config::from_custom_kubeconfig(
-            kube::config::Kubeconfig::read_from(kubeconfig)?,
-            &kube::config::KubeConfigOptions::default(),
-        )
-        .await?;
+        // Cluster API does not take the operator's way: faults there are of the operator's calls alone.
+        let api_server = ApiServer::of(&read(&self.admin).await?, None);
+        let config = read(self.kubeconfig.as_ref().unwrap_or(&self.admin)).await?;
         let file = Some(self.directory.path().join("config.yaml"));
         let given = Given { file, capi_endpoint: self.endpoint.clone(), ..Given::default() };
         let settings = Settings::read(&given, &self.namespace)?;
-        let mut layer = Config::new(settings, ApiServer::of(&config, None));
+        let mut layer = Config::new(settings, api_server);
         layer.pace = Pace { poll: POLL };
+        layer.concurrency = self.concurrency.unwrap_or(layer.concurrency);
         // Nothing in these tests is linked later than this.
         layer.on_demand.grace = Duration::from_secs(1);
         let stop = CancellationToken::new();
-        let mut operator = Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), stop.clone());
-        operator.layer("machines");
-        machines::install(&mut operator, &layer);
-        self.operator = Some((stop.drop_guard(), tokio::spawn(operator.run(|_| {}))));
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let token = stop.clone();
+        let running = runtime.spawn(async move {
+            let mut operator = Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), token);
+            operator.layer("machines");
+            machines::install(&mut operator, &layer);
+            Ok(operator.run(|_| {}).await?)
+        });
+        self.operator = Some(Process { runtime: Some(runtime), stop, running });
         Ok(())
     }
 
     pub async fn stop(&mut self) -> Result<()> {
-        if let Some((stop, running)) = self.operator.take() {
-            drop(stop);
-            running.await??;
+        if let Some(mut process) = self.operator.take() {
+            process.stop.cancel();
+            (&mut process.running).await??;
         }
         Ok(())
     }
 
-    /// Ends the operator as SIGKILL would.
-    pub async fn kill(&mut self) {
-        if let Some((_, running)) = self.operator.take() {
-            running.abort();
-            let _ = running.await;
+    /// Ends the operator as SIGKILL would: nothing of it goes on after this.
+    pub async fn kill(&mut self) -> Result<()> {
+        let runtime = self.operator.take().and_then(|mut process| process.runtime.take());
+        if let Some(runtime) = runtime {
+            tokio::task::spawn_blocking(move || runtime.shutdown_timeout(PATIENCE)).await?;
         }
+        Ok(())
     }
 
     pub fn api<K>(&self) -> Api<K>

@@ -34,8 +34,8 @@ pub struct Zones {
     pub authority: Arc<Authority>,
     store: MemoryStore,
     nonces: Arc<Nonces>,
-    clock: Clock,
-    ports: BTreeMap<String, Ports>,
+    pub clock: Clock,
+    pub ports: BTreeMap<String, Ports>,
     running: Mutex<BTreeMap<String, Running>>,
 }
 
