@@ -183,10 +183,12 @@ impl Shards {
         Some(said.poll)
     }
 
-    /// Instances that a shard deletes or has deleted, by ID.
-    pub fn notices(&self, name: &str) -> BTreeMap<String, Notice> {
+    /// Deletions of a shard that are not over, by instance.
+    pub fn open_notices(&self, name: &str) -> BTreeMap<String, Notice> {
         let said = self.0.sources.get(&name.to_owned()).and_then(|found| found.value);
-        said.map(|said| said.notices.clone()).unwrap_or_default()
+        let notices = said.iter().flat_map(|said| &said.notices);
+        let open = notices.filter(|(_, notice)| notice.progress != Progress::Deleted);
+        open.map(|(id, notice)| (id.clone(), notice.clone())).collect()
     }
 
     /// What a shard says of the deletion of one instance.

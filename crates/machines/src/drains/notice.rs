@@ -22,7 +22,7 @@ use super::{Asker, Desk, Wanted};
 use crate::{
     cluster::is_paused,
     kinds::Kinds,
-    shards::{Call, CallState, Notice, Progress, Request, Shards, job_key, request_id},
+    shards::{Call, CallState, Notice, Request, Shards, job_key, request_id},
 };
 
 /// Of the calls that acknowledge drains.
@@ -114,10 +114,7 @@ impl Follower {
         let mut looks = Vec::new();
         let mut open = BTreeSet::new();
         for shard in self.shards.names() {
-            for (id, notice) in self.shards.notices(&shard) {
-                if notice.progress == Progress::Deleted {
-                    continue;
-                }
+            for (id, notice) in self.shards.open_notices(&shard) {
                 let key = (shard.clone(), id);
                 let entry = announced.entry(key.clone()).or_insert_with(|| Announced {
                     since: self.clock.instant(),

@@ -155,7 +155,9 @@ impl Campaign {
             let is_interrupted = index == interrupted;
             let armed = self.strike(stage, &mut places, is_interrupted);
             let struck = Box::pin(armed).await;
-            struck.with_context(|| format!("{stage:?}, announcements {announcements:?}, Cluster API killed: {is_interrupted}"))?;
+            struck.with_context(|| {
+                format!("{stage:?}, announcements {announcements:?}, Cluster API killed: {is_interrupted}")
+            })?;
         }
         Ok(())
     }

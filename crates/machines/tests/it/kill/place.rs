@@ -75,7 +75,8 @@ pub struct Place {
     before: BTreeSet<String>,
     /// Every instance there ever was.
     pub ever: BTreeSet<String>,
-    victim: String,
+    /// The instance that its provider takes away.
+    pub victim: String,
     /// By the instance whose Node it is on.
     pods: BTreeMap<String, String>,
 }
@@ -84,13 +85,7 @@ impl Place {
     pub fn new(cycle: usize, number: usize) -> Self {
         // No part of another's: instances have no hyphens, and numbers have their end.
         let group = format!("kill-{cycle}-{number}-pool");
-        Self {
-            group,
-            before: BTreeSet::new(),
-            ever: BTreeSet::new(),
-            victim: String::new(),
-            pods: BTreeMap::new(),
-        }
+        Self { group, before: BTreeSet::new(), ever: BTreeSet::new(), victim: String::new(), pods: BTreeMap::new() }
     }
 
     pub fn job(&self) -> String {

@@ -53,7 +53,13 @@ impl World {
             machines: machines.into_iter().map(|machine| (machine.name_any(), machine)).collect(),
             machine_pools: scene.capi("MachinePool").list(&all).await?.iter().map(ResourceExt::name_any).collect(),
             members: scene.api::<NstanceMachine>().list(&all).await?.items,
-            pools: scene.api().list(&all).await?.into_iter().map(|pool: NstanceMachinePool| (pool.name_any(), pool)).collect(),
+            pools: scene
+                .api()
+                .list(&all)
+                .await?
+                .into_iter()
+                .map(|pool: NstanceMachinePool| (pool.name_any(), pool))
+                .collect(),
             shard_groups: scene.api::<NstanceShardGroup>().list(&all).await?.items,
             nodes: Api::<Node>::all(scene.client.clone()).list(&all).await?.iter().map(ResourceExt::name_any).collect(),
             pods: pods.map(|pod| pod.name_any()).collect(),
@@ -86,13 +92,16 @@ impl World {
     /// What is still to come for a place at the end of a stage.
     pub fn lacks(&self, stage: Stage, place: &Place) -> Option<String> {
         let group = place.group.as_str();
-        let problem = self.lacks_members(stage, group).or_else(|| self.lacks_own(stage, group));
+        let still = (stage == Stage::Notice && self.instances.contains_key(&place.victim))
+            .then(|| format!("{} is there", place.victim));
+        let problem = still.or_else(|| self.lacks_members(stage, group)).or_else(|| self.lacks_own(stage, group));
         let problem = problem.or_else(|| match stage {
             Stage::Delete => self.remains(group),
             _ => self.lacks_pool(stage, group),
         });
         let problem = problem.or_else(|| {
-            let gone = place.ever.difference(&self.all_instances_of(group)).find(|id| self.nodes.contains(*id)).cloned();
+            let gone =
+                place.ever.difference(&self.all_instances_of(group)).find(|id| self.nodes.contains(*id)).cloned();
             gone.map(|node| format!("Node {node} of a gone instance is there"))
         });
         problem.map(|problem| format!("{group}: {problem}"))
@@ -164,7 +173,8 @@ impl World {
         let is_there = self.pools.contains_key(group) || self.machine_pools.contains(group);
         let on_shards = self.sizes.get(group);
         let is_left = is_there || shard_groups > 0 || on_shards.is_some();
-        is_left.then(|| format!("pool {is_there}, shard groups {shard_groups}, size on the shards {on_shards:?} are left"))
+        is_left
+            .then(|| format!("pool {is_there}, shard groups {shard_groups}, size on the shards {on_shards:?} are left"))
     }
 
     /// Machines, NstanceMachines and instances that belong to none of these.
