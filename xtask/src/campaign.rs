@@ -55,9 +55,7 @@ pub fn run(campaign: &Campaign) -> Result<()> {
         Campaign::Shard { points, seed, minutes } => {
             (&["shard", "strata"][..], "a78_servers_", points, seed, Some(*minutes))
         }
-        Campaign::Machines { points, seed } => {
-            (&["machines"][..], "killed_at_any_write_or_call", points, seed, None)
-        }
+        Campaign::Machines { points, seed } => (&["machines"][..], "killed_at_any_write_or_call", points, seed, None),
     };
     let kills = points.div_ceil(POINTS_PER_KILL);
     let new = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());

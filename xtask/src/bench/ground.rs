@@ -71,8 +71,7 @@ impl Ground {
         let mut ground = Self::start(count, Options::default()).await?;
         let spec = machines::LAYER;
         let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, spec.rights).with_lease(LEASE);
-        let (role, binding) =
-            rights::layer_role(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, spec.name, spec.own_namespace);
+        let (role, binding) = rights::layer_role(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, spec.name, spec.own_namespace);
         let crds = (spec.crds)().into_iter().map(|crd| json!(crd));
         let roles = (spec.roles)().into_iter().map(|role| json!(role));
         let accounts = spec.accounts.iter().flat_map(|account| {

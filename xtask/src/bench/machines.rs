@@ -88,7 +88,13 @@ pub fn goals(results: &Results) -> Vec<Goal> {
     ];
     for drain in drains.iter().filter(|drain| drain.is_ours) {
         let of = |many, many_budget| if drain.is_budgeted { many_budget } else { many };
-        goals.push(Goal::new(of("evictions per pod", "evictions per pod with a budget"), "", 1.0, drain.evictions_each, None));
+        goals.push(Goal::new(
+            of("evictions per pod", "evictions per pod with a budget"),
+            "",
+            1.0,
+            drain.evictions_each,
+            None,
+        ));
         goals.push(Goal::new("GETs per pod", "", 0.0, drain.gets_each, None));
         goals.push(Goal::new("beyond the end of the last pod", "ms", 250.0, drain.beyond_ms, None));
     }

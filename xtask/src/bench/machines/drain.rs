@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
 use ::drain::{Drains, Request};
+use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, future::try_join_all, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
@@ -194,7 +194,9 @@ impl<'a> Scene<'a> {
     /// Pods on the nodes now.
     async fn there(&self) -> Result<BTreeSet<String>> {
         let all = self.pods.list(&ListParams::default()).await?.items;
-        let is_here = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()).is_some_and(|node| self.nodes.contains(node));
+        let is_here = |pod: &Pod| {
+            pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()).is_some_and(|node| self.nodes.contains(node))
+        };
         Ok(all.into_iter().filter(is_here).filter_map(|pod| pod.metadata.name).collect())
     }
 
@@ -223,7 +225,12 @@ impl<'a> Scene<'a> {
         let evictions = of_user("create", "pods", "eviction");
         let refused = evictions.iter().filter(|entry| entry.code == 429).count();
         Ok(Drain {
-            what: format!("{} × {} pods{}", self.load.nodes, self.load.pods, if self.load.is_budgeted { ", budget" } else { "" }),
+            what: format!(
+                "{} × {} pods{}",
+                self.load.nodes,
+                self.load.pods,
+                if self.load.is_budgeted { ", budget" } else { "" }
+            ),
             is_ours,
             is_budgeted: self.load.is_budgeted,
             nodes: self.load.nodes,

@@ -58,12 +58,7 @@ pub fn drains(drains: &[Drain]) -> String {
         let _ = writeln!(
             text,
             "  {:<20} {who:<8} {:>6.1} s {:>8.0} ms {:>8.2} {:>9.2} {:>9.2}",
-            drain.what,
-            drain.wall_seconds,
-            drain.beyond_ms,
-            drain.evictions_each,
-            drain.refused_each,
-            drain.gets_each,
+            drain.what, drain.wall_seconds, drain.beyond_ms, drain.evictions_each, drain.refused_each, drain.gets_each,
         );
     }
     text

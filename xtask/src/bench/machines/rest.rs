@@ -1,11 +1,18 @@
 //! The operator with all instances at rest: what it asks the API server and the shards for.
 
-use std::{collections::BTreeMap, time::{Duration, Instant}};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-use super::{meter::{Counts, Meter}, scale::by_resource, zones::Zones};
+use super::{
+    meter::{Counts, Meter},
+    scale::by_resource,
+    zones::Zones,
+};
 use crate::bench::{
     ground::{Ground, OPERATOR_USER},
     operator::{Operator, Usage},

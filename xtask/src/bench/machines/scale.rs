@@ -66,9 +66,8 @@ pub async fn measure(ground: &Ground, operator: &Operator, zones: &Zones) -> Res
     let started = Instant::now();
     let patch = Patch::Merge(json!({ "spec": { "replicas": ground.count } }));
     capi(ground, "MachinePool").patch(TEMPLATE, &PatchParams::default(), &patch).await?;
-    let has_all = |pool: &NstanceMachinePool| {
-        pool.spec.as_ref().is_some_and(|spec| spec.provider_id_list.len() == ground.count)
-    };
+    let has_all =
+        |pool: &NstanceMachinePool| pool.spec.as_ref().is_some_and(|spec| spec.provider_id_list.len() == ground.count);
     let published = following.until(ground.patience(), "all provider IDs published", has_all).await?;
     let members: Api<NstanceMachine> = Api::namespaced(ground.client.clone(), OPERATOR_NAMESPACE);
     let counted = async || Ok(members.list_metadata(&ListParams::default()).await?.items.len());
@@ -131,8 +130,7 @@ async fn create_pool(ground: &Ground, pools: &Api<NstanceMachinePool>, zones: &Z
     });
     pools.create(&PostParams::default(), &serde_json::from_value(pool)?).await?;
     let cluster = format!("{CLUSTER}--{TENANT}");
-    let infrastructure =
-        json!({ "apiGroup": api::machine::GROUP, "kind": "NstanceMachinePool", "name": TEMPLATE });
+    let infrastructure = json!({ "apiGroup": api::machine::GROUP, "kind": "NstanceMachinePool", "name": TEMPLATE });
     let template =
         json!({ "clusterName": cluster, "bootstrap": { "dataSecretName": "" }, "infrastructureRef": infrastructure });
     let spec = json!({ "clusterName": cluster, "replicas": 0, "template": { "spec": template } });
