@@ -22,7 +22,7 @@ use kube::{
     config::Kubeconfig,
 };
 use serde_json::{Value, json};
-use shard::provider::InProcess;
+use shard::{client::Client, provider::InProcess};
 use testbed::{
     ControlPlane, Options,
     capi::{self, ClusterApi},
@@ -36,7 +36,7 @@ use self::{
     world::World,
 };
 use crate::{
-    scene::{PATIENCE, Scene},
+    scene::Scene,
     strike::{Armed, Point, Random, Side, Strike, Strikes},
     wire::{Announcements, Wire},
 };
@@ -52,7 +52,10 @@ const CONCURRENCY: usize = 64;
 const STRIKE_WITHIN: Duration = Duration::from_secs(8);
 
 /// Between two looks at everything.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(200);
+
+/// A stage takes seconds; on a machine that is loaded twenty times over it was seen to take two minutes.
+const PATIENCE: Duration = Duration::from_mins(6);
 
 /// An instance that goes undrained leaves its pods for seconds.
 const WATCH: Duration = Duration::from_millis(20);
@@ -95,6 +98,8 @@ struct Campaign {
     /// Instances that went before their pods.
     undrained: Arc<Mutex<Vec<String>>>,
     _watch: AbortOnDropHandle<()>,
+    /// Clients of the servers beside the operator's.
+    shards: Vec<Client>,
     scene: Scene,
     cluster_api: ClusterApi,
     // The last to be dropped: everything else uses it.
@@ -134,6 +139,7 @@ impl Campaign {
             made: 0,
             undrained,
             _watch: AbortOnDropHandle::new(watch),
+            shards: SHARDS.iter().map(|shard| scene.zones.client(shard)).collect::<Result<_>>()?,
             scene,
             cluster_api,
             control_plane,
@@ -221,7 +227,7 @@ impl Campaign {
     async fn until_struck(&self, stage: Stage, places: &[Place], armed: &[Armed]) -> Result<()> {
         let deadline = Instant::now() + STRIKE_WITHIN;
         while Instant::now() < deadline {
-            let world = World::read(&self.scene).await?;
+            let world = World::read(&self.scene, &self.shards).await?;
             let mut is_over = true;
             for (place, armed) in places.iter().zip(armed) {
                 is_over &= armed.reached().await.is_some() || world.lacks(stage, place).is_none();
@@ -237,7 +243,7 @@ impl Campaign {
     async fn until_finished(&self, stage: Stage, places: &[Place]) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let world = World::read(&self.scene).await?;
+            let world = World::read(&self.scene, &self.shards).await?;
             let lacks: Vec<_> = places.iter().filter_map(|place| world.lacks(stage, place)).collect();
             if lacks.is_empty() {
                 return Ok(());
@@ -250,7 +256,7 @@ impl Campaign {
     }
 
     async fn check(&mut self, stage: Stage, places: &mut [Place]) -> Result<()> {
-        let world = World::read(&self.scene).await?;
+        let world = World::read(&self.scene, &self.shards).await?;
         for place in &mut *places {
             place.check(stage, &world)?;
         }

@@ -1,6 +1,9 @@
 //! What there is, and what a place lacks of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use anyhow::Result;
 use api::machine::{NstanceMachine, NstanceMachinePool, NstanceMachineSpec, NstanceShardGroup, POOL_LABEL};
@@ -10,11 +13,32 @@ use kube::{
     api::{DynamicObject, ListParams},
 };
 use serde_json::json;
+use shard::{client::Client, wire::GroupStatus};
+use tokio::time::Instant;
 
-use super::place::{Place, SHARDS, Stage};
+use super::place::{Place, Stage};
 use crate::scene::Scene;
 
 const HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/strata";
+
+/// A server on a loaded machine may lose its lead for a moment; it takes it again within seconds.
+const SHARD_PATIENCE: Duration = Duration::from_mins(1);
+
+/// Between two attempts.
+const RETRY: Duration = Duration::from_millis(200);
+
+async fn listed(shard: &Client) -> Result<Vec<GroupStatus>> {
+    let deadline = Instant::now() + SHARD_PATIENCE;
+    loop {
+        match shard.list_groups().await {
+            Err(error) if Instant::now() < deadline => {
+                println!("a shard is asked again: {error}");
+                tokio::time::sleep(RETRY).await;
+            }
+            result => return Ok(result?),
+        }
+    }
+}
 
 pub struct World {
     machines: BTreeMap<String, DynamicObject>,
@@ -32,14 +56,15 @@ pub struct World {
 }
 
 impl World {
-    pub async fn read(scene: &Scene) -> Result<Self> {
-        let all = ListParams::default();
+    /// Objects are read from the API server's cache: it is looked at often.
+    pub async fn read(scene: &Scene, shards: &[Client]) -> Result<Self> {
+        let all = ListParams::default().match_any();
         let machines = scene.capi("Machine").list(&all).await?.items;
         let pods = scene.api::<Pod>().list(&all).await?.items;
         let pods = pods.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
         let mut sizes = BTreeMap::new();
-        for shard in SHARDS {
-            for group in scene.zones.client(shard)?.list_groups().await? {
+        for shard in shards {
+            for group in listed(shard).await? {
                 *sizes.entry(group.key).or_default() += group.size;
             }
         }
@@ -143,10 +168,10 @@ impl World {
         if node != instance || !self.nodes.contains(instance) {
             return Some(format!("Machine {machine} has nodeRef {node} instead of {instance}"));
         }
-        if !found.annotations().contains_key(HOOK) || found.metadata.deletion_timestamp.is_some() {
-            return Some(format!("Machine {machine} has no hook, or goes"));
+        if found.metadata.deletion_timestamp.is_some() {
+            return Some(format!("Machine {machine} is under deletion"));
         }
-        None
+        (!found.annotations().contains_key(HOOK)).then(|| format!("Machine {machine} has no hook"))
     }
 
     fn lacks_pool(&self, stage: Stage, group: &str) -> Option<String> {
