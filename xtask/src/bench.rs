@@ -11,6 +11,7 @@ mod ground;
 mod handover;
 mod life;
 mod load;
+mod machines;
 mod operator;
 mod plain;
 mod print;
@@ -40,6 +41,8 @@ pub enum Benchmark {
     Shard(shard::Flags),
     /// A simulated cluster of six nodes from nothing, one control plane replaced, lists of a thousand servers
     Testbed(testbed::Flags),
+    /// A pool of many instances over many shards with Cluster API, at rest, and drains beside kubectl's
+    Machines(machines::Flags),
     /// The server that `bench shard` measures
     #[command(hide = true)]
     ShardServer(shard::ServerFlags),
@@ -80,8 +83,9 @@ pub fn run(benchmark: &Benchmark) -> Result<()> {
     }
     let program = match benchmark {
         Benchmark::Performers(Flags { operator: Some(given), .. })
-        | Benchmark::Releases(releases::Flags { operator: Some(given), .. }) => given.clone(),
-        Benchmark::Performers(_) | Benchmark::Releases(_) => build::operator()?,
+        | Benchmark::Releases(releases::Flags { operator: Some(given), .. })
+        | Benchmark::Machines(machines::Flags { operator: Some(given), .. }) => given.clone(),
+        Benchmark::Performers(_) | Benchmark::Releases(_) | Benchmark::Machines(_) => build::operator()?,
         // The server is a library here, and so are the simulators.
         Benchmark::Shard(_) | Benchmark::ShardServer(_) | Benchmark::Testbed(_) => PathBuf::new(),
     };
@@ -121,6 +125,10 @@ async fn bench(benchmark: &Benchmark, program: &Path) -> Result<()> {
         Benchmark::Testbed(flags) => {
             let results = Box::pin(testbed::measure(*flags)).await?;
             tell(&results, &testbed::goals(&results), &(), "none", flags.json)
+        }
+        Benchmark::Machines(flags) => {
+            let results = machines::measure(flags, program).await?;
+            tell(&results, &machines::goals(&results), &(), "none: the original was not measured", flags.json)
         }
         Benchmark::ShardServer(flags) => shard::serve(flags.clone()).await,
     }

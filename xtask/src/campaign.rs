@@ -32,6 +32,16 @@ pub enum Campaign {
         #[arg(long, default_value_t = 30, value_name = "M")]
         minutes: u32,
     },
+    /// Kill the operator at writes and calls to shards while pools and machines come, change and go; no instance may be
+    /// lost or doubled, and none may go before its Node is drained
+    Machines {
+        /// How many points
+        #[arg(long, default_value_t = 500, value_name = "N")]
+        points: u32,
+        /// Repeats the choices of a former run, which printed it [default: a new one each time]
+        #[arg(long, value_name = "S")]
+        seed: Option<u64>,
+    },
 }
 
 /// A kill of a process takes a second, one on the stepped clock a few milliseconds: so that neither waits for the other.
@@ -45,6 +55,7 @@ pub fn run(campaign: &Campaign) -> Result<()> {
         Campaign::Shard { points, seed, minutes } => {
             (&["shard", "strata"][..], "a78_servers_", points, seed, Some(*minutes))
         }
+        Campaign::Machines { points, seed } => (&["machines"][..], "killed_at_any_write_or_call", points, seed, None),
     };
     let kills = points.div_ceil(POINTS_PER_KILL);
     let new = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());

@@ -14,7 +14,7 @@ use plan::{
     fact::Failure,
     machines::{
         machine::{self, Action, Answer, Ask, Call, Note, Observed, Role},
-        shard::{Group, Members, Outcome, Shard, peer},
+        shard::{Group, Outcome, Shard, peer},
     },
     object::digest,
     round::{Peer, Plan, Report},
@@ -239,14 +239,13 @@ impl MachineController {
         self.drained.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who made the instance, and what the shards say that may have it. Of a member's group only the member itself is
-    /// kept: a group has many.
+    /// Who made the instance, and what the shards say that may have it.
     fn place(&self, object: &NstanceMachine, group: &str) -> (Role, BTreeMap<String, Shard>) {
-        let mut shards = self.shards.of_group(group);
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let mut shards = self.shards.of_instance(group, name);
         if !is_member(object) {
             return (Role::Own, shards);
         }
-        let name = object.metadata.name.as_deref().unwrap_or_default();
         let has_it = |shard: &Shard| {
             let group = shard.answer().and_then(|answer| answer.group.as_ref());
             group.is_some_and(|group| group.instances().iter().any(|instance| instance.id == name))
@@ -254,9 +253,6 @@ impl MachineController {
         let holder = shards.iter().find(|(_, shard)| has_it(shard)).map(|(shard, _)| shard.clone());
         let shard = holder.or_else(|| shard_of(object).map(str::to_owned));
         shards.retain(|candidate, _| Some(candidate) == shard.as_ref());
-        for shard in shards.values_mut() {
-            keep_one(shard, name);
-        }
         (Role::Member { shard }, shards)
     }
 
@@ -314,13 +310,5 @@ impl MachineController {
             created_at: metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
             request_id,
         })
-    }
-}
-
-/// Leaves of a shard's words what concerns one instance.
-fn keep_one(shard: &mut Shard, id: &str) {
-    let Shard::Configured(plan::fact::Fact::Known { value, .. }) = shard else { return };
-    if let Some(Group { members: Members::Listed(instances), .. }) = &mut value.group {
-        instances.retain(|instance| instance.id == id);
     }
 }

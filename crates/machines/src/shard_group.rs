@@ -17,6 +17,7 @@ use plan::{
         shard::{Group, Instance, Members},
         shard_group::{self, Action, Call, DELETE, Note, Observed, OldNode, Tried},
     },
+    object,
     round::{Plan, Report},
 };
 use runtime::{Controller, Error, InputsOf, Key, Kind, Parts, RoundOf, Turn, Versioned};
@@ -267,7 +268,23 @@ impl ShardGroupController {
             label: label(&digest, poll).into(),
             fence: turn.fence.clone(),
             created_at,
-            request_id: request_id(&digest, turn.fence, poll),
+            request_id: request_id(&request_digest(&spec.group, &digest), turn.fence, poll),
         })
+    }
+}
+
+/// A shard answers a request that it knows from memory: of two groups that go at the same time the second would stay.
+fn request_digest(group: &str, digest: &str) -> String {
+    object::digest(&json!([group, digest]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_that_are_removed_together_are_two_requests() {
+        assert_ne!(request_digest("api", DELETE), request_digest("web", DELETE));
+        assert_eq!(request_digest("web", DELETE), request_digest("web", DELETE));
     }
 }

@@ -155,6 +155,16 @@ impl Shards {
         self.names().into_iter().map(|name| (name.clone(), self.shard(&name, group))).collect()
     }
 
+    /// The same with one instance of the group at most: a group has many, and as many machines ask.
+    pub fn of_instance(&self, group: &str, id: &str) -> BTreeMap<String, Shard> {
+        let addresses = self.0.inputs.addresses.borrow().clone();
+        let one = |name: &String| {
+            let answer = self.fact(name, |said| Answer { poll: said.poll, group: said.with_one(group, id) });
+            (name.clone(), Shard::Configured(answer))
+        };
+        addresses.keys().map(one).collect()
+    }
+
     /// All groups of every configured shard.
     pub fn groups(&self) -> BTreeMap<String, Fact<BTreeMap<String, Group>>> {
         let all = |said: &Said| said.groups.iter().map(|(key, group)| (key.clone(), said.marked(group))).collect();
@@ -173,10 +183,12 @@ impl Shards {
         Some(said.poll)
     }
 
-    /// Instances that a shard deletes or has deleted, by ID.
-    pub fn notices(&self, name: &str) -> BTreeMap<String, Notice> {
+    /// Deletions of a shard that are not over, by instance.
+    pub fn open_notices(&self, name: &str) -> BTreeMap<String, Notice> {
         let said = self.0.sources.get(&name.to_owned()).and_then(|found| found.value);
-        said.map(|said| said.notices.clone()).unwrap_or_default()
+        let notices = said.iter().flat_map(|said| &said.notices);
+        let open = notices.filter(|(_, notice)| notice.progress != Progress::Deleted);
+        open.map(|(id, notice)| (id.clone(), notice.clone())).collect()
     }
 
     /// What a shard says of the deletion of one instance.
@@ -259,11 +271,35 @@ impl Said {
     /// The protocol lists an instance that leaves like any other: that it does is an event.
     fn marked(&self, group: &Arc<Group>) -> Group {
         let mut group = Group::clone(group);
-        if let Members::Listed(instances) = &mut group.members {
+        self.mark(&mut group.members);
+        group
+    }
+
+    fn mark(&self, members: &mut Members) {
+        if let Members::Listed(instances) = members {
             for instance in instances {
                 instance.is_leaving = self.notices.contains_key(&instance.id);
             }
         }
-        group
+    }
+
+    /// A group with one of its instances at most.
+    fn with_one(&self, key: &str, id: &str) -> Option<Group> {
+        let group = self.groups.get(key)?;
+        let mut members = match &group.members {
+            Members::Listed(all) => Members::Listed(all.iter().filter(|instance| instance.id == id).cloned().collect()),
+            Members::Counted(ids) => Members::Counted(ids.clone()),
+        };
+        self.mark(&mut members);
+        let Group { template, instance_type, subnet_pool, vars, size, is_static, members: _ } = &**group;
+        Some(Group {
+            template: template.clone(),
+            instance_type: instance_type.clone(),
+            subnet_pool: subnet_pool.clone(),
+            vars: vars.clone(),
+            size: *size,
+            is_static: *is_static,
+            members,
+        })
     }
 }

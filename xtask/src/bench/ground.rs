@@ -12,9 +12,10 @@ use serde_json::json;
 use testbed::{
     ControlPlane, Options, User, Workloads,
     audit::{Entry, Mark},
+    capi::{self, ClusterApi},
 };
 
-use super::operator::LEASE;
+use super::{machines::Zones, operator::LEASE};
 
 pub const OPERATOR_NAMESPACE: &str = "strata-system";
 const OPERATOR_ACCOUNT: &str = "strata";
@@ -65,6 +66,28 @@ impl Ground {
         Ok(ground)
     }
 
+    /// With Cluster API, whose client limits are raised as those of the scheduler are.
+    pub async fn machines(count: usize, zones: &Zones) -> Result<WithClusterApi> {
+        let mut ground = Self::start(count, Options::default()).await?;
+        let spec = machines::LAYER;
+        let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, spec.rights).with_lease(LEASE);
+        let (role, binding) = rights::layer_role(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, spec.name, spec.own_namespace);
+        let crds = (spec.crds)().into_iter().map(|crd| json!(crd));
+        let roles = (spec.roles)().into_iter().map(|role| json!(role));
+        let accounts = spec.accounts.iter().flat_map(|account| {
+            let (account, binding) = account.objects(OPERATOR_NAMESPACE);
+            [json!(account), json!(binding)]
+        });
+        let objects = crds.chain(rbac.objects()).chain([json!(role), json!(binding)]).chain(roles).chain(accounts);
+        ground.install(objects.chain(zones.objects(OPERATOR_NAMESPACE)?)).await?;
+        ground.tools = &["capi"];
+        zones.write_config(|_, bound| bound.operator)?;
+        ground.operator_flags =
+            vec!["--layers=machines".into(), "--machines-config".into(), zones.config_file().into()];
+        let cluster_api = ClusterApi::start(&ground.control_plane, &capi::Options::default()).await?;
+        Ok(WithClusterApi { ground, cluster_api })
+    }
+
     async fn start(count: usize, options: Options) -> Result<Self> {
         let control_plane = ControlPlane::start(options.clone()).await?;
         let client = control_plane.client().await?;
@@ -108,6 +131,19 @@ impl Ground {
                 bail!("the cluster does not settle: {} {} {} still goes on", write.user, write.verb, write.uri);
             }
         }
+    }
+}
+
+/// A control plane with Cluster API's controllers.
+pub struct WithClusterApi {
+    pub ground: Ground,
+    cluster_api: ClusterApi,
+}
+
+impl WithClusterApi {
+    pub async fn stop(self) -> Result<()> {
+        self.cluster_api.stop().await?;
+        Ok(self.ground.control_plane.stop().await?)
     }
 }
 

@@ -47,6 +47,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "plan",
             "process",
             "runtime",
+            "drain",
             "shard",
             "hetzner",
             "machines",

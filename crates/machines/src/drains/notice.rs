@@ -147,10 +147,7 @@ impl Follower {
         let mut looks = Vec::new();
         let mut open = BTreeSet::new();
         for shard in self.shards.names() {
-            for (id, notice) in self.shards.notices(&shard) {
-                if notice.progress == Progress::Deleted {
-                    continue;
-                }
+            for (id, notice) in self.shards.open_notices(&shard) {
                 let key = (shard.clone(), id);
                 let entry = announced.entry(key.clone()).or_insert_with(|| Announced {
                     since: self.clock.instant(),

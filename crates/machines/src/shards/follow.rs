@@ -23,13 +23,14 @@ use shard::{
 };
 use tokio::{sync::Notify, time::Instant};
 
-use super::{Pace, Said, Shards, convert, errors::Errors};
+use super::{Pace, Progress, Said, Shards, convert, errors::Errors};
 
 /// Streams say nothing of instances that come up: while a group is not as large as it should be, it is looked at after
 /// this long, and then after twice as long each time, until something changes. A machine takes seconds to minutes.
 const FIRST_LOOK: Duration = Duration::from_millis(500);
 
-/// Notices beyond this are of a zone that is being emptied; the oldest IDs go first, and lists show what became of them.
+/// Notices beyond this are of a zone that is being emptied, or of a server that never says that a deletion has ended; the
+/// oldest IDs go first, and lists show what became of them.
 const MOST_NOTICES: usize = 10_000;
 
 /// What it takes to follow one shard, over as many connections as it takes.
@@ -59,7 +60,14 @@ impl Session {
     pub async fn run(self, feed: Feed<Said>) -> Result<(), Lost> {
         // What was said before the loss is the beginning: notices come again only while they last.
         let said = feed.last().map(|last| Said::clone(&last)).unwrap_or_default();
-        let state = State { said, touched: BTreeSet::new(), is_listing: false, numbered_at: None, look: FIRST_LOOK };
+        let state = State {
+            said,
+            touched: BTreeSet::new(),
+            is_listing: false,
+            numbered_at: None,
+            over: BTreeSet::new(),
+            look: FIRST_LOOK,
+        };
         let connection = Connection { session: self, feed, state: Mutex::new(state), news: Notify::new() };
         connection.list().await?;
         let seed = connection.seed();
@@ -87,8 +95,21 @@ struct State {
     is_listing: bool,
     /// When the last numbered list was read.
     numbered_at: Option<Instant>,
+    /// Instances that were announced as deleted before it.
+    over: BTreeSet<String>,
     /// The wait before the next look at what is not settled.
     look: Duration,
+}
+
+impl State {
+    /// Forgets deletions that are older than two numbered lists: whom they concern has seen them, and the lists omit the
+    /// instance. Kept, they would grow with every instance that ever was.
+    fn forget_over(&mut self) {
+        let over = std::mem::take(&mut self.over);
+        self.said.notices.retain(|id, _| !over.contains(id));
+        let ended = self.said.notices.iter().filter(|(_, notice)| notice.progress == Progress::Deleted);
+        self.over = ended.map(|(id, _)| id.clone()).collect();
+    }
 }
 
 impl Connection {
@@ -164,6 +185,7 @@ impl Connection {
             if state.numbered_at.is_none_or(is_due) {
                 state.numbered_at = Some(now);
                 state.said.poll = self.session.polls.fetch_add(1, Ordering::Relaxed) + 1;
+                state.forget_over();
             }
             if state.said.groups != groups {
                 state.look = FIRST_LOOK;
@@ -269,4 +291,35 @@ fn is_settled(group: &Group) -> bool {
         Members::Counted(ids) => ids.len(),
     };
     usize::try_from(group.size).unwrap_or_default() == count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shards::Notice;
+
+    #[test]
+    fn a_deletion_is_forgotten_at_the_second_list_after_its_end() {
+        let notice = |progress| Notice {
+            group: "web".to_owned(),
+            provider_id: String::new(),
+            progress,
+            reason: String::new(),
+            delete_at: None,
+        };
+        let mut state = State {
+            said: Said::default(),
+            touched: BTreeSet::new(),
+            is_listing: false,
+            numbered_at: None,
+            over: BTreeSet::new(),
+            look: FIRST_LOOK,
+        };
+        state.said.notices.insert("gone".to_owned(), notice(Progress::Deleted));
+        state.said.notices.insert("going".to_owned(), notice(Progress::Deleting));
+        state.forget_over();
+        assert_eq!(state.said.notices.len(), 2, "one list shows what became of it");
+        state.forget_over();
+        assert_eq!(state.said.notices.keys().collect::<Vec<_>>(), ["going"]);
+    }
 }

@@ -325,7 +325,7 @@ async fn what_a_shard_refuses_is_a_warning_and_leaves_nothing() -> Result<()> {
 /// Kills the operator at the write that is held, and starts another one.
 async fn strike(stage: &mut Stage, proxy: &FaultProxy, held: Injected) -> Result<()> {
     held.reached().await?;
-    stage.scene.kill().await;
+    stage.scene.kill().await?;
     held.cut();
     proxy.clear();
     stage.scene.start().await

@@ -1,7 +1,7 @@
 //! A namespace with its own shards and its own operator, on the control plane that all tests share.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt::Debug,
     path::{Path, PathBuf},
     sync::Arc,
@@ -17,6 +17,7 @@ use k8s_openapi::{
 use kube::{
     Api, Client, Resource,
     api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams},
+    config::KubeConfigOptions,
 };
 use machines::{
     ApiServer, Config,
@@ -24,12 +25,12 @@ use machines::{
     shards::Pace,
 };
 use process::Clock;
-use runtime::{Fatal, ListMode, Operator};
+use runtime::{ListMode, Operator};
 use serde_json::{Value, json};
 use shard::provider::InProcess;
 use tempfile::TempDir;
 use testbed::{ControlPlane, kwok::NODE_LABEL};
-use tokio::task::JoinHandle;
+use tokio::{runtime::Runtime, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
@@ -56,10 +57,29 @@ pub struct Scene {
     pub kubeconfig: Option<PathBuf>,
     /// How its caches are filled; as the server can if `None`.
     pub list_mode: Option<ListMode>,
+    /// Rounds of one kind at once, where it is not the default.
+    pub concurrency: Option<usize>,
+    /// The administrator's kubeconfig.
+    admin: PathBuf,
     directory: TempDir,
     /// Ends with the scene.
-    operator: Option<(DropGuard, JoinHandle<Result<(), Fatal>>)>,
+    operator: Option<Process>,
     _kubelets: DropGuard,
+}
+
+/// An operator on a runtime of its own: where that ends, nothing of the operator goes on.
+struct Process {
+    runtime: Option<Runtime>,
+    stop: CancellationToken,
+    running: JoinHandle<Result<()>>,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl Scene {
@@ -76,13 +96,27 @@ impl Scene {
     }
 
     pub async fn without_operator(name: &str, shards: &[&str], groups: Value) -> Result<Self> {
-        let workload = bed::shared().await?.client().await?;
-        Self::joining(workload, name, shards, groups).await
+        let control_plane = bed::shared().await?;
+        Self::made(control_plane, control_plane.client().await?, name, shards, groups).await
     }
 
     /// The instances join the cluster that this client reaches.
     pub async fn joining(workload: Client, name: &str, shards: &[&str], groups: Value) -> Result<Self> {
-        let control_plane = bed::shared().await?;
+        Self::made(bed::shared().await?, workload, name, shards, groups).await
+    }
+
+    /// On a control plane that has the layer's definitions and Cluster API.
+    pub async fn on(control_plane: &ControlPlane, name: &str, shards: &[&str], groups: Value) -> Result<Self> {
+        Self::made(control_plane, control_plane.client().await?, name, shards, groups).await
+    }
+
+    async fn made(
+        control_plane: &ControlPlane,
+        workload: Client,
+        name: &str,
+        shards: &[&str],
+        groups: Value,
+    ) -> Result<Self> {
         let namespace = control_plane.namespace(name).await?;
         let zones = Arc::new(Zones::start(shards, &groups).await?);
         let client = control_plane.client().await?;
@@ -96,17 +130,19 @@ impl Scene {
             endpoint: None,
             kubeconfig: None,
             list_mode: None,
+            concurrency: None,
+            admin: control_plane.kubeconfig(),
             directory,
             operator: None,
             _kubelets: stop.drop_guard(),
         };
-        scene.install().await?;
+        scene.install(control_plane).await?;
         scene.write_shards(shards)?;
         Ok(scene)
     }
 
     /// What an administrator makes before the operator starts.
-    async fn install(&self) -> Result<()> {
+    async fn install(&self, control_plane: &ControlPlane) -> Result<()> {
         let namespace = self.namespace.as_str();
         let account = machines::LAYER.accounts[0];
         let binding = json!({
@@ -117,7 +153,6 @@ impl Scene {
         });
         let metadata = |name: &str| json!({ "name": name, "namespace": namespace });
         let roles: Vec<Value> = (machines::LAYER.roles)().iter().map(|role| json!(role)).collect();
-        let control_plane = ControlPlane::shared().await?;
         control_plane.install(&roles).await?;
         control_plane
             .install(&[
@@ -140,6 +175,11 @@ impl Scene {
     pub fn write_shards(&self, shards: &[&str]) -> Result<()> {
         let mut all = self.zones.addresses();
         all.retain(|shard, _| shards.contains(&shard.as_str()));
+        self.write_addresses(&all)
+    }
+
+    /// The same with addresses that are not the servers' own.
+    pub fn write_addresses(&self, all: &BTreeMap<String, Value>) -> Result<()> {
         self.write_config(&json!({ "cluster_id": CLUSTER, "tenant": TENANT, "shards": all }).to_string())
     }
 
@@ -149,40 +189,46 @@ impl Scene {
     }
 
     pub async fn start(&mut self) -> Result<()> {
-        let server = ControlPlane::shared().await?.kubeconfig();
-        let config = read_config(self.kubeconfig.as_ref().unwrap_or(&server)).await?;
-        // A proxy would make Cluster API's requests the operator's.
-        let server = read_config(&server).await?;
+        // Cluster API does not take the operator's way: a proxy there sees the operator's calls alone.
+        let api_server = ApiServer::of(&read_config(&self.admin).await?, None);
+        let config = read_config(self.kubeconfig.as_ref().unwrap_or(&self.admin)).await?;
         let file = Some(self.directory.path().join("config.yaml"));
         let given = Given { file, capi_endpoint: self.endpoint.clone(), ..Given::default() };
         let settings = Settings::read(&given, &self.namespace)?;
-        let mut layer = Config::new(settings, ApiServer::of(&server, None));
+        let mut layer = Config::new(settings, api_server);
         layer.pace = Pace { poll: POLL };
+        layer.concurrency = self.concurrency.unwrap_or(layer.concurrency);
         // Nothing in these tests is linked later than this.
         layer.on_demand.grace = Duration::from_secs(1);
         let stop = CancellationToken::new();
         let settings = runtime::Settings { list_mode: self.list_mode, ..process_settings() };
-        let mut operator = Operator::new(runtime::connect(config)?, settings, Clock::default(), stop.clone());
-        operator.layer("machines");
-        machines::install(&mut operator, &layer);
-        self.operator = Some((stop.drop_guard(), tokio::spawn(operator.run(|_| {}))));
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let token = stop.clone();
+        let running = runtime.spawn(async move {
+            let mut operator = Operator::new(runtime::connect(config)?, settings, Clock::default(), token);
+            operator.layer("machines");
+            machines::install(&mut operator, &layer);
+            Ok(operator.run(|_| {}).await?)
+        });
+        self.operator = Some(Process { runtime: Some(runtime), stop, running });
         Ok(())
     }
 
     pub async fn stop(&mut self) -> Result<()> {
-        if let Some((stop, running)) = self.operator.take() {
-            drop(stop);
-            running.await??;
+        if let Some(mut process) = self.operator.take() {
+            process.stop.cancel();
+            (&mut process.running).await??;
         }
         Ok(())
     }
 
-    /// Ends the operator as SIGKILL would.
-    pub async fn kill(&mut self) {
-        if let Some((_, running)) = self.operator.take() {
-            running.abort();
-            let _ = running.await;
+    /// Ends the operator as SIGKILL would: nothing of it goes on after this.
+    pub async fn kill(&mut self) -> Result<()> {
+        let runtime = self.operator.take().and_then(|mut process| process.runtime.take());
+        if let Some(runtime) = runtime {
+            tokio::task::spawn_blocking(move || runtime.shutdown_timeout(PATIENCE)).await?;
         }
+        Ok(())
     }
 
     pub fn api<K>(&self) -> Api<K>

@@ -34,8 +34,8 @@ pub struct Zones {
     pub authority: Arc<Authority>,
     store: MemoryStore,
     nonces: Arc<Nonces>,
-    clock: Clock,
-    ports: BTreeMap<String, Ports>,
+    pub clock: Clock,
+    pub ports: BTreeMap<String, Ports>,
     running: Mutex<BTreeMap<String, Running>>,
 }
 
@@ -68,9 +68,13 @@ impl Zones {
 
     /// Gives a shard's configuration these static groups.
     pub async fn configure(&self, shard: &str, groups: &Value) -> Result<()> {
+        // What becomes of machines is seen within a second, and none is deleted because no agent registers.
         let config = json!({
             "cluster": { "id": CLUSTER },
-            "shard": { "id": shard, "provider": { "kind": "process" }, "subnet_pools": { "one": ["s1"] } },
+            "shard": {
+                "id": shard, "provider": { "kind": "process" }, "subnet_pools": { "one": ["s1"] },
+                "garbage_collection": { "interval": "1s", "registration_timeout": "10h" },
+            },
             "templates": {
                 "web": { "kind": "web", "arch": "amd64", "subnet_pool": "one" },
                 // Of the original's example.
