@@ -4,16 +4,24 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should end")]
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
+mod autoscaler;
+mod bad_input;
 mod bed;
 mod cluster;
+mod departure;
+mod deployment;
 mod drains;
 mod fault;
+mod gate;
 mod identity;
 mod import;
+mod lead;
 mod machine;
 mod on_demand;
 mod pool;
+mod replicas;
 mod scene;
 mod space;
+mod streams;
 mod zone;
 mod zones;

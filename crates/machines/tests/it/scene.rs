@@ -1,6 +1,12 @@
 //! A namespace with its own shards and its own operator, on the control plane that all tests share.
 
-use std::{collections::BTreeSet, fmt::Debug, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
 use api::machine::{API_VERSION, NstanceMachinePool, NstanceShardGroup};
@@ -17,8 +23,8 @@ use machines::{
     config::{Given, Settings},
     shards::Pace,
 };
-use process::Clock;
-use runtime::{Fatal, Operator};
+use process::{Clock, Health};
+use runtime::{Fatal, LeaseConfig, Operator};
 use serde_json::{Value, json};
 use shard::provider::InProcess;
 use tempfile::TempDir;
@@ -38,7 +44,10 @@ pub const PATIENCE: Duration = Duration::from_mins(2);
 const LOOK: Duration = Duration::from_millis(100);
 
 /// As often as a shard is listed at rest.
-pub const POLL: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_secs(2);
+
+/// The operator's configuration.
+const CONFIG: &str = "config.yaml";
 
 pub struct Scene {
     pub zones: Arc<Zones>,
@@ -48,10 +57,34 @@ pub struct Scene {
     pub endpoint: Option<String>,
     /// How the operator reaches the API server, where it is not the administrator's way.
     pub kubeconfig: Option<PathBuf>,
+    /// As often as a shard is listed at rest.
+    pub poll: Duration,
     directory: TempDir,
     /// Ends with the scene.
-    operator: Option<(DropGuard, JoinHandle<Result<(), Fatal>>)>,
+    operator: Option<Running>,
     _kubelets: DropGuard,
+}
+
+/// An operator that runs; dropped, it ends.
+pub struct Running {
+    pub health: Health,
+    stop: DropGuard,
+    task: JoinHandle<Result<(), Fatal>>,
+}
+
+impl Running {
+    /// Ends it in order.
+    pub async fn stop(self) -> Result<()> {
+        drop(self.stop);
+        self.task.await??;
+        Ok(())
+    }
+
+    /// Ends it as SIGKILL would.
+    async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
 }
 
 impl Scene {
@@ -81,6 +114,7 @@ impl Scene {
             client,
             endpoint: None,
             kubeconfig: None,
+            poll: POLL,
             directory,
             operator: None,
             _kubelets: stop.drop_guard(),
@@ -125,12 +159,25 @@ impl Scene {
     pub fn write_shards(&self, shards: &[&str]) -> Result<()> {
         let mut all = self.zones.addresses();
         all.retain(|shard, _| shards.contains(&shard.as_str()));
-        let config = json!({ "cluster_id": CLUSTER, "tenant": TENANT, "shards": all });
-        std::fs::write(self.directory.path().join("config.yaml"), config.to_string())?;
+        self.write_addresses(CONFIG, &all)?;
         Ok(())
     }
 
+    /// Writes a configuration file with these addresses.
+    pub fn write_addresses(&self, file: &str, shards: &BTreeMap<String, Value>) -> Result<PathBuf> {
+        let config = json!({ "cluster_id": CLUSTER, "tenant": TENANT, "shards": shards });
+        let path = self.directory.path().join(file);
+        std::fs::write(&path, config.to_string())?;
+        Ok(path)
+    }
+
     pub async fn start(&mut self) -> Result<()> {
+        self.operator = Some(self.spawn(self.directory.path().join(CONFIG), None).await?);
+        Ok(())
+    }
+
+    /// Starts an operator with this configuration; with a lease it may be one of several.
+    pub async fn spawn(&self, file: PathBuf, lease: Option<LeaseConfig>) -> Result<Running> {
         let kubeconfig = match &self.kubeconfig {
             Some(path) => path.clone(),
             None => ControlPlane::shared().await?.kubeconfig(),
@@ -140,34 +187,32 @@ impl Scene {
             &kube::config::KubeConfigOptions::default(),
         )
         .await?;
-        let file = Some(self.directory.path().join("config.yaml"));
-        let given = Given { file, capi_endpoint: self.endpoint.clone(), ..Given::default() };
+        let given = Given { file: Some(file), capi_endpoint: self.endpoint.clone(), ..Given::default() };
         let settings = Settings::read(&given, &self.namespace)?;
         let mut layer = Config::new(settings, ApiServer::of(&config, None));
-        layer.pace = Pace { poll: POLL };
+        layer.pace = Pace { poll: self.poll };
         // Nothing in these tests is linked later than this.
         layer.on_demand.grace = Duration::from_secs(1);
         let stop = CancellationToken::new();
-        let mut operator = Operator::new(runtime::connect(config)?, process_settings(), Clock::default(), stop.clone());
+        let settings = runtime::Settings { lease, ..process_settings() };
+        let mut operator = Operator::new(runtime::connect(config)?, settings, Clock::default(), stop.clone());
         operator.layer("machines");
         machines::install(&mut operator, &layer);
-        self.operator = Some((stop.drop_guard(), tokio::spawn(operator.run(|_| {}))));
-        Ok(())
+        let health = operator.health.clone();
+        Ok(Running { health, stop: stop.drop_guard(), task: tokio::spawn(operator.run(|_| {})) })
     }
 
     pub async fn stop(&mut self) -> Result<()> {
-        if let Some((stop, running)) = self.operator.take() {
-            drop(stop);
-            running.await??;
+        match self.operator.take() {
+            Some(running) => running.stop().await,
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Ends the operator as SIGKILL would.
     pub async fn kill(&mut self) {
-        if let Some((_, running)) = self.operator.take() {
-            running.abort();
-            let _ = running.await;
+        if let Some(running) = self.operator.take() {
+            running.kill().await;
         }
     }
 
