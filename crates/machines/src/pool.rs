@@ -9,7 +9,8 @@ use std::{
 use api::{
     condition::{ConditionStatus, ConditionType},
     machine::{
-        MANAGED_BY, MANAGED_BY_ANNOTATION, NstanceMachine, NstanceMachinePool, NstanceMachinePoolStatus, PRE_DRAIN_HOOK,
+        MANAGED_BY, MANAGED_BY_ANNOTATION, NstanceMachine, NstanceMachinePool, NstanceMachinePoolStatus,
+        PRE_DRAIN_HOOK, shard_group_name,
     },
 };
 use jiff::Timestamp;
@@ -182,6 +183,9 @@ impl PoolController {
         let indexes = &self.kinds.indexes;
         let mut keys = indexes.shard_groups.keys(&group.into());
         keys.extend(indexes.owned_groups.keys(&pool.metadata.uid.as_deref().unwrap_or_default().into()));
+        // Also what another made under the name of one of the pool's.
+        let shards = pool.spec.iter().flat_map(|spec| &spec.shards);
+        keys.extend(shards.map(|shard| Key::new(key.namespace.clone(), shard_group_name(group, shard))));
         keys.retain(|found| found.namespace == key.namespace);
         keys.sort();
         keys.dedup();

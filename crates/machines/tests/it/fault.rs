@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::scene::Scene;
 
 #[tokio::test]
-async fn a35_a41_a_silent_shard_keeps_what_it_has_and_delays_no_other() -> Result<()> {
+async fn a35_a41_a91_a_silent_shard_keeps_what_it_has_and_delays_no_other() -> Result<()> {
     let scene = Scene::new("fault-silent", &["a", "b"]).await?;
     scene.create_pool("web", &["a", "b"], Some(2)).await?;
     scene.until_pool("web", "Ready", "True/Reconciled").await?;
@@ -18,6 +18,7 @@ async fn a35_a41_a_silent_shard_keeps_what_it_has_and_delays_no_other() -> Resul
 
     scene.zones.stop("b").await;
     scene.until_shard_group("web", "b", "ShardReachable", "False/ShardUnreachable").await?;
+    scene.until_event("web--b", ("Warning", "ShardUnreachable"), "shard b does not answer").await?;
     scene.create_pool("other", &["a"], Some(1)).await?;
     scene.until_pool("other", "Ready", "True/Reconciled").await?;
     // Both would get one more: the silent one waits for its own.
@@ -33,5 +34,10 @@ async fn a35_a41_a_silent_shard_keeps_what_it_has_and_delays_no_other() -> Resul
     scene.until_shard_group("web", "b", "ShardReachable", "True/Connected").await?;
     scene.until_sizes("web", &["a", "b"], &[Some(2), Some(2)]).await?;
     scene.until_pool("web", "Ready", "True/Reconciled").await?;
+    // Silence is one event however long it lasts.
+    let events = scene.events("web--b").await?;
+    let is_silence = |note: &str| !note.contains("the operator has no certificate for its shards yet");
+    let count = |reason: &str| events.iter().filter(|(_, found, note)| found == reason && is_silence(note)).count();
+    assert_eq!((count("ShardUnreachable"), count("ConfigValidationFailed")), (1, 0), "{events:?}");
     Ok(())
 }

@@ -59,7 +59,10 @@ fn read(zone: &Zone, credentials: &Credentials) -> ClientCertificate {
 #[tokio::test(flavor = "multi_thread")]
 async fn a03_a05_a06_a_nonce_becomes_a_stored_certificate_and_goes() -> Result<()> {
     let (space, zone) = (Space::new("identity").await?, Zone::start(Clock::default()).await);
-    let running = space.run(&space.settings(zone.shards())?, zone.clock.clone()).await?;
+    // At first the one shard that it knows is silent.
+    let mut silent = zone.shards();
+    silent.remove("a");
+    let running = space.run(&space.settings(silent)?, zone.clock.clone()).await?;
     let missing = standing(&running, "the CA is missed", |one| one.why.reason == Reason::AuthorityMissing).await?;
     assert!(missing.why.message.contains("nstance-cluster-ca is missing; put"), "{missing:?}");
     space.put_ca(&zone.ca()).await?;
@@ -67,8 +70,15 @@ async fn a03_a05_a06_a_nonce_becomes_a_stored_certificate_and_goes() -> Result<(
     assert!(missing.why.message.contains("strata shard nonce"), "{missing:?}");
     assert!(running.health.notes()["machines identity"].contains("nonce"), "{:?}", running.health.notes());
     space.put_secret(NONCE, &[("nonce.jwt", &zone.nonce())]).await?;
-    // One of the two shards is silent.
+    let key = async || space.secret_entry(KEY, "private.key").await;
+    until("the key is stored before a shard has answered", async || Ok(key().await?.is_some())).await?;
+    let (first, certificate) = (key().await?, space.secret_entry(CERTIFICATE, "tls.crt").await?);
+    assert_eq!(certificate, None);
+    assert!(space.secrets().get_opt(NONCE).await?.is_some(), "the nonce stays until there is a certificate");
+    // The other one leads the cluster.
+    space.configure(&zone.shards())?;
     let credentials = registered(&running).await?;
+    assert_eq!(Some(&credentials.key), first.as_ref());
     is_served(&zone, &credentials).await?;
     assert_eq!(space.secret_entry(CERTIFICATE, "tls.crt").await?.as_deref(), Some(credentials.certificate.as_str()));
     assert_eq!(space.secret_entry(CERTIFICATE, "tls.key").await?, space.secret_entry(KEY, "private.key").await?);

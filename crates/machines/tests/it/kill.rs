@@ -121,7 +121,7 @@ impl Campaign {
             addresses.get_mut(shard).context("it is configured")?["operator_addr"] = json!(wire.address.to_string());
             wires.push(wire);
         }
-        scene.write_addresses(&addresses)?;
+        scene.write_addresses("config.yaml", &addresses)?;
         scene.kubeconfig = Some(proxy.kubeconfig_path());
         scene.concurrency = Some(CONCURRENCY);
         scene.start().await?;

@@ -18,11 +18,11 @@ use crate::{
     zones::{CLUSTER, TENANT},
 };
 
-const HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/strata";
+pub const HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/strata";
 const EXCLUDED: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
 const MARK: &str = "cluster.x-k8s.io/delete-machine";
 
-async fn machines(scene: &Scene) -> Result<Vec<DynamicObject>> {
+pub async fn machines(scene: &Scene) -> Result<Vec<DynamicObject>> {
     Ok(scene.capi("Machine").list(&ListParams::default()).await?.items)
 }
 
@@ -30,12 +30,12 @@ fn name(object: &DynamicObject) -> String {
     object.metadata.name.clone().unwrap_or_default()
 }
 
-fn has(object: &DynamicObject, annotation: &str) -> bool {
+pub fn has(object: &DynamicObject, annotation: &str) -> bool {
     object.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(annotation))
 }
 
 /// Until every one of so many Machines has its Node and our hook; their names.
-async fn settled(scene: &Scene, count: usize) -> Result<Vec<String>> {
+pub async fn settled(scene: &Scene, count: usize) -> Result<Vec<String>> {
     let is_settled = |machine: &DynamicObject| {
         let is_linked = machine.data["status"]["nodeRef"]["name"].is_string();
         is_linked && has(machine, HOOK) && machine.metadata.deletion_timestamp.is_none()
@@ -49,7 +49,7 @@ async fn settled(scene: &Scene, count: usize) -> Result<Vec<String>> {
 }
 
 /// A pod that runs on the Node.
-async fn pod(scene: &Scene, name: &str, node: &str) -> Result<()> {
+pub async fn pod(scene: &Scene, name: &str, node: &str) -> Result<()> {
     let pod = json!({
         "metadata": { "name": name, "labels": { "app": "web" } },
         "spec": {
@@ -68,7 +68,7 @@ async fn pod(scene: &Scene, name: &str, node: &str) -> Result<()> {
 }
 
 /// A budget that allows no eviction of such pods.
-async fn budget(scene: &Scene) -> Result<()> {
+pub async fn budget(scene: &Scene) -> Result<()> {
     let spec = json!({ "minAvailable": 1, "selector": { "matchLabels": { "app": "web" } } });
     let budget = json!({ "metadata": { "name": "all" }, "spec": spec });
     let budgets = scene.api::<PodDisruptionBudget>();
@@ -80,7 +80,7 @@ async fn budget(scene: &Scene) -> Result<()> {
     scene.until("the budget counts the pod", is_counted).await
 }
 
-async fn delete_machine(scene: &Scene, name: &str) -> Result<()> {
+pub async fn delete_machine(scene: &Scene, name: &str) -> Result<()> {
     scene.capi("Machine").delete(name, &DeleteParams::default()).await?;
     Ok(())
 }
@@ -95,7 +95,7 @@ async fn condition(scene: &Scene, name: &str, kind: &str) -> Result<(String, Str
     Ok((format!("{}/{}", word("status"), word("reason")), word("message")))
 }
 
-async fn until_condition(scene: &Scene, name: &str, kind: &str, expected: &str) -> Result<String> {
+pub async fn until_condition(scene: &Scene, name: &str, kind: &str, expected: &str) -> Result<String> {
     let look = || async { Ok(condition(scene, name, kind).await?.0 == expected) };
     scene.until(&format!("{name} {kind}={expected}"), look).await?;
     Ok(condition(scene, name, kind).await?.1)
@@ -107,18 +107,18 @@ async fn pause(scene: &Scene, is_paused: bool) -> Result<()> {
     Ok(())
 }
 
-async fn until_gone(scene: &Scene, machine: &str) -> Result<()> {
+pub async fn until_gone(scene: &Scene, machine: &str) -> Result<()> {
     let look = || async { Ok(scene.capi("Machine").get_opt(machine).await?.is_none()) };
     scene.until(&format!("Machine {machine} is gone"), look).await
 }
 
-fn instances(scene: &Scene) -> Vec<String> {
+pub fn instances(scene: &Scene) -> Vec<String> {
     let mut ids: Vec<_> = scene.zones.cloud.machines().into_iter().map(|machine| machine.instance_id).collect();
     ids.sort();
     ids
 }
 
-fn is_there(scene: &Scene, instance: &str) -> bool {
+pub fn is_there(scene: &Scene, instance: &str) -> bool {
     instances(scene).iter().any(|id| id == instance)
 }
 
@@ -176,12 +176,12 @@ async fn a95_a_marked_machine_is_the_one_that_goes_and_only_it() -> Result<()> {
 }
 
 /// A Machine by itself, and its NstanceMachine.
-async fn create_machine(scene: &Scene, name: &str, failure_domain: Option<&str>) -> Result<()> {
+pub async fn create_machine(scene: &Scene, name: &str, group: &str, failure_domain: Option<&str>) -> Result<()> {
     let cluster = format!("{CLUSTER}--{TENANT}");
     let metadata = json!({ "name": name, "namespace": scene.namespace });
     let ours = json!({
         "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "NstanceMachine", "metadata": metadata,
-        "spec": { "group": "web" },
+        "spec": { "group": group },
     });
     scene.api::<NstanceMachine>().create(&PostParams::default(), &serde_json::from_value(ours)?).await?;
     let reference = json!({ "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "NstanceMachine", "name": name });
@@ -202,7 +202,7 @@ async fn create_machine(scene: &Scene, name: &str, failure_domain: Option<&str>)
 async fn a57_a58_a59_a60_a_machine_by_itself_runs_in_its_failure_domain_and_is_drained_before_it_goes() -> Result<()> {
     let both = &["a", "b"];
     let scene = Scene::with_groups("machine-own", both, json!({ "web": { "template": "web", "size": 0 } })).await?;
-    create_machine(&scene, "mine", Some("b")).await?;
+    create_machine(&scene, "mine", "web", Some("b")).await?;
     assert_eq!(settled(&scene, 1).await?, ["mine"]);
     let found = scene.api::<NstanceMachine>().get("mine").await?;
     let (spec, status) = (found.spec.context("spec")?, found.status.context("status")?);
@@ -247,7 +247,7 @@ async fn a44_a_machine_by_itself_is_drained_before_its_shard_deletes_the_instanc
 #[tokio::test]
 async fn a58_a_failure_domain_that_is_no_shard_is_named() -> Result<()> {
     let scene = Scene::with_groups("machine-where", &["a"], json!({ "web": { "template": "web", "size": 0 } })).await?;
-    create_machine(&scene, "mine", Some("nowhere")).await?;
+    create_machine(&scene, "mine", "web", Some("nowhere")).await?;
     let message = until_condition(&scene, "mine", "Ready", "False/Invalid").await?;
     assert!(message.contains("nowhere"), "{message}");
     delete_machine(&scene, "mine").await?;

@@ -1,7 +1,7 @@
 //! Pools of dynamic groups: distribution, scale, conditions, deletion.
 
 use anyhow::Result;
-use api::machine::{NstanceMachinePool, NstanceShardGroup};
+use api::machine::NstanceMachinePool;
 use serde_json::json;
 
 use crate::scene::Scene;
@@ -93,6 +93,17 @@ async fn a14_a27_a_shard_that_is_not_configured_is_named_and_used_once_it_is() -
     scene.write_shards(BOTH)?;
     scene.until_sizes("web", BOTH, &[Some(1), Some(1)]).await?;
     scene.until_pool("web", "Ready", "True/Reconciled").await?;
+    scene.until("two provider IDs", || async { Ok(ids(scene.pool("web").await?).len() == 2) }).await?;
+
+    // Taken out of the configuration, what it has stays.
+    scene.write_shards(&["a"])?;
+    scene.until_pool("web", "Ready", "False/Invalid").await?;
+    let message = scene.until_shard_group("web", "b", "ShardReachable", "False/ShardUnreachable").await?;
+    assert!(message.contains("shard b is not among the operator's shards"), "{message}");
+    assert_eq!(ids(scene.pool("web").await?).len(), 2);
+    scene.write_shards(BOTH)?;
+    scene.until_pool("web", "Ready", "True/Reconciled").await?;
+    assert_eq!((scene.sizes("web", BOTH).await?, scene.zones.cloud.made()), (vec![Some(1), Some(1)], 2));
     Ok(())
 }
 
@@ -142,37 +153,23 @@ async fn a38_what_a_provider_refuses_is_a_warning_on_the_shard_group() -> Result
 }
 
 #[tokio::test]
-async fn a21_a_pool_without_a_machine_pool_gets_one() -> Result<()> {
+async fn a21_a69_a_pool_without_a_machine_pool_gets_one() -> Result<()> {
     let scene = Scene::new("pool-alone", &["a"]).await?;
     scene.create_pool_with("web", json!({ "group": "web", "shards": ["a"], "template": "web" })).await?;
     let is_made = || async { Ok(scene.capi("MachinePool").get_opt("web").await?.is_some()) };
     scene.until("the MachinePool", is_made).await?;
     let made = scene.capi("MachinePool").get("web").await?;
     assert_eq!(made.data["spec"]["replicas"], 0);
-    let reference = &made.data["spec"]["template"]["spec"]["infrastructureRef"];
-    assert_eq!((reference["kind"].as_str(), reference["name"].as_str()), (Some("NstanceMachinePool"), Some("web")));
+    assert_eq!(made.data["spec"]["clusterName"], "dev--default");
+    let infrastructure =
+        json!({ "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "NstanceMachinePool", "name": "web" });
+    // Cluster API's webhook fills in more.
+    let template = &made.data["spec"]["template"]["spec"];
+    assert_eq!(template["clusterName"], "dev--default");
+    assert_eq!(template["bootstrap"], json!({ "dataSecretName": "" }));
+    assert_eq!(template["infrastructureRef"], infrastructure);
     scene.until_sizes("web", &["a"], &[Some(0)]).await?;
     let pool = scene.pool("web").await?.unwrap();
     assert_eq!(pool.metadata.annotations.unwrap()["nstance.dev/managed-by"], "nstance-operator");
-    Ok(())
-}
-
-#[tokio::test]
-async fn a33_a90_what_is_as_declared_is_not_asked_for_again_and_what_was_lost_is() -> Result<()> {
-    let scene = Scene::new("pool-lost", &["a"]).await?;
-    scene.create_pool("web", &["a"], Some(0)).await?;
-    scene.until_pool("web", "Ready", "True/Reconciled").await?;
-    let before = scene.shard_group("web", "a").await?.unwrap();
-    // Another hand removes the group.
-    scene.zones.client("a")?.delete_group("web", &shard::wire::Fence::default()).await?;
-    scene.until_sizes("web", &["a"], &[Some(0)]).await?;
-    scene.until_shard_group("web", "a", "Ready", "True/SyncSucceeded").await?;
-    let after = scene.shard_group("web", "a").await?.unwrap();
-    assert_eq!(before.metadata.generation, after.metadata.generation, "its spec is as it was");
-    // Nothing more is written once all is as declared.
-    let version = |group: &NstanceShardGroup| group.metadata.resource_version.clone();
-    let settled = scene.shard_group("web", "a").await?.unwrap();
-    tokio::time::sleep(crate::scene::POLL * 2).await;
-    assert_eq!(version(&scene.shard_group("web", "a").await?.unwrap()), version(&settled));
     Ok(())
 }

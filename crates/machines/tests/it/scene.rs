@@ -24,13 +24,13 @@ use machines::{
     config::{Given, Settings},
     shards::Pace,
 };
-use process::Clock;
-use runtime::{ListMode, Operator};
+use process::{Clock, Health};
+use runtime::{LeaseConfig, ListMode, Operator};
 use serde_json::{Value, json};
 use shard::provider::InProcess;
 use tempfile::TempDir;
 use testbed::{ControlPlane, kwok::NODE_LABEL};
-use tokio::{runtime::Runtime, task::JoinHandle};
+use tokio::{runtime::Runtime, sync::oneshot, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
@@ -45,7 +45,10 @@ pub const PATIENCE: Duration = Duration::from_mins(2);
 pub const LOOK: Duration = Duration::from_millis(100);
 
 /// As often as a shard is listed at rest.
-pub const POLL: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_secs(2);
+
+/// The operator's configuration.
+const CONFIG: &str = "config.yaml";
 
 pub struct Scene {
     pub zones: Arc<Zones>,
@@ -61,20 +64,39 @@ pub struct Scene {
     pub concurrency: Option<usize>,
     /// The administrator's kubeconfig.
     admin: PathBuf,
+    /// As often as a shard is listed at rest.
+    pub poll: Duration,
     directory: TempDir,
     /// Ends with the scene.
-    operator: Option<Process>,
+    operator: Option<Running>,
     _kubelets: DropGuard,
 }
 
 /// An operator on a runtime of its own: where that ends, nothing of the operator goes on.
-struct Process {
+pub struct Running {
+    pub health: Health,
     runtime: Option<Runtime>,
     stop: CancellationToken,
-    running: JoinHandle<Result<()>>,
+    task: JoinHandle<Result<()>>,
 }
 
-impl Drop for Process {
+impl Running {
+    /// Ends it in order.
+    pub async fn stop(mut self) -> Result<()> {
+        self.stop.cancel();
+        (&mut self.task).await?
+    }
+
+    /// Ends it as SIGKILL would: nothing of it goes on after this.
+    async fn kill(mut self) -> Result<()> {
+        if let Some(runtime) = self.runtime.take() {
+            tokio::task::spawn_blocking(move || runtime.shutdown_timeout(PATIENCE)).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Running {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -132,6 +154,7 @@ impl Scene {
             list_mode: None,
             concurrency: None,
             admin: control_plane.kubeconfig(),
+            poll: POLL,
             directory,
             operator: None,
             _kubelets: stop.drop_guard(),
@@ -175,58 +198,64 @@ impl Scene {
     pub fn write_shards(&self, shards: &[&str]) -> Result<()> {
         let mut all = self.zones.addresses();
         all.retain(|shard, _| shards.contains(&shard.as_str()));
-        self.write_addresses(&all)
-    }
-
-    /// The same with addresses that are not the servers' own.
-    pub fn write_addresses(&self, all: &BTreeMap<String, Value>) -> Result<()> {
-        self.write_config(&json!({ "cluster_id": CLUSTER, "tenant": TENANT, "shards": all }).to_string())
-    }
-
-    pub fn write_config(&self, text: &str) -> Result<()> {
-        std::fs::write(self.directory.path().join("config.yaml"), text)?;
+        self.write_addresses(CONFIG, &all)?;
         Ok(())
     }
 
+    pub fn write_config(&self, text: &str) -> Result<()> {
+        std::fs::write(self.directory.path().join(CONFIG), text)?;
+        Ok(())
+    }
+
+    /// Writes a configuration file with these addresses.
+    pub fn write_addresses(&self, file: &str, shards: &BTreeMap<String, Value>) -> Result<PathBuf> {
+        let config = json!({ "cluster_id": CLUSTER, "tenant": TENANT, "shards": shards });
+        let path = self.directory.path().join(file);
+        std::fs::write(&path, config.to_string())?;
+        Ok(path)
+    }
+
     pub async fn start(&mut self) -> Result<()> {
+        self.operator = Some(self.spawn(self.directory.path().join(CONFIG), None).await?);
+        Ok(())
+    }
+
+    /// Starts an operator with this configuration; with a lease it may be one of several.
+    pub async fn spawn(&self, file: PathBuf, lease: Option<LeaseConfig>) -> Result<Running> {
         // Cluster API does not take the operator's way: a proxy there sees the operator's calls alone.
         let api_server = ApiServer::of(&read_config(&self.admin).await?, None);
         let config = read_config(self.kubeconfig.as_ref().unwrap_or(&self.admin)).await?;
-        let file = Some(self.directory.path().join("config.yaml"));
-        let given = Given { file, capi_endpoint: self.endpoint.clone(), ..Given::default() };
-        let settings = Settings::read(&given, &self.namespace)?;
-        let mut layer = Config::new(settings, api_server);
-        layer.pace = Pace { poll: POLL };
+        let given = Given { file: Some(file), capi_endpoint: self.endpoint.clone(), ..Given::default() };
+        let mut layer = Config::new(Settings::read(&given, &self.namespace)?, api_server);
+        layer.pace = Pace { poll: self.poll };
         layer.concurrency = self.concurrency.unwrap_or(layer.concurrency);
         // Nothing in these tests is linked later than this.
         layer.on_demand.grace = Duration::from_secs(1);
         let stop = CancellationToken::new();
-        let settings = runtime::Settings { list_mode: self.list_mode, ..process_settings() };
+        let settings = runtime::Settings { lease, list_mode: self.list_mode, ..process_settings() };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let token = stop.clone();
-        let running = runtime.spawn(async move {
+        let (token, (made, health)) = (stop.clone(), oneshot::channel());
+        let task = runtime.spawn(async move {
             let mut operator = Operator::new(runtime::connect(config)?, settings, Clock::default(), token);
             operator.layer("machines");
             machines::install(&mut operator, &layer);
+            let _ = made.send(operator.health.clone());
             Ok(operator.run(|_| {}).await?)
         });
-        self.operator = Some(Process { runtime: Some(runtime), stop, running });
-        Ok(())
+        Ok(Running { health: health.await?, runtime: Some(runtime), stop, task })
     }
 
     pub async fn stop(&mut self) -> Result<()> {
-        if let Some(mut process) = self.operator.take() {
-            process.stop.cancel();
-            (&mut process.running).await??;
+        match self.operator.take() {
+            Some(running) => running.stop().await,
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    /// Ends the operator as SIGKILL would: nothing of it goes on after this.
+    /// Ends the operator as SIGKILL would.
     pub async fn kill(&mut self) -> Result<()> {
-        let runtime = self.operator.take().and_then(|mut process| process.runtime.take());
-        if let Some(runtime) = runtime {
-            tokio::task::spawn_blocking(move || runtime.shutdown_timeout(PATIENCE)).await?;
+        if let Some(running) = self.operator.take() {
+            running.kill().await?;
         }
         Ok(())
     }

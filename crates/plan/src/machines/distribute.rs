@@ -1,8 +1,9 @@
 //! How a pool's replicas are distributed over its shards.
 //!
 //! A pool is never rebalanced by itself: instances would be deleted for the sake of order. An increase fills the
-//! smallest shares, a decrease takes from the shards of marked members and then from the largest shares. Where nothing
-//! exists yet, the shards in the order of their names get equal shares, the first ones one more.
+//! smallest shares, a decrease takes from the shards of marked members, then what was asked for and never came, and then
+//! from the largest shares. Where nothing exists yet, the shards in the order of their names get equal shares, the first
+//! ones one more.
 //!
 //! A shard that is silent keeps its share: what it should get or give waits for it, and is not moved to others.
 
@@ -17,6 +18,8 @@ pub struct Share {
     pub current: Option<i32>,
     /// Members that are to go before others.
     pub marked: i32,
+    /// Instances that it is asked for and that are not there: to give them up costs none.
+    pub unmade: i32,
     /// Whether the shard answers.
     pub is_silent: bool,
 }
@@ -47,6 +50,7 @@ pub fn distribute(total: i32, shards: &BTreeMap<String, Share>) -> Distribution 
         fill(&mut sizes, total);
     } else {
         let left = take_marked(&mut sizes, shards, sum - total);
+        let left = take_unmade(&mut sizes, shards, left);
         let is_silent = |name: &&str| shards.get(*name).is_some_and(|share| share.is_silent);
         let (mut silent, mut answering): (BTreeMap<_, _>, BTreeMap<_, _>) =
             sizes.into_iter().partition(|(name, _)| is_silent(name));
@@ -117,6 +121,21 @@ fn take_marked<'a>(sizes: &mut BTreeMap<&'a str, i64>, shards: &'a BTreeMap<Stri
         marked.entry(name).and_modify(|marks| *marks -= 1);
     }
     0
+}
+
+/// Takes up to `count` of what is not there, of several shards from those that lack most; what is left to take.
+fn take_unmade<'a>(sizes: &mut BTreeMap<&'a str, i64>, shards: &'a BTreeMap<String, Share>, count: i64) -> i64 {
+    let lacking = |(name, size): (&&'a str, &i64)| {
+        let unmade = shards.get(*name).map_or(0, |share| share.unmade.max(0));
+        (*name, size.min(&i64::from(unmade)).to_owned())
+    };
+    let before: BTreeMap<&str, i64> = sizes.iter().map(lacking).collect();
+    let mut after = before.clone();
+    let left = take(&mut after, count);
+    for (name, size) in sizes.iter_mut() {
+        *size -= before[name] - after[name];
+    }
+    left
 }
 
 fn decided(sizes: &BTreeMap<&str, i64>, shards: &BTreeMap<String, Share>) -> Distribution {
@@ -198,6 +217,19 @@ mod tests {
     }
 
     #[test]
+    fn a96_a_decrease_gives_up_what_never_came_before_any_that_is_there() {
+        let lacking = |current, unmade| Share { unmade, ..share(current) };
+        assert_eq!(sizes(2, &shards([share(2), lacking(1, 1)])), [2, 0], "not from the largest");
+        assert_eq!(sizes(1, &shards([share(2), lacking(1, 1)])), [1, 0], "then from the largest");
+        assert_eq!(sizes(6, &shards([lacking(4, 1), lacking(5, 3)])), [4, 2], "from the one that lacks most");
+        assert_eq!(sizes(3, &shards([lacking(4, 0), lacking(1, 9)])), [3, 0], "no more than it is asked for");
+        let marked = Share { marked: 1, ..share(2) };
+        assert_eq!(sizes(2, &shards([marked, lacking(1, 1)])), [1, 1], "the marked one goes first");
+        let most = i32::MAX;
+        assert_eq!(sizes(0, &shards([lacking(most, most), lacking(most, most)])), [0, 0]);
+    }
+
+    #[test]
     fn a41_a_silent_shard_keeps_its_share_and_what_waits_is_named() {
         let silent = |current| Share { is_silent: true, ..share(current) };
         let more = distribute(10, &shards([share(4), silent(3)]));
@@ -220,9 +252,10 @@ mod tests {
     }
 
     fn any_shards(silent: bool) -> impl Strategy<Value = BTreeMap<String, Share>> {
-        let share = (0..50, 0..5, any::<bool>()).prop_map(move |(size, marked, mute)| Share {
+        let share = (0..50, 0..5, 0..5, any::<bool>()).prop_map(move |(size, marked, unmade, mute)| Share {
             current: Some(size),
             marked,
+            unmade,
             is_silent: mute && silent,
         });
         proptest::collection::btree_map("[a-z]{1,3}", share, 1..8)

@@ -85,6 +85,17 @@ impl Group {
         }
     }
 
+    /// How many instances there are: one that its provider has not made is none.
+    pub fn made(&self) -> i32 {
+        let count = match &self.members {
+            Members::Listed(instances) => {
+                instances.iter().filter(|one| one.is_living() && !one.provider_id.is_empty()).count()
+            }
+            Members::Counted(ids) => ids.len(),
+        };
+        i32::try_from(count).unwrap_or(i32::MAX)
+    }
+
     pub fn config(&self) -> GroupConfig {
         let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         GroupConfig {

@@ -156,6 +156,7 @@ pub(super) fn distribution(
             // What is there already is taken over as it is.
             current: asked.or(found.map(|group| group.size)),
             marked: found.map_or(0, |group| marked(group, asked, &members)),
+            unmade: answered(observed, shard).zip(asked).map_or(0, |(group, asked)| asked.saturating_sub(group.made())),
             is_silent: observed.shards.get(shard).is_none_or(Shard::is_silent),
         }
     };

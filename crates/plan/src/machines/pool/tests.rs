@@ -228,6 +228,25 @@ fn a95_the_marked_member_goes_and_only_it() {
 }
 
 #[test]
+fn a96_a_wish_that_was_never_fulfilled_is_taken_back_before_a_member_goes() {
+    let (pool, mut observed) = settled(3);
+    let mut lacking = group(2, &["c", "d"]);
+    if let Members::Listed(instances) = &mut lacking.members {
+        instances[1].provider_id.clear();
+        instances[1].status = MachineStatus::Pending;
+    }
+    // The other shard is larger, and all that it is asked for is there.
+    observed.shards.insert("dev-1".to_owned(), says(Some(group(3, &["a", "b", "e"]))));
+    observed.shards.insert("dev-2".to_owned(), says(Some(lacking)));
+    observed.shard_groups = vec![shard_group("dev-1", 3, &["a", "b", "e"]), shard_group("dev-2", 2, &["c"])];
+    observed.members.push(member("e"));
+    observed.owner = Owner::MachinePool { name: "web".to_owned(), generation: Some(5), replicas: Some(4) };
+    let pool_ids = json!({ "providerIDList": ["a", "b", "c", "e"] });
+    let pool = NstanceMachinePool { spec: self::pool(&pool_ids).spec, ..pool };
+    assert_eq!(actions(&planned(&pool, &observed)), ["patch web--dev-2 {\"size\":1}", "delete machine-d"]);
+}
+
+#[test]
 fn a95_a_marked_member_is_paid_for_once() {
     let (pool, mut observed) = settled(4);
     observed.members.extend(["e", "f"].map(member));
