@@ -29,7 +29,7 @@ use crate::{
     cluster::is_paused,
     kinds::Kinds,
     nodes::is_member,
-    shards::{Call, CallState, Notice, Progress, Request, Shards, job_key, request_id},
+    shards::{Call, CallState, Notice, Request, Shards, job_key, request_id},
 };
 
 /// Of the calls that acknowledge drains.

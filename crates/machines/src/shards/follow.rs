@@ -305,6 +305,7 @@ mod tests {
             provider_id: String::new(),
             progress,
             reason: String::new(),
+            announced_at: None,
             delete_at: None,
         };
         let mut state = State {

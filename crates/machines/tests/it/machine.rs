@@ -226,7 +226,7 @@ async fn a57_a58_a59_a60_a_machine_by_itself_runs_in_its_failure_domain_and_is_d
 async fn a44_a_machine_by_itself_is_drained_before_its_shard_deletes_the_instance() -> Result<()> {
     let scene =
         Scene::with_groups("machine-noticed", &["a"], json!({ "web": { "template": "web", "size": 0 } })).await?;
-    create_machine(&scene, "mine", Some("a")).await?;
+    create_machine(&scene, "mine", "web", Some("a")).await?;
     settled(&scene, 1).await?;
     let status = scene.api::<NstanceMachine>().get("mine").await?.status.context("status")?;
     let id = status.instance_id.context("its instance")?;

@@ -17,7 +17,6 @@ use k8s_openapi::{
 use kube::{
     Api, Client, Resource,
     api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams},
-    config::KubeConfigOptions,
 };
 use machines::{
     ApiServer, Config,
@@ -45,7 +44,7 @@ pub const PATIENCE: Duration = Duration::from_mins(2);
 pub const LOOK: Duration = Duration::from_millis(100);
 
 /// As often as a shard is listed at rest.
-const POLL: Duration = Duration::from_secs(2);
+pub const POLL: Duration = Duration::from_secs(2);
 
 /// The operator's configuration.
 const CONFIG: &str = "config.yaml";
