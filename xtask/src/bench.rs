@@ -127,7 +127,7 @@ async fn bench(benchmark: &Benchmark, program: &Path) -> Result<()> {
             tell(&results, &testbed::goals(&results), &(), "none", flags.json)
         }
         Benchmark::Machines(flags) => {
-            let results = machines::measure(flags, program).await?;
+            let results = Box::pin(machines::measure(flags, program)).await?;
             tell(&results, &machines::goals(&results), &(), "none: the original was not measured", flags.json)
         }
         Benchmark::ShardServer(flags) => shard::serve(flags.clone()).await,

@@ -144,8 +144,14 @@ impl Strikes {
 
     fn take(&self, rpc: &Rpc) -> Option<Arc<Strike>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = None;
         // Every one counts the call.
-        all.iter().filter(|strike| strike.takes(&rpc.about)).last().cloned()
+        for strike in all.iter() {
+            if strike.takes(&rpc.about) {
+                taken = Some(strike.clone());
+            }
+        }
+        taken
     }
 
     /// Carries a call out, unless it is held for good.

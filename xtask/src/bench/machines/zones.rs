@@ -35,7 +35,7 @@ pub struct Zones {
     pub bound: BTreeMap<String, Bound>,
     nonces: Arc<Nonces>,
     folder: tempfile::TempDir,
-    _servers: Vec<AbortOnDropHandle<()>>,
+    servers: Vec<AbortOnDropHandle<()>>,
 }
 
 impl Zones {
@@ -51,7 +51,7 @@ impl Zones {
             bound: BTreeMap::new(),
             nonces: Arc::new(nonces),
             folder: tempfile::tempdir()?,
-            _servers: Vec::new(),
+            servers: Vec::new(),
         };
         for number in 0..count {
             zones.serve(&format!("zone-{number:02}"), &store).await?;
@@ -103,7 +103,7 @@ impl Zones {
         });
         let bound = bound.wait_for(Option::is_some).await.context("the server ended")?.context("just seen")?;
         self.bound.insert(shard.to_owned(), bound);
-        self._servers.push(AbortOnDropHandle::new(server));
+        self.servers.push(AbortOnDropHandle::new(server));
         Ok(())
     }
 

@@ -52,13 +52,10 @@ impl Stage {
     /// About as many as the operator has effects in it, events included: points beyond the last one are counted apart.
     pub fn effects(self) -> u64 {
         match self {
-            Self::Create => 40,
-            Self::Grow => 20,
-            Self::Shrink => 20,
+            Self::Create | Self::Delete => 40,
             Self::Notice => 30,
-            Self::OnDemand => 14,
-            Self::Release => 12,
-            Self::Delete => 40,
+            Self::Grow | Self::Shrink => 20,
+            Self::OnDemand | Self::Release => 14,
         }
     }
 

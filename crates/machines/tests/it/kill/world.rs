@@ -125,9 +125,10 @@ impl World {
             _ => self.lacks_pool(stage, group),
         });
         let problem = problem.or_else(|| {
-            let gone =
-                place.ever.difference(&self.all_instances_of(group)).find(|id| self.nodes.contains(*id)).cloned();
-            gone.map(|node| format!("Node {node} of a gone instance is there"))
+            let there = self.all_instances_of(group);
+            let is_left = |id: &&String| self.nodes.contains(*id) || self.machines.contains_key(*id);
+            let left = place.ever.difference(&there).find(is_left);
+            left.map(|id| format!("Node or Machine {id} of a gone instance is there"))
         });
         problem.map(|problem| format!("{group}: {problem}"))
     }
