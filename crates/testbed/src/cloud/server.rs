@@ -42,9 +42,11 @@ impl Servers {
     }
 }
 
-/// A server that has no address of one sort uses the other.
+/// A server that has no address of one sort uses the other. Networks outside of loopback lead nowhere on this machine: a
+/// server in one is reached at its public address alone.
 fn addresses(server: &hetzner::Machine) -> Result<Addresses, Failed> {
-    let private: Option<Ipv4Addr> = server.private.first().map(|(_, address)| *address);
+    let mut private = server.private.iter().map(|(_, address)| *address);
+    let private: Option<Ipv4Addr> = private.find(Ipv4Addr::is_loopback);
     let any = private.or(server.public).ok_or("a simulated server needs an address: attach it to a network")?;
     Ok(Addresses { public: server.public.unwrap_or(any), private: private.unwrap_or(any) })
 }
@@ -103,5 +105,35 @@ impl Machines for Servers {
             if is_on { self.reboot(server).await } else { Ok(()) }
         }
         .boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_listen_only_where_this_machine_has_addresses() {
+        let at = |address: &str| address.parse::<Ipv4Addr>().unwrap();
+        let addresses_of = |public: Option<&str>, private: &[&str]| {
+            let machine = hetzner::Machine {
+                id: 1,
+                name: "one".to_owned(),
+                public: public.map(at),
+                private: private.iter().map(|address| (1, at(address))).collect(),
+                labels: std::collections::BTreeMap::new(),
+                server_type: "cx23".to_owned(),
+                image: "debian-13".to_owned(),
+                location: "fsn1".to_owned(),
+                user_data: String::new(),
+            };
+            addresses(&machine)
+        };
+        let both = |public, private| Ok(Addresses { public: at(public), private: at(private) });
+        assert_eq!(addresses_of(Some("127.9.0.1"), &["127.9.128.2"]), both("127.9.0.1", "127.9.128.2"));
+        assert_eq!(addresses_of(Some("127.9.0.1"), &["10.0.0.2"]), both("127.9.0.1", "127.9.0.1"));
+        assert_eq!(addresses_of(Some("127.9.0.1"), &["10.0.0.2", "127.9.128.2"]), both("127.9.0.1", "127.9.128.2"));
+        assert_eq!(addresses_of(None, &["127.9.128.2"]), both("127.9.128.2", "127.9.128.2"));
+        assert!(addresses_of(None, &["10.0.0.2"]).is_err());
     }
 }

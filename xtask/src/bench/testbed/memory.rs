@@ -36,7 +36,8 @@ impl Watch {
 
     /// The most that any look found.
     pub fn most_gib(&self) -> f64 {
-        gib(self.most_kib.fetch_max(resident_kib(), Ordering::Relaxed).max(resident_kib()))
+        let now = resident_kib();
+        gib(self.most_kib.fetch_max(now, Ordering::Relaxed).max(now))
     }
 }
 

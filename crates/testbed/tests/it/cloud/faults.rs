@@ -105,7 +105,7 @@ async fn a_snapshot_that_ends_early_is_noticed(person: &Person<'_>, node: &Node)
     let file = person.stock.folder.join("early.snapshot");
     let file = file.to_str().context("path")?;
     person.fault(call(node, "EtcdSnapshot", "ends-early=10000")).await?;
-    person.talosctl_at(node, &["etcd", "snapshot", file]).await?.refused(&["sha256 hash not found"])?;
+    person.talosctl_at(node, &["etcd", "snapshot", file]).await?.refused(&["sha256 checksum not found"])?;
     person.talosctl_at(node, &["etcd", "snapshot", file]).await?.fine()?;
     person.fault(call(node, "EtcdSnapshot", "ends-early=10000")).await?;
     match person.client(node)?.etcd_snapshot(&mut tokio::io::sink()).await {
