@@ -111,21 +111,28 @@ impl Node {
         for peer in self.other_control_planes() {
             let Ok(etcd) = peer.etcd() else { continue };
             let Ok(members) = etcd.members(true).await else { continue };
-            let url = self.peer_url();
-            let known = members.iter().find(|member| member.peer_urls.contains(&url)).cloned();
-            let (me, members) = match known {
-                Some(me) => (me, members),
-                None => match etcd.add_learner(&url).await {
-                    Ok(added) => added,
-                    Err(status) => {
-                        self.report("etcd", State::Preparing, status.message());
-                        continue;
-                    }
-                },
-            };
-            return Some(Entry::Joined { id: me.id, cluster: self.initial_cluster(&members) });
+            match self.enter(&etcd, &members).await {
+                Ok((id, cluster)) => return Some(Entry::Joined { id, cluster }),
+                Err(status) => self.report("etcd", State::Preparing, status.message()),
+            }
         }
         None
+    }
+
+    /// Adds this node, which has no data, as Talos does. A learner under its address that never started is the node's own
+    /// of an interrupted start. A member of its name lost its data with the disk and is removed. Any other member under its
+    /// address, such as that of a server whose address was given out again, stays in the way.
+    async fn enter(&self, etcd: &EtcdApi, members: &[Member]) -> Result<(u64, String), Status> {
+        let url = self.peer_url();
+        let is_own = |member: &&Member| member.is_learner && member.name.is_empty() && member.peer_urls.contains(&url);
+        if let Some(own) = members.iter().find(is_own) {
+            return Ok((own.id, self.initial_cluster(members)));
+        }
+        if let Some(old) = members.iter().find(|member| member.name == self.hostname) {
+            etcd.remove(old.id).await?;
+        }
+        let (own, members) = etcd.add_learner(&url).await?;
+        Ok((own.id, self.initial_cluster(&members)))
     }
 
     /// `name=url` of every member; a member that has not started has no name, and this node is it.
