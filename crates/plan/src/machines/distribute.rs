@@ -280,8 +280,11 @@ mod tests {
             let mut after = shards.clone();
             for (name, size) in &first.sizes {
                 let share = after.get_mut(name).unwrap();
-                // Who goes is marked no more.
-                share.marked -= (share.current.unwrap() - size).clamp(0, share.marked);
+                // Who goes is marked no more, and what is given up is not missing any more.
+                let given = (share.current.unwrap() - size).max(0);
+                let marked = given.min(share.marked);
+                share.marked -= marked;
+                share.unmade -= (given - marked).min(share.unmade);
                 share.current = Some(*size);
             }
             prop_assert_eq!(distribute(total, &after), first);
