@@ -15,7 +15,6 @@ mod import;
 mod machine;
 mod on_demand;
 mod pool;
-mod rights;
 mod scene;
 mod space;
 mod takeover;
