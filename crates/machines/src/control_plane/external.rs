@@ -42,8 +42,9 @@ impl External {
 
     /// How the cluster is now, as the watch of its Nodes shows.
     pub fn set_silence(&self, silence: Option<String>) {
-        let was_silent = self.silence.send_replace(silence.clone()).is_some();
-        if was_silent != silence.is_some() {
+        let is_silent = silence.is_some();
+        let was_silent = self.silence.send_replace(silence).is_some();
+        if was_silent != is_silent {
             self.queue.changed(&self.own);
         }
     }
