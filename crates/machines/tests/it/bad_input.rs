@@ -40,8 +40,11 @@ async fn what_is_wrong_with_a_pool_or_a_machine_is_said_and_recovers() -> Result
     scene.create_machine_pool("typed", Some(1)).await?;
     let message = scene.until_shard_group("typed", "a", "ConfigValid", "False/ConfigValidationFailed").await?;
     assert!(message.contains("instance_type") && message.contains("huge"), "{message}");
-    let message = scene.until_pool("typed", "Ready", "False/Reconciling").await?;
-    assert!(message.contains("typed--a") && message.contains("huge"), "{message}");
+    let names_it = || async {
+        let message = scene.until_pool("typed", "Ready", "False/Reconciling").await?;
+        Ok(message.contains("typed--a") && message.contains("huge"))
+    };
+    scene.until("the pool names it", names_it).await?;
     scene.patch_pool("typed", json!({ "spec": { "instanceType": "small" } })).await?;
     scene.until_pool("typed", "Ready", "True/Reconciled").await?;
     scene.until_sizes("typed", &["a"], &[Some(1)]).await?;
