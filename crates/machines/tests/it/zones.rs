@@ -70,7 +70,11 @@ impl Zones {
     pub async fn configure(&self, shard: &str, groups: &Value) -> Result<()> {
         let config = json!({
             "cluster": { "id": CLUSTER },
-            "shard": { "id": shard, "provider": { "kind": "process" }, "subnet_pools": { "one": ["s1"] } },
+            "shard": {
+                "id": shard, "provider": { "kind": "process" }, "subnet_pools": { "one": ["s1"] },
+                // What the cloud did by itself is found by this, and no test waits for the two minutes of the default.
+                "garbage_collection": { "interval": "2s" },
+            },
             "templates": {
                 "web": { "kind": "web", "arch": "amd64", "subnet_pool": "one" },
                 "typed": { "kind": "typ", "arch": "amd64", "subnet_pool": "one", "instance_types": ["small"] },
