@@ -184,11 +184,11 @@ pub fn spawn_watchdog(health: Health) -> std::io::Result<()> {
 
 /// Says why the process ends. What stalled it may be the log itself, so this is not waited for longer than `limit`.
 fn tell_within(limit: Duration, stalled: Vec<String>) {
-    let (told, done) = std::sync::mpsc::channel();
+    let (written, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         tracing::error!(tasks = ?stalled, "stalled; ending the process so that it is restarted");
         crate::flush_logs(limit);
-        let _ = told.send(());
+        let _ = written.send(());
     });
     let _ = done.recv_timeout(limit);
 }

@@ -116,7 +116,7 @@ fn answer(command: impl Future<Output = Result<ExitCode, Failure>>) -> Result<Ex
     runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))?.block_on(command)
 }
 
-/// The exit code, with `failed` for a failure, which is told.
+/// The exit code, with `failed` for a failure, which is printed.
 fn exit_code(result: Result<ExitCode, Failure>, failed: u8) -> ExitCode {
     result.unwrap_or_else(|failure| {
         tell(&failure);

@@ -275,8 +275,8 @@ mod tests {
             (691_200, "8d"),
             (63_158_400, "2y1d"),
         ];
-        for (seconds, told) in cases {
-            assert_eq!(age(Some(then), then + SignedDuration::from_secs(seconds)), told);
+        for (seconds, shown) in cases {
+            assert_eq!(age(Some(then), then + SignedDuration::from_secs(seconds)), shown);
         }
         assert_eq!(age(Some(then + SignedDuration::from_secs(5)), then), "0s", "clocks differ");
         assert_eq!(age(None, then), "");

@@ -7,6 +7,7 @@ use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -44,6 +45,41 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub struct AuditLog {
     path: PathBuf,
+    /// Tests ask again and again, and a log of one program's tests has tens of megabytes: each line is decoded once.
+    decoded: Arc<Mutex<Decoded>>,
+}
+
+/// The part of the log that was read.
+#[derive(Debug, Default)]
+struct Decoded {
+    /// Where the first line begins that is not among them.
+    end: u64,
+    /// In the order of the log, each with the place where its line begins.
+    entries: Vec<(u64, Entry)>,
+}
+
+impl Decoded {
+    /// Reads what was written since.
+    fn advance(&mut self, path: &Path) -> io::Result<()> {
+        let mut file = File::open(path)?;
+        file.seek(SeekFrom::Start(self.end))?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        // The last line may be half written; it is whole the next time.
+        for line in text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+            let start = self.end;
+            self.end += line.len() as u64;
+            if line != b"\n" {
+                self.entries.push((start, serde_json::from_slice::<Line>(line)?.into()));
+            }
+        }
+        Ok(())
+    }
+
+    fn after(&self, mark: Mark) -> impl Iterator<Item = &Entry> {
+        let first = self.entries.partition_point(|(start, _)| *start < mark.offset);
+        self.entries[first..].iter().map(|(_, entry)| entry).filter(move |entry| entry.received_at >= mark.at)
+    }
 }
 
 /// A moment in the log; entries after it are those of later requests.
@@ -60,7 +96,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 impl AuditLog {
     pub(crate) fn new(path: PathBuf) -> Self {
-        Self { path }
+        Self { path, decoded: Arc::default() }
     }
 
     pub fn path(&self) -> &Path {
@@ -79,23 +115,22 @@ impl AuditLog {
     }
 
     pub fn entries_after(&self, mark: Mark) -> io::Result<Vec<Entry>> {
-        let mut file = File::open(&self.path)?;
-        file.seek(SeekFrom::Start(mark.offset))?;
-        let mut text = Vec::new();
-        file.read_to_end(&mut text)?;
-        // The last line may be half written; it is whole the next time.
-        let complete = text.iter().rposition(|&byte| byte == b'\n').unwrap_or(0);
-        let lines = text[..complete].split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
-        let entries = lines.map(|line| Ok(serde_json::from_slice::<Line>(line)?.into()));
-        let is_later = |entry: &io::Result<Entry>| entry.as_ref().map_or(true, |entry| entry.received_at >= mark.at);
-        entries.filter(is_later).collect()
+        Ok(self.decoded()?.after(mark).cloned().collect())
+    }
+
+    /// All that is written by now.
+    fn decoded(&self) -> io::Result<MutexGuard<'_, Decoded>> {
+        // A panic leaves whole entries and their end behind.
+        let mut decoded = self.decoded.lock().unwrap_or_else(PoisonError::into_inner);
+        decoded.advance(&self.path)?;
+        Ok(decoded)
     }
 
     /// The first entry after `mark` that fits; `None` when none came in ten seconds.
     pub async fn wait_for(&self, mark: Mark, fits: impl Fn(&Entry) -> bool) -> io::Result<Option<Entry>> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
-            let entry = self.entries_after(mark)?.into_iter().find(&fits);
+            let entry = self.decoded()?.after(mark).find(|entry| fits(entry)).cloned();
             if entry.is_some() || tokio::time::Instant::now() > deadline {
                 return Ok(entry);
             }
@@ -159,5 +194,41 @@ impl From<Line> for Entry {
             received_at: line.request_received_timestamp,
             answered_at: line.stage_timestamp,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(user: &str) -> String {
+        let time = "2026-01-01T00:00:00.000000Z";
+        let line = serde_json::json!({
+            "verb": "get", "user": { "username": user }, "requestURI": "/", "requestReceivedTimestamp": time,
+            "stageTimestamp": time,
+        });
+        format!("{line}\n")
+    }
+
+    #[test]
+    fn what_is_written_between_two_looks_is_read_once_and_only_when_its_line_is_whole() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (log, mut text) = (AuditLog::new(file.path().to_owned()), String::new());
+        let mut users = |more: &str, mark: Mark| -> Vec<String> {
+            text.push_str(more);
+            std::fs::write(log.path(), &text).unwrap();
+            log.entries_after(mark).unwrap().into_iter().map(|entry| entry.user).collect()
+        };
+        let (first, third) = (line("first"), line("third"));
+        let (start, end) = third.split_at(20);
+        assert_eq!(users("", Mark::default()), [""; 0]);
+        assert_eq!(users(&first, Mark::default()), ["first"]);
+        assert_eq!(users(&format!("{}{start}", line("second")), Mark::default()), ["first", "second"]);
+        // A request whose line is being written came before the mark.
+        let offset = std::fs::metadata(log.path()).unwrap().len();
+        let mark = Mark { offset, at: jiff::Timestamp::MIN };
+        assert_eq!(users(end, mark), [""; 0]);
+        assert_eq!(users(&line("fourth"), mark), ["fourth"]);
+        assert_eq!(users("", Mark::default()), ["first", "second", "third", "fourth"]);
     }
 }

@@ -10,6 +10,7 @@ pub mod helm;
 pub mod hetzner;
 mod install;
 pub mod kwok;
+mod looks;
 pub mod node;
 pub mod pki;
 pub mod process;
@@ -20,5 +21,6 @@ pub mod tools;
 mod users;
 
 pub use control_plane::{Backup, ControlPlane, Lent, Options, Workloads};
+pub use looks::Looks;
 pub use skip::{published, skip};
 pub use users::{User, install_crypto};

@@ -1,7 +1,7 @@
 //! Floor three: the requests that the operator makes, by a plain loop that decides nothing.
 //!
-//! One client on a thread of its own, so that its CPU time can be told from the benchmark's. It follows Performers, pods
-//! and Services as the operator does, and writes what the operator writes in the same order.
+//! One client on a thread of its own, so that its CPU time can be distinguished from the benchmark's. It follows
+//! Performers, pods and Services as the operator does, and writes what the operator writes in the same order.
 
 use std::{collections::HashSet, pin::pin, time::Instant};
 

@@ -116,8 +116,9 @@ async fn a34_a91_what_a_shard_refuses_is_a_condition_and_an_event_and_is_tried_a
     let message = scene.until_shard_group("web", "a", "ConfigValid", "False/ConfigValidationFailed").await?;
     assert!(message.contains("template"), "{message}");
     scene.until_shard_group("web", "a", "ShardReachable", "True/Connected").await?;
-    let message = scene.until_pool("web", "Ready", "False/Reconciling").await?;
-    assert!(message.contains("web--a") && message.contains("template"), "{message}");
+    // Until the refusal has come through it waits for the shard.
+    let message = scene.until_pool_says("web", "Ready", "False/Reconciling", "template").await?;
+    assert!(message.contains("web--a"), "{message}");
     scene.until_event("web--a", ("Warning", "ConfigValidationFailed"), "template").await?;
     let events = scene.events("web--a").await?;
     let warnings = events.iter().filter(|(kind, reason, _)| kind == "Warning" && reason == "ConfigValidationFailed");

@@ -28,7 +28,7 @@ use runtime::{LeaseConfig, ListMode, Operator};
 use serde_json::{Value, json};
 use shard::provider::InProcess;
 use tempfile::TempDir;
-use testbed::{ControlPlane, kwok::NODE_LABEL};
+use testbed::{ControlPlane, Looks, kwok::NODE_LABEL};
 use tokio::{runtime::Runtime, sync::oneshot, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -367,10 +367,11 @@ impl Scene {
     {
         let mut look = look;
         let looking = async {
+            let mut looks = Looks::default();
             loop {
                 match look().await {
                     Ok(true) => return Ok(()),
-                    Ok(false) => tokio::time::sleep(LOOK).await,
+                    Ok(false) => looks.next().await,
                     Err(error) => return Err(error),
                 }
             }
@@ -383,17 +384,23 @@ impl Scene {
 
     /// Waits for a condition of a pool: `status/reason`.
     pub async fn until_pool(&self, name: &str, condition: &str, expected: &str) -> Result<String> {
+        self.until_pool_says(name, condition, expected, "").await
+    }
+
+    /// With these words in its message, which follows what the pool's shard groups say.
+    pub async fn until_pool_says(&self, name: &str, condition: &str, expected: &str, part: &str) -> Result<String> {
         let mut message = String::new();
         let seen = &mut message;
         let looking = async {
+            let mut looks = Looks::default();
             loop {
                 let pool = self.pool(name).await?;
                 let (words, found) = words(&json!(pool.and_then(|pool| pool.status)), condition);
                 *seen = format!("{words}: {found}");
-                if words == expected {
+                if words == expected && found.contains(part) {
                     return Ok::<_, anyhow::Error>(found);
                 }
-                tokio::time::sleep(LOOK).await;
+                looks.next().await;
             }
         };
         match tokio::time::timeout(PATIENCE, looking).await {
@@ -407,6 +414,7 @@ impl Scene {
         let mut message = String::new();
         let seen = &mut message;
         let looking = async {
+            let mut looks = Looks::default();
             loop {
                 let found = self.shard_group(group, shard).await?;
                 let (words, found) = words(&json!(found.and_then(|found| found.status)), condition);
@@ -414,7 +422,7 @@ impl Scene {
                 if words == expected {
                     return Ok::<_, anyhow::Error>(found);
                 }
-                tokio::time::sleep(LOOK).await;
+                looks.next().await;
             }
         };
         match tokio::time::timeout(PATIENCE, looking).await {

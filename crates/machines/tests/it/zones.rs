@@ -73,6 +73,7 @@ impl Zones {
             "cluster": { "id": CLUSTER },
             "shard": {
                 "id": shard, "provider": { "kind": "process" }, "subnet_pools": { "one": ["s1"] },
+                // What the cloud did by itself is found by this, and no test waits for the two minutes of the default.
                 "garbage_collection": { "interval": "1s", "registration_timeout": "10h" },
             },
             "templates": {

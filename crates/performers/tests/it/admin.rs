@@ -87,7 +87,7 @@ async fn p51_ready_only_when_every_cache_is_filled() -> Result<()> {
     let client = control_plane.client_as(&operator_user()).await?;
     let operator = Running::start(client, alone(), performers::Config::default()).await?;
     let address = operator.addresses.health;
-    eventually("the missing definition is told", || async {
+    eventually("the missing definition is reported", || async {
         let (code, text) = get(address, "/readyz").await?;
         assert_eq!(code, 503, "{text}");
         Ok(text.contains("[-]cache performers: ") && text.contains("404") && text.contains("[+]cache pods ok"))

@@ -86,8 +86,8 @@ async fn p37_a_webhooks_refusal_is_told_backed_off_and_recovered_from() -> Resul
     let webhook = Webhook::start(&world.control_plane, &space, refuse).await?;
     let mark = world.control_plane.audit().mark()?;
     space.create("a", spec()).await?;
-    let told = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
-    assert!(message(&told).contains("no pods on Mondays"), "the webhook's own words: {}", message(&told));
+    let degraded = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
+    assert!(message(&degraded).contains("no pods on Mondays"), "the webhook's own words: {}", message(&degraded));
     assert_eq!(backed_off(world, &space, mark).await?, 1, "a failing retry alone writes no status");
     webhook.remove().await?;
     let ready = space.until_ready("a").await?;
@@ -102,8 +102,8 @@ async fn p37_an_unreachable_webhook_is_told_and_the_message_follows_its_cause() 
     let mut webhook = Webhook::register(&world.control_plane, &space).await?;
     let mark = world.control_plane.audit().mark()?;
     space.create("a", spec()).await?;
-    let told = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
-    assert!(message(&told).contains("failed calling webhook"), "the server's own words: {}", message(&told));
+    let degraded = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
+    assert!(message(&degraded).contains("failed calling webhook"), "the server's own words: {}", message(&degraded));
     assert_eq!(backed_off(world, &space, mark).await?, 2, "that it waits, and what for");
     // The reason stays, the cause is another.
     webhook.serve(|_: &Pod| Verdict::Deny("no pods on Mondays"))?;

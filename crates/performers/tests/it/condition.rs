@@ -157,9 +157,9 @@ async fn p31_missing_gpu_is_told_until_a_node_has_one() -> Result<()> {
     let toleration = json!({ "key": "for", "operator": "Equal", "value": space.namespace, "effect": "NoSchedule" });
     let fields = json!({ "hardwareRequirements": { "gpuCount": 1 }, "scheduling": { "tolerations": [toleration] } });
     space.create("a", spec_with(fields)).await?;
-    let told = space.until_condition("a", "Degraded", "True", "HardwareUnavailable").await?;
+    let degraded = space.until_condition("a", "Degraded", "True", "HardwareUnavailable").await?;
     let pod = space.pod("a").await?;
-    assert_eq!(words(&told, "Available"), said("False", "HardwareUnavailable"));
+    assert_eq!(words(&degraded, "Available"), said("False", "HardwareUnavailable"));
 
     let mut node = kwok::node(&format!("gpu-{}", space.namespace), 10);
     let status = node.status.as_mut().context("status")?;

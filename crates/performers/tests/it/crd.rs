@@ -114,7 +114,7 @@ async fn p02_all_ten_example_manifests_apply() -> Result<()> {
             expected["imagePullPolicy"] = json!("IfNotPresent");
         }
         assert_eq!(stored["spec"], expected, "{}", file.display());
-        // It need not run here (no such node or runtime class), but it is always told why.
+        // It need not run here (no such node or runtime class), but its status always says why.
         let performers: Api<Performer> = Api::namespaced(client.clone(), place);
         crate::harness::until(&performers, name, "reported on", |p| {
             let is_ready = condition(p, "Available")["status"] == "True";

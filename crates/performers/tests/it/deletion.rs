@@ -50,8 +50,8 @@ async fn p32_nothing_to_remove_is_success() -> Result<()> {
     create::<ResourceQuota>(&quotas, json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } }))
         .await?;
     space.create("a", spec()).await?;
-    let told = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
-    assert_eq!(told.metadata.finalizers.as_deref(), Some(&[FINALIZER.to_owned()][..]));
+    let degraded = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
+    assert_eq!(degraded.metadata.finalizers.as_deref(), Some(&[FINALIZER.to_owned()][..]));
     space.delete_and_wait("a").await
 }
 

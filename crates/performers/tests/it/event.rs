@@ -10,12 +10,12 @@ use crate::{
     observe::{eventually, more_rounds},
 };
 
-/// Waits until these were told, each at least once.
-async fn until_told(space: &Space, name: &str, reasons: &[&str]) -> Result<()> {
-    let what = format!("{name} was told of {reasons:?}");
+/// Waits until these are recorded, each at least once.
+async fn until_recorded(space: &Space, name: &str, reasons: &[&str]) -> Result<()> {
+    let what = format!("events {reasons:?} of {name} are recorded");
     eventually(&what, || async {
-        let told = space.event_reasons(name).await?;
-        Ok(reasons.iter().all(|reason| told.iter().any(|t| t == reason)))
+        let recorded = space.event_reasons(name).await?;
+        Ok(reasons.iter().all(|reason| recorded.iter().any(|t| t == reason)))
     })
     .await
 }
@@ -24,19 +24,19 @@ async fn until_told(space: &Space, name: &str, reasons: &[&str]) -> Result<()> {
 async fn p47_life_is_told_in_events() -> Result<()> {
     let space = World::calm().await.space("event").await;
     space.create_ready("a", spec()).await?;
-    until_told(&space, "a", &["PodCreated", "PodReady"]).await?;
+    until_recorded(&space, "a", &["PodCreated", "PodReady"]).await?;
     space.patch("a", json!({ "spec": { "config": { "args": ["x"] } } })).await?;
     space.until_settled("a").await?;
-    until_told(&space, "a", &["PodReplaced"]).await?;
+    until_recorded(&space, "a", &["PodReplaced"]).await?;
     space.patch("a", json!({ "spec": { "image": "registry.test/performer:v2" } })).await?;
     space.until_settled("a").await?;
-    until_told(&space, "a", &["UpgradeInProgress"]).await?;
+    until_recorded(&space, "a", &["UpgradeInProgress"]).await?;
     space.patch("a", json!({ "spec": { "image": Behaviour::ImagePullFailed.image() } })).await?;
     space.until_condition("a", "Degraded", "True", "ImagePullFailed").await?;
-    until_told(&space, "a", &["ImagePullFailed"]).await?;
+    until_recorded(&space, "a", &["ImagePullFailed"]).await?;
     space.delete_and_wait("a").await?;
-    until_told(&space, "a", &["PodDeleted", "ServiceDeleted", "Deleted"]).await?;
-    // Who told it, of what kind, and about what.
+    until_recorded(&space, "a", &["PodDeleted", "ServiceDeleted", "Deleted"]).await?;
+    // Who recorded it, of what kind, and about what.
     for event in space.events.list(&ListParams::default()).await?.items {
         let Some(regarding) = event.regarding.filter(|regarding| regarding.kind.as_deref() == Some("Performer")) else {
             continue;
@@ -57,15 +57,15 @@ async fn p47_nothing_is_told_again_on_resync() -> Result<()> {
     space.create_ready("a", spec()).await?;
     space.create("b", spec_with(json!({ "scheduling": { "nodeSelector": { "no": "node" } } }))).await?;
     space.until_condition("b", "Degraded", "True", "SchedulingFailed").await?;
-    until_told(&space, "a", &["PodCreated", "PodReady"]).await?;
-    until_told(&space, "b", &["PodCreated", "SchedulingFailed"]).await?;
+    until_recorded(&space, "a", &["PodCreated", "PodReady"]).await?;
+    until_recorded(&space, "b", &["PodCreated", "SchedulingFailed"]).await?;
     more_rounds(&world.operator, &space, 20).await?;
     for (name, expected) in [("a", "PodReady"), ("b", "SchedulingFailed")] {
-        let mut told = space.event_reasons(name).await?;
-        told.sort();
+        let mut recorded = space.event_reasons(name).await?;
+        recorded.sort();
         let mut expected = vec!["PodCreated", expected];
         expected.sort_unstable();
-        assert_eq!(told, expected, "{name}");
+        assert_eq!(recorded, expected, "{name}");
     }
     Ok(())
 }

@@ -57,8 +57,8 @@ async fn p27_failed_pods_are_replaced_with_growing_delay() -> Result<()> {
     let space = World::hasty().await.space("failed").await;
     space.create("a", spec_with(json!({ "image": Behaviour::Failed.image() }))).await?;
     check_pauses(&pauses(&space, 5).await?);
-    let told = space.until_condition("a", "Degraded", "True", "PodFailed").await?;
-    assert_eq!(condition(&told, "Available")["status"], "False");
+    let degraded = space.until_condition("a", "Degraded", "True", "PodFailed").await?;
+    assert_eq!(condition(&degraded, "Available")["status"], "False");
     // A new spec is a new beginning.
     space.patch("a", json!({ "spec": { "image": "registry.test/performer:v2" } })).await?;
     space.until_settled("a").await?;
@@ -99,9 +99,9 @@ async fn check_name(name: &str) -> Result<()> {
     let space = world.space("bad-name").await;
     let mark = world.control_plane.audit().mark()?;
     space.create(name, spec()).await?;
-    let told = space.until_condition(name, "Degraded", "True", "InvalidName").await?;
-    assert_eq!(condition(&told, "Available")["reason"], "InvalidName");
-    assert_eq!(condition(&told, "Progressing")["status"], "False");
+    let degraded = space.until_condition(name, "Degraded", "True", "InvalidName").await?;
+    assert_eq!(condition(&degraded, "Available")["reason"], "InvalidName");
+    assert_eq!(condition(&degraded, "Progressing")["status"], "False");
     // Meanwhile others get their work done, and nobody spends a round on this one.
     let other = world.space("good-name").await;
     for name in ["a", "b", "c"] {
@@ -157,8 +157,8 @@ async fn p37_quota_is_told_backed_off_and_recovered_from() -> Result<()> {
     create(&quotas, no_pods()).await?;
     let mark = world.control_plane.audit().mark()?;
     space.create("a", spec()).await?;
-    let told = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
-    let message = condition(&told, "Available")["message"].as_str().unwrap_or_default().to_owned();
+    let degraded = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
+    let message = condition(&degraded, "Available")["message"].as_str().unwrap_or_default().to_owned();
     assert!(message.contains("quota"), "the server's own words: {message}");
     assert_eq!(backed_off(world, &space, mark).await?, 1, "a failing retry alone writes no status");
     quotas.delete("none", &DeleteParams::default()).await?;
@@ -227,8 +227,8 @@ async fn p37_admission_policy_is_told_and_recovered_from() -> Result<()> {
     let params = PostParams { dry_run: true, ..PostParams::default() };
     eventually("the policy is in force", || async { Ok(space.pods.create(&params, &probe).await.is_err()) }).await?;
     check_refusal(space, json!({}), |space| async move {
-        let told = space.performers.get("a").await?;
-        let message = condition(&told, "Available")["message"].as_str().unwrap_or_default().to_owned();
+        let found = space.performers.get("a").await?;
+        let message = condition(&found, "Available")["message"].as_str().unwrap_or_default().to_owned();
         assert!(message.contains("no pods on Sundays"), "{message}");
         policies.delete(&space.namespace, &DeleteParams::default()).await?;
         Ok(())

@@ -223,8 +223,8 @@ async fn p37_a_lasting_server_error_is_told_and_recovered_from() -> Result<()> {
     for (name, code) in [("a", 500), ("b", 503), ("c", 504)] {
         let failing = shared.scene.proxy.inject(calls("create-pod", &space.namespace, name), Fault::Status(code));
         space.create(name, spec()).await?;
-        let told = space.until_condition(name, "Degraded", "True", "PodRejected").await?;
-        let message = condition(&told, "Available")["message"].as_str().unwrap_or_default().to_owned();
+        let degraded = space.until_condition(name, "Degraded", "True", "PodRejected").await?;
+        let message = condition(&degraded, "Available")["message"].as_str().unwrap_or_default().to_owned();
         assert!(message.contains("injected fault"), "the server's own words: {message}");
         failing.end();
         let ready = space.until_ready(name).await?;
@@ -240,8 +240,8 @@ async fn p37_a_lasting_silence_is_told_and_recovered_from() -> Result<()> {
     let space = shared.scene.space("silent").await?;
     let hanging = shared.scene.proxy.inject(calls("create-pod", &space.namespace, "a"), Fault::HoldBeforeCommit);
     space.create("a", spec()).await?;
-    let told = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
-    let message = condition(&told, "Available")["message"].as_str().unwrap_or_default().to_owned();
+    let degraded = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
+    let message = condition(&degraded, "Available")["message"].as_str().unwrap_or_default().to_owned();
     assert!(message.contains("no answer within 2s") && message.contains("webhook"), "{message}");
     hanging.end();
     space.until_ready("a").await?;

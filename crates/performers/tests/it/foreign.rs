@@ -80,11 +80,11 @@ async fn check_service(is_owned: bool) -> Result<()> {
 /// The whole life of a Performer beside a stranger.
 async fn check_taken(space: &Space, kind: &str) -> Result<()> {
     space.create("a", spec()).await?;
-    let told = space.until_condition("a", "Degraded", "True", "NameTaken").await?;
-    let message = condition(&told, "Available")["message"].as_str().unwrap_or_default().to_owned();
+    let degraded = space.until_condition("a", "Degraded", "True", "NameTaken").await?;
+    let message = condition(&degraded, "Available")["message"].as_str().unwrap_or_default().to_owned();
     assert!(message.contains(kind) && message.contains(NAME), "{message}");
-    assert_eq!(condition(&told, "Available")["reason"], "NameTaken");
-    assert!(!told.status.context("status")?.ready, "the stranger's readiness is not ours");
+    assert_eq!(condition(&degraded, "Available")["reason"], "NameTaken");
+    assert!(!degraded.status.context("status")?.ready, "the stranger's readiness is not ours");
     let changed = space.patch("a", json!({ "spec": { "image": "registry.test/performer:v2" } })).await?;
     let generation = json!(changed.metadata.generation);
     space.until("a", "seen", |p| condition(p, "Degraded")["observedGeneration"] == generation).await?;
@@ -119,8 +119,8 @@ async fn p35_the_pod_of_a_former_performer_is_not_ours() -> Result<()> {
     // Held by someone, it outlives its Performer.
     space.delete_and_wait("a").await?;
     space.create("a", spec()).await?;
-    let told = space.until_condition("a", "Degraded", "True", "NameTaken").await?;
-    assert_eq!(told.status.context("status")?.phase, Some(Phase::Pending));
+    let degraded = space.until_condition("a", "Degraded", "True", "NameTaken").await?;
+    assert_eq!(degraded.status.context("status")?.phase, Some(Phase::Pending));
     assert_eq!(uid(&space.pod("a").await?), uid(&former));
     hold(&space, false).await?;
     space.until_ready("a").await?;

@@ -38,8 +38,8 @@ async fn check(control_plane: &ControlPlane) -> Result<()> {
 
     let mark = control_plane.audit().mark()?;
     space.create("ended", spec_with(json!({ "image": Behaviour::Succeeded.image() }))).await?;
-    let told = space.until_condition("ended", "Degraded", "True", "PodSucceeded").await?;
-    let phase = told.status.as_ref().and_then(|status| status.phase);
+    let degraded = space.until_condition("ended", "Degraded", "True", "PodSucceeded").await?;
+    let phase = degraded.status.as_ref().and_then(|status| status.phase);
     assert_eq!(phase, Some(Phase::Failed), "this definition knows no Unknown");
     more_rounds(&operator, &space, 10).await?;
     let writes = writes(control_plane, &space, mark)?;

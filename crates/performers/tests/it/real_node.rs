@@ -63,7 +63,7 @@ fn health(image: &str, args: &[&str]) -> Value {
     spec_with(json!({ "image": image, "imagePullPolicy": "Never", "config": { "grpcPort": 8090, "args": args } }))
 }
 
-/// Its server starts unhealthy: whatever becomes ready was told to by the test, and a restart by the liveness probe
+/// Its server starts unhealthy: whatever becomes ready was made so by the test, and a restart by the liveness probe
 /// makes nothing ready.
 fn sick(image: &str) -> Value {
     health(image, &["--port=8090", "--start=not-serving"])

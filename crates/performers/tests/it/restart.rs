@@ -121,7 +121,7 @@ impl Stage {
         self.space.until_replaced("settled", &former).await?;
         self.space.until_ready("settled").await?;
         let running = format!(r#"strata_performers{{namespace="{}",phase="Running"}}"#, self.space.namespace);
-        // One that went on from where it was and was told 410, and one that begins anew.
+        // One that went on from where it was and was answered with 410, and one that begins anew.
         let watches = |resource: &str| {
             let requests = self.scene.proxy.requests();
             let of_resource = |seen: &&Seen| seen.request.verb == Verb::Watch && seen.request.is_for(resource);

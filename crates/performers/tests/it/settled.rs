@@ -24,9 +24,9 @@ async fn p18_ten_resyncs_of_settled_performers_write_and_read_nothing() -> Resul
     space.until_condition("stuck", "Degraded", "True", "SchedulingFailed").await?;
     space.until_condition("never.named", "Degraded", "True", "InvalidName").await?;
     space.until_condition("slow", "Available", "False", "Scheduled").await?;
-    let told =
+    let is_recorded =
         async || Ok::<_, anyhow::Error>(space.event_reasons("stuck").await?.iter().any(|r| r == "SchedulingFailed"));
-    eventually("all was told", told).await?;
+    eventually("all is recorded", is_recorded).await?;
     // The slow one's first status may be overtaken by its pod's; one resync of all settles that.
     more_rounds(&world.operator, &space, 8).await?;
     let rounds = || {

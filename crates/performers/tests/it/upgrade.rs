@@ -168,8 +168,8 @@ async fn an_upgrade_to_a_bad_image_is_told_and_mended_by_the_next() -> Result<()
     let space = World::calm().await.space("bad-upgrade").await;
     space.create_ready("a", spec()).await?;
     space.patch("a", json!({ "spec": { "image": Behaviour::ImagePullFailed.image() } })).await?;
-    let told = space.until_condition("a", "Degraded", "True", "ImagePullFailed").await?;
-    assert_eq!(told.status.as_ref().and_then(|status| status.phase), Some(Phase::Upgrading));
+    let degraded = space.until_condition("a", "Degraded", "True", "ImagePullFailed").await?;
+    assert_eq!(degraded.status.as_ref().and_then(|status| status.phase), Some(Phase::Upgrading));
     space.patch("a", json!({ "spec": of_tag("v2") })).await?;
     let mended = space.until_settled("a").await?;
     assert_eq!(condition(&mended, "Degraded")["status"], "False");

@@ -1,4 +1,4 @@
-//! What the operator is told late, twice or not at all.
+//! Events that reach the operator late, twice or not at all.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
@@ -103,8 +103,8 @@ async fn older_events_once_more_bring_no_ghost() -> Result<()> {
     let before = shared.scene.writes(&space.namespace).len();
     let of_us = |event: &serde_json::Value| event["object"]["metadata"]["namespace"] == space.namespace.as_str();
     for resource in ["performers", "pods", "services"] {
-        let told = shared.scene.proxy.replay_events(resource, |event| of_us(event) && event["type"] != "DELETED");
-        assert_eq!(told, 1, "{resource} are watched");
+        let replayed = shared.scene.proxy.replay_events(resource, |event| of_us(event) && event["type"] != "DELETED");
+        assert_eq!(replayed, 1, "{resource} are watched");
     }
     // A later change of the same kinds comes after the replayed ones: once it is seen, so were they.
     space.create_ready("c", spec()).await?;

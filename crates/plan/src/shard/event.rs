@@ -1,4 +1,4 @@
-//! What watchers are told about instances.
+//! The events that watchers get about instances.
 
 use jiff::Timestamp;
 

@@ -28,11 +28,11 @@ pub async fn start(place: &Place, flags: &UpFlags, report: &Report) -> Result<bo
     }
     let mut supervisor = spawn(place, flags)?;
     let mut events = BufReader::new(supervisor.stdout.take().expect("stdout is piped")).lines();
-    let told = tokio::select! {
-        told = outcome(&mut events, report) => told,
+    let decisive = tokio::select! {
+        decisive = outcome(&mut events, report) => decisive,
         _ = tokio::signal::ctrl_c() => Some(Event::from(Failure::new("interrupted; everything was ended"))),
     };
-    match told {
+    match decisive {
         Some(Event::Up(session)) => {
             let mut consent = supervisor.stdin.take().expect("stdin is piped");
             let sent = consent.write_all(b"go on\n").await;
@@ -40,11 +40,11 @@ pub async fn start(place: &Place, flags: &UpFlags, report: &Report) -> Result<bo
             status::print_next_steps(&session);
             Ok(true)
         }
-        told => {
+        decisive => {
             // Closes its standard input; it ends everything and then itself.
             drop(supervisor.stdin.take());
             let _ = supervisor.wait().await;
-            match told {
+            match decisive {
                 Some(Event::Busy) => Ok(false),
                 Some(Event::Failed { message, hint }) => Err(Failure { message, hint }),
                 _ => Err(Failure::new("the background process ended without a message")

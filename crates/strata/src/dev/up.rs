@@ -91,14 +91,14 @@ async fn foreground(place: &Place, flags: &UpFlags, report: &Report) -> Result<b
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone()));
     let shown = report.clone();
-    let told = Report::new(move |event| {
+    let both = Report::new(move |event| {
         shown.send(event.clone());
         if let Event::Up(session) = event {
             status::print_next_steps(&session);
             anstream::eprintln!("\nCtrl-C ends everything.");
         }
     });
-    let served = serve(place, flags, &told, &stop).await;
+    let served = serve(place, flags, &both, &stop).await;
     if let (Ok(()), Some(guest)) = (&served, place.guest()) {
         leave::run(place, &guest, report).await?;
     }

@@ -17,10 +17,9 @@ use anyhow::{Result, ensure};
 use futures::{StreamExt, future::join_all};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
-use runtime::rights;
-use serde_json::json;
+use tempfile::TempDir;
 use testbed::{
-    ControlPlane, Options,
+    Lent,
     charts::{Access, ChartRepository, samples},
     process::{Child, Program},
 };
@@ -35,8 +34,8 @@ use self::{
     victim::{Victim, processes},
 };
 use crate::{
-    harness::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, namespace, operator_user},
     scene::changes,
+    space::{self, HelmRole, lent, operator_user},
 };
 
 /// Twice what the runner carries out at once, so that some are hit while they wait.
@@ -75,9 +74,10 @@ enum Moment {
 }
 
 struct Campaign {
-    _control_plane: ControlPlane,
-    _charts: ChartRepository,
     operator: Child,
+    _charts: ChartRepository,
+    /// Of the operator's log and helm's files.
+    _directory: TempDir,
     /// The private files of helm operations.
     private: PathBuf,
     place: Namespace,
@@ -91,18 +91,13 @@ struct Campaign {
     points: BTreeMap<Victim, usize>,
     /// What the killed processes, or those of a killed operator, were doing.
     hit: BTreeMap<(Victim, String), usize>,
+    /// Left to the next test when the operator has ended.
+    _control_plane: Lent,
 }
 
 impl Campaign {
     async fn start(seed: u64) -> Result<Self> {
-        let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
-        let rbac = rights::rbac(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT, workspaces::rights::CLUSTER);
-        let mut objects = vec![json!(namespace(OPERATOR_NAMESPACE))];
-        objects.extend(api::workspace::crds().map(|crd| json!(crd)));
-        objects.extend(rbac.objects());
-        objects.push(json!(workspaces::rights::helm_role()));
-        objects.push(json!(workspaces::rights::helm_binding(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT)));
-        control_plane.install(&objects).await?;
+        let (control_plane, directory) = (lent(space::OWN, HelmRole::Bound).await?, tempfile::tempdir()?);
         let charts = ChartRepository::start(Access::Anyone).await?;
         for archive in samples().await? {
             charts.publish(archive)?;
@@ -110,20 +105,17 @@ impl Campaign {
         let namespace = control_plane.namespace("campaign").await?;
         let place = Namespace::new(control_plane.client().await?, &namespace, charts.url());
         let (stored, watch) = follow_storage(place.secrets.clone());
-        let helm = control_plane.directory().join("helm");
-        let program = Program::new(
-            "strata operator",
-            env!("CARGO_BIN_EXE_strata"),
-            control_plane.directory().join("operator.log"),
-        )
-        .args(["operator", "--metrics-bind-address=0", "--health-probe-bind-address=0", "--leader-elect=false"])
-        .args(["--layers=workspaces", "--kubeconfig"])
-        .args([control_plane.kubeconfig_as(&operator_user()).await?])
-        .args(["--helm".into(), testbed::tools::path("helm").await?, "--helm-directory".into(), helm.clone()]);
+        let helm = directory.path().join("helm");
+        let program =
+            Program::new("strata operator", env!("CARGO_BIN_EXE_strata"), directory.path().join("operator.log"))
+                .args(["operator", "--metrics-bind-address=0", "--health-probe-bind-address=0", "--leader-elect=false"])
+                .args(["--layers=workspaces", "--kubeconfig"])
+                .args([control_plane.kubeconfig_as(&operator_user()).await?])
+                .args(["--helm".into(), testbed::tools::path("helm").await?, "--helm-directory".into(), helm.clone()]);
         Ok(Self {
             operator: Child::start(program)?,
-            _control_plane: control_plane,
             _charts: charts,
+            _directory: directory,
             private: helm.join("private"),
             place,
             releases: Vec::new(),
@@ -134,6 +126,7 @@ impl Campaign {
             flows: BTreeMap::new(),
             points: BTreeMap::new(),
             hit: BTreeMap::new(),
+            _control_plane: control_plane,
         })
     }
 
@@ -301,13 +294,13 @@ async fn watch_for_doubles(private: &Path, doubled: &mut BTreeSet<String>) -> In
 fn follow_storage(secrets: Api<Secret>) -> (broadcast::Sender<String>, AbortOnDropHandle<()>) {
     // More than a wave writes.
     let (sender, _) = broadcast::channel(1024);
-    let told = sender.clone();
+    let statuses = sender.clone();
     let watch = tokio::spawn(async move {
         let mut seen = changes(secrets);
         while let Some(secret) = seen.next().await {
             let status = secret.metadata.labels.and_then(|mut labels| labels.remove("status"));
             // Nobody may be waiting.
-            let _ = status.map(|status| told.send(status));
+            let _ = status.map(|status| statuses.send(status));
         }
     });
     (sender, AbortOnDropHandle::new(watch))

@@ -162,9 +162,9 @@ async fn dev_up_says_which_program_failed_and_leaves_nothing_running() -> Result
     environment::write_program(&broken, "#!/bin/sh\necho cannot open the disk >&2\nexit 3\n")?;
     command.env("STRATA_ETCD", &broken);
     let output = run(command).await?;
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success());
-    assert!(told.contains("etcd ended with status 3") && told.contains("cannot open the disk"), "{told}");
+    assert!(printed.contains("etcd ended with status 3") && printed.contains("cannot open the disk"), "{printed}");
     assert_eq!(dev.processes()?, Vec::<String>::new());
     Ok(())
 }
@@ -183,9 +183,9 @@ async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> 
     let up = ["up", "--detach", "--wait", "5s", "--kubeconfig", file.to_str().context("path")?];
 
     let mark = cluster.audit().mark()?;
-    let told = dev.told(&up).await?;
-    assert!(told.contains("the zones dev-1 and dev-2 are left out"), "{told}");
-    assert!(told.contains("Cluster API and the machines layer are left out"), "{told}");
+    let messages = dev.messages(&up).await?;
+    assert!(messages.contains("the zones dev-1 and dev-2 are left out"), "{messages}");
+    assert!(messages.contains("Cluster API and the machines layer are left out"), "{messages}");
     let status = dev.status().await?;
     assert_eq!((&status["storage"], &status["ca"], &status["endpoints"]), (&Value::Null, &Value::Null, &json!({})));
     assert_eq!((&status["auditLog"], names(&status)), (&Value::Null, vec!["registry", "strata-operator"]));
@@ -201,8 +201,8 @@ async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> 
 
     environment::signal(dev.supervisors()?[0], Signal::KILL)?;
     eventually("the operator to be gone", async || Ok(dev.processes()?.is_empty())).await?;
-    let told = dev.told(&["down"]).await?;
-    assert!(told.contains("stays, because of Performer default/mine"), "{told}");
+    let messages = dev.messages(&["down"]).await?;
+    assert!(messages.contains("stays, because of Performer default/mine"), "{messages}");
     let mut with_crd = before.clone();
     with_crd.push("CustomResourceDefinition performers.hourglass.eigenlayer.io".to_owned());
     with_crd.sort();

@@ -103,7 +103,7 @@ impl Campaign {
             return Ok(());
         }
         self.space.create_ready(name, spec()).await?;
-        self.until_told(name, "PodReady", 1).await
+        self.until_recorded(name, "PodReady", 1).await
     }
 
     async fn trigger(&self, flow: Flow, name: &str) -> Result<()> {
@@ -115,12 +115,12 @@ impl Campaign {
         Ok(())
     }
 
-    async fn until_told(&self, name: &str, reason: &str, times: usize) -> Result<()> {
-        let mut told = changes(self.space.events.clone());
+    async fn until_recorded(&self, name: &str, reason: &str, times: usize) -> Result<()> {
+        let mut events = changes(self.space.events.clone());
         let found = async {
             let mut left = times;
             while left > 0 {
-                let event = told.next().await.context("a watch never ends")?;
+                let event = events.next().await.context("a watch never ends")?;
                 let about = event.regarding.as_ref().and_then(|object| object.name.as_deref());
                 left -= usize::from(about == Some(name) && event.reason.as_deref() == Some(reason));
             }
@@ -162,9 +162,9 @@ impl Campaign {
         self.trigger(flow, &name).await?;
         self.finished(flow, &name, uid.as_deref()).await?;
         match flow {
-            Flow::Create => self.until_told(&name, "PodReady", 1).await?,
-            Flow::Upgrade => self.until_told(&name, "PodReady", 2).await?,
-            Flow::Delete => self.until_told(&name, "Deleted", 1).await?,
+            Flow::Create => self.until_recorded(&name, "PodReady", 1).await?,
+            Flow::Upgrade => self.until_recorded(&name, "PodReady", 2).await?,
+            Flow::Delete => self.until_recorded(&name, "Deleted", 1).await?,
         }
         let mut points: Vec<Point> = Vec::new();
         for seen in &self.scene.proxy.requests()[before..] {
@@ -179,15 +179,15 @@ impl Campaign {
             let former = points.iter().filter(|point| point.verb == request.verb && point.pattern == pattern).count();
             points.push(Point { verb: request.verb, pattern, nth: u64::try_from(former)? + 1 });
         }
-        Ok((points, self.told(&name).await?))
+        Ok((points, self.recorded(&name).await?))
     }
 
-    async fn told(&self, name: &str) -> Result<BTreeMap<String, usize>> {
-        let mut told = BTreeMap::new();
+    async fn recorded(&self, name: &str) -> Result<BTreeMap<String, usize>> {
+        let mut recorded = BTreeMap::new();
         for reason in self.space.event_reasons(name).await? {
-            *told.entry(reason).or_default() += 1;
+            *recorded.entry(reason).or_default() += 1;
         }
-        Ok(told)
+        Ok(recorded)
     }
 
     /// Holds each point in a Performer of its own, kills the operator while all are held, and sees the next one finish.
@@ -236,7 +236,7 @@ impl Campaign {
     }
 
     async fn check(&self, flow: Flow, name: &str, calm: &BTreeMap<String, usize>) -> Result<()> {
-        for (reason, times) in self.told(name).await? {
+        for (reason, times) in self.recorded(name).await? {
             let usual = calm.get(&reason).copied().unwrap_or(0);
             ensure!(times <= usual, "{name}: event {reason} came {times} times instead of {usual}");
         }

@@ -19,7 +19,7 @@ async fn releases_go_on_from_what_a_restored_etcd_holds() -> Result<()> {
     let charts = ChartRepository::start(Access::Anyone).await?;
     let space = Space::new(&control_plane, charts.url(), "restore").await?;
     let kubeconfig = control_plane.kubeconfig_as(&operator_user()).await?;
-    let operator = operator(&control_plane, &kubeconfig, "operator.log").await?;
+    let operator = operator(control_plane.directory(), &kubeconfig, "operator.log").await?;
     // No pod ever becomes ready here.
     let spec = |note: &str| space.four(json!({ "wait": false, "values": { "note": note } }));
     space.install("web", spec("a")).await.with_context(|| operator.log_tail())?;

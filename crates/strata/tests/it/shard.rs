@@ -248,14 +248,14 @@ async fn damaged_objects_are_named_and_hide_nothing_else() -> Result<()> {
     server.metric("strata_shard_damaged_records", 0).await?;
     server.child.kill().await?;
 
-    // Each of the shard's other objects is named with its remedy, and the rest is told.
+    // Each of the shard's other objects is named with its remedy, and the rest is shown.
     for (file, remedy) in [("groups.jsonc", "correct it"), ("leader.json", "stop every server")] {
         let path = zone.file(&format!("storage/shard/a/{file}"));
         let whole = std::fs::read(&path).ok();
         std::fs::write(&path, "{")?;
         let status = zone.json(&["status", "-o", "json"]).await?;
-        let told = status[0]["damaged"][0].as_str().unwrap_or_default();
-        ensure!(told.contains(file) && told.contains(remedy), "{status}");
+        let damaged = status[0]["damaged"][0].as_str().unwrap_or_default();
+        ensure!(damaged.contains(file) && damaged.contains(remedy), "{status}");
         ensure!(status[0]["groups"][0]["instances"] == 2, "{status}");
         match whole {
             Some(whole) => std::fs::write(&path, whole)?,
@@ -443,8 +443,8 @@ async fn a_server_without_the_clusters_keys_says_what_to_do_and_ends_with_1() ->
     std::fs::write(zone.file("storage/shard/a/config.jsonc"), config().to_string())?;
     let server = zone.start()?;
     let code = tokio::time::timeout(PATIENCE, server.child.exited()).await?;
-    let told = server.child.log_tail();
-    ensure!(code == 1 && told.contains("cluster/ca.crt is missing; `strata shard init` makes"), "{code}: {told}");
+    let log = server.child.log_tail();
+    ensure!(code == 1 && log.contains("cluster/ca.crt is missing; `strata shard init` makes"), "{code}: {log}");
     Ok(())
 }
 

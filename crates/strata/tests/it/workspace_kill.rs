@@ -12,8 +12,9 @@ use kube::{
     config::Kubeconfig,
 };
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use testbed::{
-    ControlPlane, Options,
+    ControlPlane,
     charts::{Access, ChartRepository},
     fault::{ApiRequest, Calls, Fault, FaultProxy, Injected, Verb},
     process::Child,
@@ -22,7 +23,7 @@ use testbed::{
 use crate::{
     campaign::{Random, setting},
     releases::operator,
-    space::{HelmRole, Space, eventually, install, operator_user, until},
+    space::{HelmRole, OWN, Space, eventually, lent, operator_user, until},
 };
 
 /// Places where a step is struck at once, each at a write of its own.
@@ -173,15 +174,16 @@ type Point = (Verb, String);
 
 fn point(request: &ApiRequest) -> Option<Point> {
     let subresource = request.subresource.as_ref().map(|name| format!("/{name}")).unwrap_or_default();
-    // Events are told, not relied on.
+    // Events are recorded, not relied on.
     let counts = Verb::WRITES.contains(&request.verb) && request.resource != "events";
     counts.then(|| (request.verb, format!("{}{subresource}", request.resource)))
 }
 
 struct Campaign<'a> {
-    control_plane: &'a ControlPlane,
-    proxy: FaultProxy,
     operator: Child,
+    proxy: FaultProxy,
+    /// Of the operator's logs and helm's files.
+    directory: TempDir,
     calm: Place<'a>,
     struck: Vec<Place<'a>>,
     random: Random,
@@ -218,7 +220,7 @@ impl Campaign<'_> {
             held.cut();
         }
         let kubeconfig = self.proxy.kubeconfig_path();
-        self.operator = operator(self.control_plane, &kubeconfig, &format!("operator-{}.log", self.kills)).await?;
+        self.operator = operator(self.directory.path(), &kubeconfig, &format!("operator-{}.log", self.kills)).await?;
         for ((place, (held, what)), claims) in self.struck.iter().zip(&held).zip(&claims) {
             let context = || format!("killed at {what}\n{}", self.operator.log_tail());
             place.finished(step).await.with_context(context)?;
@@ -233,17 +235,16 @@ impl Campaign<'_> {
 
 #[tokio::test]
 async fn w27_killed_at_any_write_while_workspaces_change_they_reach_their_end_and_nothing_is_orphaned() -> Result<()> {
-    let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
-    install(&control_plane, HelmRole::Bound).await?;
+    let (control_plane, directory) = (lent(OWN, HelmRole::Bound).await?, tempfile::tempdir()?);
     let charts = ChartRepository::start(Access::Anyone).await?;
     let kubeconfig = control_plane.kubeconfig_as(&operator_user()).await?;
     let proxy = FaultProxy::start(Kubeconfig::read_from(&kubeconfig)?, 7).await?;
     let place = |prefix| Place::new(&control_plane, charts.url(), prefix);
     let mut campaign = Campaign {
-        operator: operator(&control_plane, &proxy.kubeconfig_path(), "operator-0.log").await?,
+        operator: operator(directory.path(), &proxy.kubeconfig_path(), "operator-0.log").await?,
         calm: place("calm").await?,
         struck: try_join_all((0..PLACES).map(|_| place("struck"))).await?,
-        control_plane: &control_plane,
+        directory,
         proxy,
         random: Random(setting("STRATA_CAMPAIGN_SEED").unwrap_or(1)),
         kills: 0,

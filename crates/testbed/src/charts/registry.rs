@@ -66,7 +66,7 @@ impl Registry {
         self.address.port()
     }
 
-    /// `oci://127.0.0.1:PORT/charts`; a chart's name follows. Clients have to be told that there is no TLS.
+    /// `oci://127.0.0.1:PORT/charts`; a chart's name follows. Clients need a flag for it: there is no TLS.
     pub fn url(&self) -> String {
         format!("oci://{}/charts", self.address)
     }

@@ -1,6 +1,7 @@
 //! Control planes that tests of a process share: one for all, and some that each has for itself for a while.
 
 use std::{
+    collections::BTreeMap,
     ops::Deref,
     sync::{Mutex, PoisonError},
 };
@@ -10,8 +11,8 @@ use tokio::sync::{OnceCell, oneshot};
 use super::{ControlPlane, Error, Options};
 
 static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
-/// Those that were lent before. As many are started as tests have one at the same time.
-static IDLE: Mutex<Vec<ControlPlane>> = Mutex::new(Vec::new());
+/// Those that were lent before, by purpose. As many are started as tests have one at the same time.
+static IDLE: Mutex<BTreeMap<&'static str, Vec<ControlPlane>>> = Mutex::new(BTreeMap::new());
 
 impl ControlPlane {
     /// The control plane that all tests of this process share, each in a namespace of its own. It lives
@@ -23,36 +24,40 @@ impl ControlPlane {
 
     /// A control plane that no other test uses while the loan lasts: for operators of a test's own. Starting one costs more
     /// than most tests do, so it is left to the next test as it is, and that removes what would disturb it. A test that
-    /// breaks a program, or changes what others rely on, starts its own.
-    pub async fn lent() -> Result<Lent, Error> {
-        let idle = idle().pop();
+    /// breaks a program, or changes what others rely on, starts its own. Tests of one purpose install the same kinds and
+    /// rights: what is granted to one's operator would be granted to another's, too.
+    pub async fn lent(purpose: &'static str) -> Result<Lent, Error> {
+        let idle = idle().get_mut(purpose).and_then(Vec::pop);
         let control_plane = match idle {
             Some(control_plane) => control_plane,
             None => start_on_own_thread().await?,
         };
-        Ok(Lent(Some(control_plane)))
+        Ok(Lent { purpose, control_plane: Some(control_plane) })
     }
 }
 
 /// A loan of a control plane; dropping it gives it back.
-pub struct Lent(Option<ControlPlane>);
+pub struct Lent {
+    purpose: &'static str,
+    control_plane: Option<ControlPlane>,
+}
 
 impl Deref for Lent {
     type Target = ControlPlane;
 
     fn deref(&self) -> &ControlPlane {
-        self.0.as_ref().expect("only dropping it takes the control plane out")
+        self.control_plane.as_ref().expect("only dropping it takes the control plane out")
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        idle().extend(self.0.take());
+        idle().entry(self.purpose).or_default().extend(self.control_plane.take());
     }
 }
 
-fn idle() -> std::sync::MutexGuard<'static, Vec<ControlPlane>> {
-    // Each use is one push or pop, so a poisoned lock still guards a whole list.
+fn idle() -> std::sync::MutexGuard<'static, BTreeMap<&'static str, Vec<ControlPlane>>> {
+    // Each use is one push or pop, so a poisoned lock still guards whole lists.
     IDLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

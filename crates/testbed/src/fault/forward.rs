@@ -38,7 +38,15 @@ impl Shared {
         };
         let rule = self.rule_for(&request);
         let seen = self.log.arrived(&request, rule.as_ref().map(|rule| rule.fault));
-        let answer = self.answer_call(parts, body, &request, rule.as_deref()).await;
+        let answer = match rule {
+            // Such a fault is about what the server has done: it does it although the client may give up before.
+            Some(rule) if rule.fault.is_after_commit() => {
+                let shared = self.clone();
+                let call = async move { shared.answer_call(parts, body, &request, Some(&rule)).await };
+                tokio::spawn(call).await.unwrap_or(Err(Cut))
+            }
+            rule => self.answer_call(parts, body, &request, rule.as_deref()).await,
+        };
         if let Ok(answer) = &answer {
             self.log.answered(seen, answer.status());
         }

@@ -141,6 +141,11 @@ impl Fault {
             ("mute-after", Self::HoldAfterCommit),
         ]
     }
+
+    /// Whether a call meets it when the server has committed.
+    pub(super) fn is_after_commit(self) -> bool {
+        matches!(self, Self::CutAfterCommit | Self::HoldAfterCommit | Self::CutInBody)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The user as whom the programs of a simulated server run: traffic on loopback can be told apart by nothing else.
+//! The user as whom the programs of a simulated server run: traffic on loopback can be distinguished by nothing else.
 
 use std::{
     fs, io,

@@ -1,6 +1,6 @@
-//! Partitions on loopback. Every dial there comes from 127.0.0.1, so that a packet is told by the user whose socket sends
-//! it and by the address it goes to; connections that are open already are destroyed, because answers on them go to
-//! 127.0.0.1.
+//! Partitions on loopback. Every dial there comes from 127.0.0.1, so that a packet is recognised by the user whose
+//! socket sends it and by the address it goes to; connections that are open already are destroyed, because answers on
+//! them go to 127.0.0.1.
 
 use std::{
     fmt::Write as _,

@@ -118,10 +118,10 @@ async fn granted<T>(request: impl AsyncFn() -> kube::Result<T>) -> Result<T> {
 
 #[tokio::test]
 async fn a_lent_control_plane_is_left_to_the_next_as_it_is() -> Result<()> {
-    let first = ControlPlane::lent().await?;
+    let first = ControlPlane::lent("these").await?;
     let (server, namespace) = (first.server().to_owned(), first.namespace("left").await?);
     drop(first);
-    let next = ControlPlane::lent().await?;
+    let next = ControlPlane::lent("these").await?;
     assert_eq!(next.server(), server);
     Api::<Namespace>::all(next.client().await?).get(&namespace).await?;
     Ok(())

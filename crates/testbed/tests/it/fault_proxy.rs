@@ -119,6 +119,26 @@ async fn next_event(events: &mut (impl Stream<Item = Result<WatchEvent<ConfigMap
     }
 }
 
+/// On a busy machine a server takes longer to answer than an operator waits.
+#[tokio::test]
+async fn a_call_is_committed_and_meets_its_fault_although_its_client_gave_up() {
+    let scene = scene().await;
+    let behind = FaultProxy::start(scene.proxy.kubeconfig(), 42).await.unwrap();
+    let slow = scene.proxy.inject(scene.creates(), Fault::HoldBeforeCommit);
+    let fault = behind.inject(scene.creates(), Fault::CutAfterCommit);
+    let api: Api<ConfigMap> = Api::namespaced(behind.client().await.unwrap(), &scene.namespace);
+    let object = config_map("given-up", "1");
+    let params = PostParams::default();
+    tokio::select! {
+        answer = api.create(&params, &object) => panic!("it was held: {answer:?}"),
+        reached = slow.reached() => drop(reached.unwrap()),
+    }
+    drop(api);
+    slow.release();
+    fault.reached().await.unwrap();
+    assert!(scene.exists("given-up").await);
+}
+
 #[tokio::test]
 async fn injected_answers_never_reach_the_server() {
     let scene = scene().await;
@@ -236,8 +256,8 @@ async fn past_events_are_replayed_into_a_live_watch() {
     for expected in ["added a=1", "modified a=2", "deleted a=2"] {
         assert_eq!(next_event(&mut events).await, expected);
     }
-    let told = scene.proxy.replay_events("configmaps", |event| event["type"] == "MODIFIED");
-    assert_eq!(told, 1);
+    let replayed = scene.proxy.replay_events("configmaps", |event| event["type"] == "MODIFIED");
+    assert_eq!(replayed, 1);
     assert_eq!(next_event(&mut events).await, "modified a=2");
     scene.change("b", "1").await;
     assert_eq!(next_event(&mut events).await, "added b=1");

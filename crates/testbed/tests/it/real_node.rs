@@ -74,7 +74,7 @@ async fn tell(pod: &Pod, what: &str) {
     let client = legacy::Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let url = format!("http://{}:8080/{what}", address(pod));
     let request = http::Request::post(url).body(Empty::new()).unwrap();
-    // A server that is told to exit gives no answer.
+    // A server that is asked to exit gives no answer.
     let answer = client.request(request).await.map(|answer| answer.status().is_success());
     assert!(what.starts_with("exit") || answer.unwrap(), "{what}");
 }

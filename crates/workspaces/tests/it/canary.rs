@@ -102,7 +102,7 @@ async fn w24_a_planted_secret_is_in_no_log_event_status_metric_argument_or_file(
         space.create("shouts", spec("broken", "1.0.1", true)).await?;
         let shouts = space.condition("shouts", "Ready", "False", "InstallFailed").await?;
         assert!(message(&shouts).contains("it is [redacted]"), "{}", message(&shouts));
-        space.until_told("shouts", "InstallFailed").await?;
+        space.until_recorded("shouts", "InstallFailed").await?;
         space.create("unknown", spec("four", "7.7.7", false)).await?;
         space.condition("unknown", "Ready", "False", "ChartNotFound").await?;
         space.delete("web").await?;
@@ -160,23 +160,23 @@ async fn w24_what_helm_says_about_tests_rollbacks_and_uninstalls_is_redacted_too
         "valuesFrom": [{ "kind": "Secret", "name": "values" }],
         "test": { "enable": true, "ignoreFailures": true },
     });
-    let told = async |kind: &str, reason: &str| {
+    let is_redacted = async |kind: &str, reason: &str| {
         let release = space.condition("web", kind, "False", reason).await?;
         let said = condition(&release, kind)["message"].as_str().unwrap_or_default().to_owned();
         assert!(said.contains("-[redacted]"), "{said}");
-        space.until_told("web", reason).await
+        space.until_recorded("web", reason).await
     };
     space.create("web", spec).await?;
-    told("TestSuccess", "TestFailed").await?;
+    is_redacted("TestSuccess", "TestFailed").await?;
     space.change("web", json!({ "values": { "note": "b" } })).await?;
     space.until("web", "upgraded", |release| condition(release, "Ready")["reason"] == "UpgradeSucceeded").await?;
     space.annotate("web", ROLLBACK_ANNOTATION, "1").await?;
-    told("Remediated", "RollbackFailed").await?;
+    is_redacted("Remediated", "RollbackFailed").await?;
     space.delete("web").await?;
-    told("Ready", "UninstallFailed").await?;
+    is_redacted("Ready", "UninstallFailed").await?;
     check("the log", &world.logs.text());
     // Others' events name the objects, which bear it; that is the chart's fault.
-    check("our events", &space.told("web").await?.join("\n"));
+    check("our events", &space.recorded("web").await?.join("\n"));
     check("the objects", &json!(space.releases.list(&ListParams::default()).await?.items).to_string());
     // Suspended, it goes without helm.
     space.change("web", json!({ "suspend": true })).await?;

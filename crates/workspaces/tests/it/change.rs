@@ -219,8 +219,8 @@ async fn w31_rollback_and_force_by_annotation_and_a_bounded_history() -> Result<
     assert_eq!(note().await?, "2");
     space.check_history("web", "2 superseded, 3 superseded, 4 deployed").await?;
     space.annotate("web", ROLLBACK_ANNOTATION, "1@again").await?;
-    // What cannot be is told, and stands in the way of nothing.
-    let refused = space.until_told("web", "RollbackFailed").await?;
+    // What cannot be done is reported, and stands in the way of nothing.
+    let refused = space.until_recorded("web", "RollbackFailed").await?;
     assert!(refused.contains("choose one of 2, 3, 4"), "{refused}");
     space.ready("web").await?;
     space.annotate("web", ROLLBACK_ANNOTATION, "2@again").await?;

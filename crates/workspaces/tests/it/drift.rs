@@ -38,7 +38,7 @@ async fn w32_warn_reports_and_changes_nothing() -> Result<()> {
     let said = condition(&drifted, "Drifted")["message"].as_str().unwrap_or_default().to_owned();
     assert!(said.contains("Deployment web") && said.contains("replicas"), "{said}");
     assert_eq!(condition(&drifted, "Ready")["status"], "True");
-    space.until_told("web", "DriftDetected").await?;
+    space.until_recorded("web", "DriftDetected").await?;
     assert_eq!(replicas(&space.deployments.get("web").await?), 2);
     by_hand(&space, "web", json!({ "spec": { "replicas": 0 } })).await?;
     space.condition("web", "Drifted", "False", "NoDrift").await?;
@@ -55,7 +55,7 @@ async fn w32_enabled_sets_back_what_was_changed_or_deleted() -> Result<()> {
     by_hand(&space, "web", json!({ "spec": { "replicas": 2 } })).await?;
     until(&space.deployments, "web", "set back", |found| replicas(found) == 1).await?;
     space.condition("web", "Drifted", "False", "DriftCorrected").await?;
-    space.until_told("web", "DriftCorrected").await?;
+    space.until_recorded("web", "DriftCorrected").await?;
 
     // Kinds whose objects count no generations.
     let patch = json!({ "data": { "values.json": "forged" } });

@@ -1,4 +1,4 @@
-//! What fails is told, is not tried blindly again, and is remedied as the spec says.
+//! What fails is reported, is not tried blindly again, and is remedied as the spec says.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn w30_a_failure_is_told_everywhere_and_tried_again_only_after_a_change() 
     let status = failed.status.clone().context("a status")?;
     assert!(status.last_output.context("helm's last lines")?.contains(said));
     assert_eq!((status.failures, status.last_attempted_revision.as_deref()), (1, Some("1.0.0")));
-    let event = space.until_told("web", "InstallFailed").await?;
+    let event = space.until_recorded("web", "InstallFailed").await?;
     assert!(event.contains(said), "{event}");
     assert!(ended(world, "install", "other") > before);
 
@@ -63,7 +63,7 @@ async fn w30_a_failure_is_told_everywhere_and_tried_again_only_after_a_change() 
     let mended = space.ready("web").await?;
     assert_eq!((failures(&mended), mended.status.unwrap().last_output), (0, None));
     assert_eq!(
-        space.told("web").await?.iter().filter(|event| event.starts_with("InstallFailed")).count(),
+        space.recorded("web").await?.iter().filter(|event| event.starts_with("InstallFailed")).count(),
         2,
         "one for each attempt"
     );
@@ -186,7 +186,7 @@ async fn w25_what_takes_too_long_is_timed_out() -> Result<()> {
     space.create("web", space.spec("broken", "1.0.0", never)).await?;
     let late = space.condition("web", "Ready", "False", "TimedOut").await?;
     assert_eq!(failures(&late), 1);
-    space.until_told("web", "TimedOut").await?;
+    space.until_recorded("web", "TimedOut").await?;
     space.check_history("web", "1 failed").await?;
     space.change("web", json!({ "wait": false })).await?;
     space.change("web", json!({ "values": { "fault": "slow-start" } })).await?;
@@ -243,7 +243,7 @@ async fn w35_helm_tests_run_once_and_are_reported() -> Result<()> {
         assert!(message(&bad).contains("bad-test"), "{}", message(&bad));
         space.condition("bad", "Ready", "False", "TestFailed").await?;
         space.condition("bad", "Released", "True", "InstallSucceeded").await?;
-        space.until_told("bad", "TestFailed").await?;
+        space.until_recorded("bad", "TestFailed").await?;
         space.change("bad", json!({ "values": { "test": "succeeded" } })).await?;
         space.ready("bad").await?;
         anyhow::Ok(())

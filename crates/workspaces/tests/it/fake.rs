@@ -257,8 +257,8 @@ async fn w24_values_are_private_and_always_removed() -> Result<()> {
         }
         let finished = scene.finished(&key).await?;
         assert_eq!(finished.result.as_ref().err().map(|failure| failure.class), class);
-        let told = format!("{finished:?}{}{}", scene.lines("line").concat(), scene.lines("env").concat());
-        assert!(!told.contains("canary"), "{told}");
+        let written = format!("{finished:?}{}{}", scene.lines("line").concat(), scene.lines("env").concat());
+        assert!(!written.contains("canary"), "{written}");
         assert_eq!(scene.lines("content"), ["canary-1", "canary-2", "canary-3"]);
         assert_eq!(scene.lines("modes"), ["700 .", "600 values-0.yaml", "600 values-1.yaml", "600 kubeconfig"]);
         assert_eq!(scene.operation_directories(), [""; 0].map(std::path::PathBuf::from));

@@ -4,14 +4,16 @@ use std::{fs, process::Stdio};
 
 use anyhow::{Context, Result};
 use runtime::Key;
-use testbed::ControlPlane;
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
 };
 use workspaces::helm::{Class, Contents, Operation, Private};
 
-use crate::harness::{Scene, deploy, pack, with};
+use crate::{
+    harness::{Scene, deploy, pack, with},
+    world::World,
+};
 
 const MARKER: &str = "MEMORY ";
 const PLACE: &str = "STRATA_TEST_PLACE";
@@ -58,7 +60,7 @@ async fn runner() -> Result<()> {
 
 #[tokio::test]
 async fn w21_a_hungry_chart_leaves_the_operators_memory_flat() -> Result<()> {
-    let control_plane = ControlPlane::shared().await?;
+    let control_plane = &World::shared().await.control_plane;
     let namespace = control_plane.namespace("hungry").await?;
     let place = serde_json::to_string(&(namespace, control_plane.kubeconfig()))?;
     #[expect(clippy::disallowed_methods, reason = "it is this test's own binary")]

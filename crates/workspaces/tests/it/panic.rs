@@ -37,7 +37,7 @@ impl io::Write for Shaking {
 
 #[tokio::test]
 async fn w15_a_panic_in_a_round_of_each_kind_ends_that_round_alone() -> Result<()> {
-    let place = Vacant::take().await;
+    let place = Vacant::take().await?;
     let shaking = Shaking::default();
     let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || shaking.clone()).finish();
     let _logs = tracing::subscriber::set_default(subscriber);

@@ -9,10 +9,13 @@ use kube::{
     api::{ListParams, PostParams},
 };
 use runtime::Key;
-use testbed::{ControlPlane, User};
+use testbed::User;
 use workspaces::helm::{Class, Contents, Deploy, Operation, Private, Request};
 
-use crate::harness::{PATIENCE, Scene, deploy, pack, with};
+use crate::{
+    harness::{PATIENCE, Scene, deploy, pack, with},
+    world::World,
+};
 
 /// Everything of the values, so that a test sees what helm saw.
 const VALUES: &str = "apiVersion: v1
@@ -73,7 +76,8 @@ struct Release {
 
 impl Release {
     async fn new() -> Result<Self> {
-        let control_plane = ControlPlane::shared().await?;
+        // The operator there takes no part in it: no HelmRelease stands for these.
+        let control_plane = &World::shared().await.control_plane;
         let kubeconfig = Private::new(std::fs::read(control_plane.kubeconfig())?);
         let namespace = control_plane.namespace("runner").await?;
         Ok(Self { scene: Scene::real().await?, namespace, client: control_plane.client().await?, kubeconfig })
@@ -208,7 +212,8 @@ async fn w25_a_wait_in_vain_is_a_timeout() -> Result<()> {
     let release = Release::new().await?;
     let install = Operation::Install(Deploy { wait: true, ..release.chart(WORKLOAD)? });
     let mut short = release.request("web", install, &["replicas: 1"]);
-    short.timeout = Duration::from_secs(3);
+    // On a busy machine helm needs seconds before it waits.
+    short.timeout = Duration::from_secs(10);
     let finished = release.scene.run(short).await?;
     assert_eq!(finished.result.as_ref().unwrap_err().class, Class::Timeout, "{finished:?}");
     assert_eq!(release.history("web").await?, [(1, "failed".to_owned())]);
@@ -253,7 +258,7 @@ async fn w26_a_drain_during_upgrades_leaves_none_pending() -> Result<()> {
 #[tokio::test]
 async fn failures_have_their_class() -> Result<()> {
     let release = Release::new().await?;
-    let control_plane = ControlPlane::shared().await?;
+    let control_plane = &World::shared().await.control_plane;
     let install = || Ok::<_, anyhow::Error>(Operation::Install(release.chart(VALUES)?));
     let class = async |request: Request| -> Result<Class> {
         Ok(release.scene.run(request).await?.result.clone().err().context("it has to fail")?.class)

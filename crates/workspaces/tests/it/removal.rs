@@ -51,7 +51,7 @@ async fn w29_the_release_goes_before_the_finalizer_and_gone_already_is_gone() ->
 
 #[tokio::test]
 async fn w29_a_restart_in_the_middle_of_an_uninstall_ends_it() -> Result<()> {
-    let place = Vacant::take().await;
+    let place = Vacant::take().await?;
     let space = place.space("restart").await?;
     let quick = async || Ok::<_, anyhow::Error>(Config { grace: Duration::from_secs(1), ..place.config().await? });
     let first = Running::start(quick().await?, None).await?;

@@ -17,7 +17,7 @@ const BATCH: usize = 25;
 
 #[tokio::test]
 async fn w28_a_restart_with_a_hundred_unchanged_releases_starts_no_helm_and_writes_nothing() -> Result<()> {
-    let place = Vacant::take().await;
+    let place = Vacant::take().await?;
     let space = place.space("unchanged").await?;
     let first = Running::start(place.config().await?, None).await?;
     space.secret("more", json!({ "values.yaml": "note: a" })).await?;
@@ -55,7 +55,7 @@ async fn w28_a_restart_with_a_hundred_unchanged_releases_starts_no_helm_and_writ
 
 #[tokio::test]
 async fn a_standby_starts_no_helm_until_it_leads() -> Result<()> {
-    let place = Vacant::take().await;
+    let place = Vacant::take().await?;
     let space = place.space("standby").await?;
     let folder = |name: &str| place.directory.path().join(name);
     let first = Running::start(config(&place.control_plane, &folder("a")).await?, Some(lease("a"))).await?;
@@ -104,7 +104,7 @@ async fn w27_a_lock_that_a_dead_helm_left_is_taken_over_after_a_while() -> Resul
     let locked = space.condition("web", "Ready", "False", "Locked").await?;
     assert!(message(&locked).contains("pending-install"), "{}", message(&locked));
     space.ready("web").await?;
-    space.until_told("web", "Locked").await?;
+    space.until_recorded("web", "Locked").await?;
     space.check_history("web", "1 deployed").await?;
     // What cannot be read is said, and it is said what helps.
     let spoilt = space.condition("spoilt", "Ready", "False", "StateUnknown").await?;

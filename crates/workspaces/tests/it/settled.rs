@@ -25,7 +25,7 @@ async fn more_rounds(operator: &Running, namespace: &str, controller: &str, roun
 
 #[tokio::test]
 async fn w12_fifty_users_and_twenty_releases_settled_cost_no_request_and_no_helm() -> Result<()> {
-    let place = Vacant::take().await;
+    let place = Vacant::take().await?;
     let config = Config { resync: Duration::from_secs(1), ..place.config().await? };
     let operator = Running::start(config, None).await?;
     let space = place.space("settled").await?;

@@ -6,14 +6,22 @@
 use std::{fmt::Debug, future::Future, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use api::workspace::HelmRelease;
-use k8s_openapi::api::{
-    apps::v1::Deployment,
-    core::v1::{ConfigMap, Namespace, Secret},
-    events::v1::Event,
+use api::workspace::{HelmRelease, User as TeamUser, Workspace};
+use futures::future::try_join_all;
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::{
+        apps::v1::Deployment,
+        authorization::v1::SubjectAccessReview,
+        coordination::v1::Lease,
+        core::v1::{ConfigMap, Namespace, Secret},
+        events::v1::Event,
+        rbac::v1::ClusterRoleBinding,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
-    Api, Client, Resource,
+    Api, Client, Resource, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
     runtime::wait::{await_condition, conditions::is_deleted},
 };
@@ -21,15 +29,13 @@ use runtime::rights;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use testbed::{
-    ControlPlane, User,
+    ControlPlane, Lent, Looks, User,
     audit::{Entry, Mark},
     helm::Helm,
 };
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
 pub const PATIENCE: Duration = Duration::from_mins(2);
-/// Where no event can be waited for, ask this often.
-const POLL: Duration = Duration::from_millis(50);
 
 pub const OPERATOR_NAMESPACE: &str = "strata-system";
 pub const OPERATOR_ACCOUNT: &str = "strata";
@@ -46,6 +52,79 @@ pub fn operator_user() -> User {
 pub enum HelmRole {
     Bound,
     NotBound,
+}
+
+/// For tests with operators of their own, one after another.
+pub const OWN: &str = "own operators";
+/// For operators that many tests share. They never end, so that each has a control plane without a past.
+pub const SHARED: &str = "shared operators";
+
+/// A control plane with what the chart installs and nothing left for operators to act on.
+pub async fn lent(purpose: &'static str, helm: HelmRole) -> Result<Lent> {
+    let control_plane = ControlPlane::lent(purpose).await?;
+    vacate(&control_plane).await?;
+    if helm == HelmRole::NotBound {
+        unbind(&control_plane.client().await?).await?;
+    }
+    install(&control_plane, helm).await?;
+    Ok(control_plane)
+}
+
+/// Removes what an earlier test left for operators to act on: objects of our kinds, and leases without a holder.
+async fn vacate(control_plane: &ControlPlane) -> Result<()> {
+    let client = control_plane.client().await?;
+    remove_all::<Workspace>(&client).await?;
+    remove_all::<TeamUser>(&client).await?;
+    remove_all::<HelmRelease>(&client).await?;
+    let leases: Api<Lease> = Api::namespaced(client, OPERATOR_NAMESPACE);
+    leases.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+    Ok(())
+}
+
+/// Takes helm's right to act as the operator back, where an earlier test gave it.
+async fn unbind(client: &Client) -> Result<()> {
+    let binding = workspaces::rights::helm_binding(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).name_any();
+    let bindings: Api<ClusterRoleBinding> = Api::all(client.clone());
+    if bindings.get_opt(&binding).await?.is_none() {
+        return Ok(());
+    }
+    bindings.delete(&binding, &DeleteParams::default()).await?;
+    let review: SubjectAccessReview = serde_json::from_value(json!({ "spec": {
+        "user": OPERATOR_USER, "resourceAttributes": { "verb": "*", "group": "*", "resource": "*" },
+    }}))?;
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    // The authorizer learns of it by a watch.
+    eventually("the operator may no longer do all", async || {
+        let answer = reviews.create(&PostParams::default(), &review).await?;
+        Ok(!answer.status.is_some_and(|status| status.allowed))
+    })
+    .await
+}
+
+/// Removes all objects of a kind, where it is served, without the operator that their finalizers wait for.
+async fn remove_all<K>(client: &Client) -> Result<()>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+{
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    if crds.get_opt(&format!("{}.{}", K::plural(&()), K::group(&()))).await?.is_none() {
+        return Ok(());
+    }
+    let left = Api::<K>::all(client.clone()).list_metadata(&ListParams::default()).await?;
+    let remove = async |object: kube::core::PartialObjectMeta<K>| {
+        let namespace = object.namespace().context("an object of ours has a namespace")?;
+        let (api, name) = (Api::<K>::namespaced(client.clone(), &namespace), object.name_any());
+        let free = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+        match api.patch_metadata(&name, &PatchParams::default(), &free).await {
+            // One that was being deleted goes with its finalizer.
+            Ok(_) => drop(api.delete(&name, &DeleteParams::default()).await),
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(error.into()),
+        }
+        anyhow::Ok(())
+    };
+    try_join_all(left.into_iter().map(remove)).await?;
+    Ok(())
 }
 
 /// Installs what the chart installs: namespace, CRDs, account, roles; and where the API server answers.
@@ -73,8 +152,9 @@ pub async fn install(control_plane: &ControlPlane, helm: HelmRole) -> Result<()>
 /// Asks until the answer is yes.
 pub async fn eventually<F: Future<Output = Result<bool>>>(what: &str, mut holds: impl FnMut() -> F) -> Result<()> {
     let asking = async {
+        let mut looks = Looks::default();
         while !holds().await? {
-            tokio::time::sleep(POLL).await;
+            looks.next().await;
         }
         Ok(())
     };
@@ -289,7 +369,7 @@ impl<'a> Space<'a> {
     }
 
     /// Events about an object, as `reason: note`, oldest first.
-    pub async fn told(&self, name: &str) -> Result<Vec<String>> {
+    pub async fn recorded(&self, name: &str) -> Result<Vec<String>> {
         let mut events = self.events.list(&ListParams::default()).await?.items;
         events.retain(|event| event.regarding.as_ref().is_some_and(|about| about.name.as_deref() == Some(name)));
         events.retain(|event| event.reporting_controller.as_deref().is_some_and(|who| who.contains("strata")));
@@ -299,12 +379,13 @@ impl<'a> Space<'a> {
     }
 
     /// Waits for an event about an object that begins so.
-    pub async fn until_told(&self, name: &str, start: &str) -> Result<String> {
+    pub async fn until_recorded(&self, name: &str, start: &str) -> Result<String> {
         let mut found = None;
         let asking = async {
+            let mut looks = Looks::default();
             while found.is_none() {
-                tokio::time::sleep(POLL).await;
-                found = self.told(name).await?.into_iter().find(|event| event.starts_with(start));
+                looks.next().await;
+                found = self.recorded(name).await?.into_iter().find(|event| event.starts_with(start));
             }
             anyhow::Ok(())
         };

@@ -11,16 +11,16 @@ use process::Clock;
 use runtime::{Fatal, LeaseConfig, Metrics, Operator, Settings};
 use tempfile::TempDir;
 use testbed::{
-    ControlPlane, Options,
+    ControlPlane, Lent,
     charts::{Access, ChartRepository},
 };
-use tokio::sync::{Mutex, MutexGuard, OnceCell, oneshot};
+use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
 use workspaces::{Config, helm::Guard};
 
 use crate::{
     capture::Logs,
-    space::{HelmRole, OPERATOR_NAMESPACE, Space, install, operator_user},
+    space::{self, HelmRole, OPERATOR_NAMESPACE, Space, lent, operator_user},
 };
 
 /// A running operator.
@@ -107,12 +107,11 @@ pub struct World {
     pub repository: ChartRepository,
     pub logs: Logs,
     pub directory: TempDir,
-    pub control_plane: ControlPlane,
+    pub control_plane: Lent,
 }
 
 static SHARED: OnceCell<World> = OnceCell::const_new();
 static LENIENT: OnceCell<World> = OnceCell::const_new();
-static VACANT: OnceCell<Mutex<Vacant>> = OnceCell::const_new();
 
 impl World {
     pub async fn shared() -> &'static Self {
@@ -130,13 +129,15 @@ impl World {
     }
 
     async fn with_logs(logs: Logs, adjust: impl FnOnce(&mut Config)) -> Result<Self> {
-        Ok(Self { logs, ..Self::start(HelmRole::Bound, adjust).await? })
+        Ok(Self { logs, ..Self::on(lent(space::SHARED, HelmRole::Bound).await?, adjust).await? })
     }
 
     /// A world for one test alone.
     pub async fn start(helm: HelmRole, adjust: impl FnOnce(&mut Config)) -> Result<Self> {
-        let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
-        install(&control_plane, helm).await?;
+        Self::on(lent(space::OWN, helm).await?, adjust).await
+    }
+
+    async fn on(control_plane: Lent, adjust: impl FnOnce(&mut Config)) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let mut config = config(&control_plane, directory.path()).await?;
         adjust(&mut config);
@@ -150,23 +151,16 @@ impl World {
     }
 }
 
-/// A control plane where tests start and stop operators of their own, one test at a time. Releases that are left must
-/// be settled.
+/// A control plane where a test starts and stops operators of its own.
 pub struct Vacant {
     pub repository: ChartRepository,
     pub directory: TempDir,
-    pub control_plane: ControlPlane,
+    pub control_plane: Lent,
 }
 
 impl Vacant {
-    pub async fn take() -> MutexGuard<'static, Self> {
-        let vacant = VACANT.get_or_init(|| on_own_thread(|_| async { Ok(Mutex::new(Self::start().await?)) }));
-        vacant.await.lock().await
-    }
-
-    async fn start() -> Result<Self> {
-        let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
-        install(&control_plane, HelmRole::Bound).await?;
+    pub async fn take() -> Result<Self> {
+        let control_plane = lent(space::OWN, HelmRole::Bound).await?;
         let repository = ChartRepository::start(Access::Anyone).await?;
         Ok(Self { repository, directory: tempfile::tempdir()?, control_plane })
     }

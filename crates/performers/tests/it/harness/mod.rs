@@ -243,7 +243,7 @@ impl World {
 
     /// A world for one test alone.
     pub async fn start(config: Config) -> Result<Self> {
-        let control_plane = ControlPlane::lent().await?;
+        let control_plane = ControlPlane::lent("performers").await?;
         vacate(&control_plane).await?;
         install(&control_plane).await?;
         let client = control_plane.client_as(&operator_user()).await?;

@@ -1,6 +1,6 @@
 //! What tests look at beside the objects themselves: their history, the audit log, the metrics.
 
-use std::{fmt::Debug, future::Future, time::Duration};
+use std::{fmt::Debug, future::Future};
 
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt, pin_mut};
@@ -12,23 +12,20 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use testbed::{
-    ControlPlane,
+    ControlPlane, Looks,
     audit::{Entry, Mark},
 };
 
 use crate::harness::{OPERATOR_USER, PATIENCE, Running, Space};
 
-/// Where no event can be waited for, ask this often.
-const POLL: Duration = Duration::from_millis(100);
-
 /// Asks until the answer is yes.
 pub async fn eventually<F: Future<Output = Result<bool>>>(what: &str, mut holds: impl FnMut() -> F) -> Result<()> {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let (deadline, mut looks) = (tokio::time::Instant::now() + PATIENCE, Looks::default());
     while !holds().await? {
         if tokio::time::Instant::now() > deadline {
             bail!("it never came true that {what}");
         }
-        tokio::time::sleep(POLL).await;
+        looks.next().await;
     }
     Ok(())
 }

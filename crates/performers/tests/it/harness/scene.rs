@@ -13,7 +13,7 @@ use performers::Config;
 use runtime::Settings;
 use serde::de::DeserializeOwned;
 use testbed::{
-    ControlPlane, Lent, Options,
+    ControlPlane, Lent, Looks, Options,
     audit::{Entry, Mark},
     fault::{FaultProxy, Seen, Verb},
 };
@@ -65,7 +65,7 @@ impl Scene {
 
     /// For a test with operators of its own, where no other operator runs and nothing is left to act on.
     pub async fn lent() -> Result<Self> {
-        let control_plane = ControlPlane::lent().await?;
+        let control_plane = ControlPlane::lent("performers").await?;
         vacate(&control_plane).await?;
         Self::on(Place::Lent(control_plane)).await
     }
@@ -148,10 +148,10 @@ impl Shared {
 
 /// Waits for something that no watch tells of, like a counter.
 pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
-    const LOOK: Duration = Duration::from_millis(20);
     let watched = async {
+        let mut looks = Looks::default();
         while !holds() {
-            tokio::time::sleep(LOOK).await;
+            looks.next().await;
         }
     };
     tokio::time::timeout(PATIENCE, watched).await.with_context(|| format!("{what} in time"))

@@ -114,7 +114,7 @@ fn web(world: &World) -> Vec<String> {
 
 fn drain(world: &World, server: &Server) {
     for record in world.records().values().filter(|record| record.leaving.is_some() && record.deleted_at.is_none()) {
-        // What a server that died did not load is told by its successor.
+        // What a server that died did not load is reported by its successor.
         let _ = server.term.acknowledge_drained("default", record.id.as_str(), &Fence::default());
     }
 }

@@ -123,8 +123,11 @@ async fn charts_of_a_registry_are_compared_and_their_digest_is_checked() -> Resu
     let same = diff.run("web").await?;
     assert_eq!((same.code, same.out.as_str()), (0, ""), "{same:?}");
     pin(&"0".repeat(64)).await?;
-    let told = diff.run("web").await?.refusal(2)?;
-    assert!(told.contains("not the pinned sha256:000") && told.contains("in spec.chart.digest\nhint:"), "{told}");
+    let refusal = diff.run("web").await?.refusal(2)?;
+    assert!(
+        refusal.contains("not the pinned sha256:000") && refusal.contains("in spec.chart.digest\nhint:"),
+        "{refusal}"
+    );
     Ok(())
 }
 
@@ -153,21 +156,25 @@ async fn what_is_secret_is_shown_by_no_diff_and_no_error() -> Result<()> {
         diff.place.releases.patch("keys", &PatchParams::default(), &patch).await
     };
     patch(json!({ "values": { "fails": true } })).await?;
-    let told = diff.run("keys").await?.refusal(2)?;
-    assert!(told.contains("cannot render the chart; helm said:") && told.contains("[redacted]"), "{told}");
+    let refusal = diff.run("keys").await?.refusal(2)?;
+    assert!(refusal.contains("cannot render the chart; helm said:") && refusal.contains("[redacted]"), "{refusal}");
 
     patch(json!({ "valuesFrom": [{ "kind": "Secret", "name": "gone" }] })).await?;
-    let told = diff.run("keys").await?.refusal(2)?;
+    let refusal = diff.run("keys").await?.refusal(2)?;
     assert!(
-        told.contains("Secret gone of spec.valuesFrom does not exist in namespace") && told.contains("hint: create it"),
-        "{told}"
+        refusal.contains("Secret gone of spec.valuesFrom does not exist in namespace")
+            && refusal.contains("hint: create it"),
+        "{refusal}"
     );
     patch(json!({ "values": { "large": 9_007_199_254_740_993_i64 }, "valuesFrom": null })).await?;
-    let told = diff.run("keys").await?.refusal(2)?;
-    assert!(told.contains("spec.values.large: ") && told.contains("hint: the operator refuses it as well"), "{told}");
+    let refusal = diff.run("keys").await?.refusal(2)?;
+    assert!(
+        refusal.contains("spec.values.large: ") && refusal.contains("hint: the operator refuses it as well"),
+        "{refusal}"
+    );
     patch(json!({ "chart": { "repo": "file:///not/there" } })).await?;
-    let told = diff.run("keys").await?.refusal(2)?;
-    assert!(told.contains("the operator's own disk, at /not/there\nhint:"), "{told}");
+    let refusal = diff.run("keys").await?.refusal(2)?;
+    assert!(refusal.contains("the operator's own disk, at /not/there\nhint:"), "{refusal}");
     Ok(())
 }
 
@@ -177,16 +184,16 @@ async fn what_the_operator_refuses_is_told_in_its_words() -> Result<()> {
     let why = "spec.memory is 9 bytes, the limit for all helm processes together is 8; lower it";
     let spec = json!({ "chart": { "repo": "file:///not/there", "name": "root" } });
     diff.place.release("web", spec, ready("False", "MemoryExceedsBudget", why)).await?;
-    let told = diff.run("web").await?.refusal(2)?;
+    let refusal = diff.run("web").await?.refusal(2)?;
     assert!(
-        told.contains("the operator refuses") && told.contains(&format!("{why}\nhint: correct it first")),
-        "{told}"
+        refusal.contains("the operator refuses") && refusal.contains(&format!("{why}\nhint: correct it first")),
+        "{refusal}"
     );
     // What was said of an earlier spec is over.
     let patch = Patch::Merge(json!({ "spec": { "memory": "256Mi" } }));
     diff.place.releases.patch("web", &PatchParams::default(), &patch).await?;
-    let told = diff.run("web").await?.refusal(2)?;
-    assert!(told.contains("the operator's own disk"), "{told}");
+    let refusal = diff.run("web").await?.refusal(2)?;
+    assert!(refusal.contains("the operator's own disk"), "{refusal}");
     Ok(())
 }
 
@@ -195,14 +202,14 @@ async fn a_helm_that_is_missing_or_hangs_is_told_and_nothing_is_left() -> Result
     let diff = Diff::new().await?;
     let spec = json!({ "chart": { "repo": "file:///", "name": "root" }, "values": { "token": CANARY } });
     diff.release("web", spec).await?;
-    let told = diff.run_with(Path::new("/not/there"), &["release", "diff", "web"]).await?.refusal(2)?;
-    assert!(told.contains("cannot start /not/there") && told.contains("hint: install helm"), "{told}");
+    let refusal = diff.run_with(Path::new("/not/there"), &["release", "diff", "web"]).await?.refusal(2)?;
+    assert!(refusal.contains("cannot start /not/there") && refusal.contains("hint: install helm"), "{refusal}");
 
     let programs = tempfile::tempdir()?;
     let hangs = programs.path().join("helm");
     fs::write(&hangs, "#!/bin/sh\nexec sleep 600\n")?;
     fs::set_permissions(&hangs, fs::Permissions::from_mode(0o755))?;
-    let told = diff.run_with(&hangs, &["release", "diff", "web", "--timeout", "1s"]).await?.refusal(2)?;
-    assert!(told.contains("no answer after 1s\nhint: wait longer"), "{told}");
+    let refusal = diff.run_with(&hangs, &["release", "diff", "web", "--timeout", "1s"]).await?.refusal(2)?;
+    assert!(refusal.contains("no answer after 1s\nhint: wait longer"), "{refusal}");
     Ok(())
 }

@@ -14,18 +14,24 @@ async fn missing_things_are_named_with_the_remedy() -> Result<()> {
         &["release", "rollback", "nope"],
         &["release", "suspend", "nope"],
     ] {
-        let told = place.strata(args).await?.refusal(1)?;
+        let refusal = place.strata(args).await?.refusal(1)?;
         let expected = format!("error: there is no HelmRelease nope in namespace {}\nhint:", place.namespace);
-        assert!(told.contains(&expected), "{args:?}: {told}");
+        assert!(refusal.contains(&expected), "{args:?}: {refusal}");
     }
-    let told = place.strata(&["release", "diff", "nope"]).await?.refusal(2)?;
-    assert!(told.contains("there is no HelmRelease nope"), "{told}");
-    let told = place.strata(&["workspace", "status", "nope"]).await?.refusal(1)?;
-    assert!(told.contains("there is no Workspace nope") && told.contains("strata workspace list -A"), "{told}");
+    let refusal = place.strata(&["release", "diff", "nope"]).await?.refusal(2)?;
+    assert!(refusal.contains("there is no HelmRelease nope"), "{refusal}");
+    let refusal = place.strata(&["workspace", "status", "nope"]).await?.refusal(1)?;
+    assert!(
+        refusal.contains("there is no Workspace nope") && refusal.contains("strata workspace list -A"),
+        "{refusal}"
+    );
     let mut create = strata(&["workspace", "create", "a", "--domain", "d.example", "-n", "not-there", "--kubeconfig"]);
     create.arg(&place.kubeconfig);
-    let told = run(create).await?.refusal(1)?;
-    assert!(told.contains("there is no namespace not-there\nhint: create it with `kubectl create namespace"), "{told}");
+    let refusal = run(create).await?.refusal(1)?;
+    assert!(
+        refusal.contains("there is no namespace not-there\nhint: create it with `kubectl create namespace"),
+        "{refusal}"
+    );
     Ok(())
 }
 
@@ -35,9 +41,9 @@ async fn a_cluster_without_the_definitions_is_told_apart() -> Result<()> {
     for args in [&["release", "list"][..], &["release", "status", "web"], &["workspace", "list", "-A"]] {
         let mut command = strata(args);
         command.arg("--kubeconfig").arg(bare.kubeconfig());
-        let told = run(command).await?.refusal(1)?;
-        assert!(told.contains("the cluster has no kind"), "{args:?}: {told}");
-        assert!(told.contains("hint: install the CRDs with `strata crd"), "{args:?}: {told}");
+        let refusal = run(command).await?.refusal(1)?;
+        assert!(refusal.contains("the cluster has no kind"), "{args:?}: {refusal}");
+        assert!(refusal.contains("hint: install the CRDs with `strata crd"), "{args:?}: {refusal}");
     }
     let server = bare.kubeconfig();
     let text = std::fs::read_to_string(&server)?;
@@ -47,8 +53,8 @@ async fn a_cluster_without_the_definitions_is_told_apart() -> Result<()> {
     bare.stop().await?;
     let mut command = strata(&["release", "list", "--kubeconfig"]);
     command.arg(&path);
-    let told = run(command).await?.refusal(1)?;
-    assert!(told.contains("cannot list HelmReleases") && told.contains("hint: is the cluster"), "{told}");
+    let refusal = run(command).await?.refusal(1)?;
+    assert!(refusal.contains("cannot list HelmReleases") && refusal.contains("hint: is the cluster"), "{refusal}");
     Ok(())
 }
 
@@ -67,8 +73,11 @@ async fn a_missing_right_is_named() -> Result<()> {
     ] {
         let mut command = strata(args);
         command.args(["-n", &place.namespace, "--kubeconfig"]).arg(&nobody);
-        let told = run(command).await?.refusal(code)?;
-        assert!(told.contains("forbidden") && told.contains(&format!("hint: request the right to {verb} ")), "{told}");
+        let refusal = run(command).await?.refusal(code)?;
+        assert!(
+            refusal.contains("forbidden") && refusal.contains(&format!("hint: request the right to {verb} ")),
+            "{refusal}"
+        );
     }
     Ok(())
 }
@@ -86,8 +95,8 @@ async fn wrong_usage_ends_with_two() -> Result<()> {
     ] {
         run(strata(args)).await?.refusal(2)?;
     }
-    let told = run(strata(&["release", "list", "--kubeconfig", "/not/there"])).await?.refusal(1)?;
-    assert!(told.contains("no cluster to connect to") && told.contains("hint: name one"), "{told}");
+    let refusal = run(strata(&["release", "list", "--kubeconfig", "/not/there"])).await?.refusal(1)?;
+    assert!(refusal.contains("no cluster to connect to") && refusal.contains("hint: name one"), "{refusal}");
     let script = run(strata(&["completion", "bash"])).await?.data()?;
     assert!(script.contains("rollback"), "{script}");
     Ok(())

@@ -186,9 +186,12 @@ async fn a_forced_reconcile_that_fails_says_what_helm_said() -> Result<()> {
     };
     let (said, reported) = tokio::join!(place.strata(&["release", "reconcile", "web", "--force", "--wait"]), operator);
     reported?;
-    let told = said?.refusal(1)?;
-    assert!(told.contains("UpgradeFailed: helm ended with status 1\nhelm said:\n  Error: no such image"), "{told}");
-    assert!(told.contains("hint: `strata release status web -n "), "{told}");
+    let refusal = said?.refusal(1)?;
+    assert!(
+        refusal.contains("UpgradeFailed: helm ended with status 1\nhelm said:\n  Error: no such image"),
+        "{refusal}"
+    );
+    assert!(refusal.contains("hint: `strata release status web -n "), "{refusal}");
     Ok(())
 }
 
@@ -196,12 +199,15 @@ async fn a_forced_reconcile_that_fails_says_what_helm_said() -> Result<()> {
 async fn a_wait_ends_with_the_last_condition() -> Result<()> {
     let place = with_releases().await?;
     let wait = ["--wait", "--timeout", "1s"];
-    let told = place.strata(&[&["release", "reconcile", "db"], &wait[..]].concat()).await?.refusal(1)?;
-    assert!(told.contains("db is not done after 1s; last: the operator has not seen the change"), "{told}");
-    assert!(told.contains("ready, InstallSucceeded: deployed\nhint: is the operator running?"), "{told}");
+    let refusal = place.strata(&[&["release", "reconcile", "db"], &wait[..]].concat()).await?.refusal(1)?;
+    assert!(refusal.contains("db is not done after 1s; last: the operator has not seen the change"), "{refusal}");
+    assert!(refusal.contains("ready, InstallSucceeded: deployed\nhint: is the operator running?"), "{refusal}");
     place.report("db", ready("Unknown", "Upgrading", "upgrade is under way")).await?;
-    let told = place.strata(&[&["release", "reconcile", "db"], &wait[..]].concat()).await?.refusal(1)?;
-    assert!(told.contains("last: under way, Upgrading: upgrade is under way\nhint: the operator continues"), "{told}");
+    let refusal = place.strata(&[&["release", "reconcile", "db"], &wait[..]].concat()).await?.refusal(1)?;
+    assert!(
+        refusal.contains("last: under way, Upgrading: upgrade is under way\nhint: the operator continues"),
+        "{refusal}"
+    );
     Ok(())
 }
 
@@ -238,10 +244,10 @@ async fn rollback_goes_to_the_last_good_revision_or_the_named_one() -> Result<()
     reported?;
     assert_eq!(said?.data()?, "");
 
-    let told = place.strata(&["release", "rollback", "web", "9"]).await?.refusal(1)?;
-    assert!(told.contains("no revision 9; it has: 3 (failed), 2 (deployed), 1 (superseded)\nhint:"), "{told}");
-    let told = place.strata(&["release", "rollback", "db"]).await?.refusal(1)?;
-    assert!(told.contains("no earlier revision that was deployed"), "{told}");
+    let refusal = place.strata(&["release", "rollback", "web", "9"]).await?.refusal(1)?;
+    assert!(refusal.contains("no revision 9; it has: 3 (failed), 2 (deployed), 1 (superseded)\nhint:"), "{refusal}");
+    let refusal = place.strata(&["release", "rollback", "db"]).await?.refusal(1)?;
+    assert!(refusal.contains("no earlier revision that was deployed"), "{refusal}");
     Ok(())
 }
 
@@ -262,8 +268,10 @@ async fn suspend_and_resume_take_names_or_all_and_wait() -> Result<()> {
     assert_eq!(said?.data()?.lines().count(), 2);
 
     for verb in ["reconcile", "rollback"] {
-        let told = place.strata(&["release", verb, "web"]).await?.refusal(1)?;
-        assert!(told.contains("is suspended") && told.contains("hint: resume it with `strata release resume web`"));
+        let refusal = place.strata(&["release", verb, "web"]).await?.refusal(1)?;
+        assert!(
+            refusal.contains("is suspended") && refusal.contains("hint: resume it with `strata release resume web`")
+        );
     }
 
     let operator = async {

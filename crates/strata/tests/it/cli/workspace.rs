@@ -47,13 +47,16 @@ async fn a_workspace_is_created_as_the_flags_say() -> Result<()> {
             "users": [{ "slug": "ana", "email": "ana@example.com", "permissions": ["code-server"] }],
         })
     );
-    let told = place.strata(&CREATE).await?.refusal(1)?;
-    assert!(told.contains("there is a Workspace team in namespace") && told.contains("hint: look at it"), "{told}");
-    let told =
+    let refusal = place.strata(&CREATE).await?.refusal(1)?;
+    assert!(
+        refusal.contains("there is a Workspace team in namespace") && refusal.contains("hint: look at it"),
+        "{refusal}"
+    );
+    let refusal =
         place.strata(&["workspace", "create", "Team", "--domain", "d.example", "--dry-run"]).await?.refusal(1)?;
-    assert!(told.contains("metadata.name") && told.contains("hint: correct"), "{told}");
-    let told = place.strata(&["workspace", "create", "t", "--domain", "d", "--service", "web"]).await?.refusal(2)?;
-    assert!(told.contains("write it like web=https://"), "{told}");
+    assert!(refusal.contains("metadata.name") && refusal.contains("hint: correct"), "{refusal}");
+    let refusal = place.strata(&["workspace", "create", "t", "--domain", "d", "--service", "web"]).await?.refusal(2)?;
+    assert!(refusal.contains("write it like web=https://"), "{refusal}");
     Ok(())
 }
 
@@ -68,10 +71,10 @@ async fn a_failed_workspace_tells_which_part_and_why() -> Result<()> {
     let create = [&CREATE[..], &["--wait"]].concat();
     let (said, reported) = tokio::join!(place.strata(&create), operator);
     reported?;
-    let told = said?.refusal(1)?;
+    let refusal = said?.refusal(1)?;
     assert!(
-        told.contains("\n  service web: InstallFailed: no such image\nhint: `strata workspace status team"),
-        "{told}"
+        refusal.contains("\n  service web: InstallFailed: no such image\nhint: `strata workspace status team"),
+        "{refusal}"
     );
 
     insta::assert_snapshot!(steady(&place.strata(&["workspace", "list"]).await?.data()?), @"

@@ -209,8 +209,8 @@ async fn assert_configuration_is_the_nodes_own(dev: &Environment, cluster: &Clus
     let mut named = command(binary, &["cluster", "config", "missing", "-c", file.to_str().context("path")?]);
     named.env("HCLOUD_TOKEN", cluster.text("/hcloud/token")?).env("HCLOUD_ENDPOINT", cluster.text("/hcloud/endpoint")?);
     let refused = run(named).await?;
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    ensure!(!refused.status.success() && told.contains("there is no server missing"), "{told}");
+    let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success() && printed.contains("there is no server missing"), "{printed}");
     Ok(())
 }
 
@@ -244,8 +244,8 @@ async fn faults_come_and_go(dev: &Environment, cluster: &Cluster, worker: &str) 
     assert_eq!(cluster.hcloud("/servers").await?["error"]["code"], "unavailable");
     assert_eq!(dev.dev(&["fault", "list", "-o", "json"]).await?.trim(), "[]");
     let refused = run(dev.command(&["fault", "node", worker, "--kind", "bad-mood"])).await?;
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    ensure!(!refused.status.success() && told.contains("api-partition"), "{told}");
+    let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success() && printed.contains("api-partition"), "{printed}");
 
     dev.dev(&["fault", "node", worker, "--kind", "kubelet-stopped"]).await?;
     let is_unknown = async || {

@@ -16,10 +16,10 @@ use kube::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
+use testbed::Looks;
 use tokio::{process::Command, time::Instant};
 
-/// Processes that were just killed and programs that were just started are looked at this often, this long.
-const POLL: Duration = Duration::from_millis(100);
+/// Processes that were just killed and programs that were just started are looked at this long.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 pub struct Environment {
@@ -48,8 +48,8 @@ impl Environment {
         Ok(String::from_utf8(self.succeeds(args).await?.stdout)?)
     }
 
-    /// Runs `strata dev …`, which must succeed, and returns what it told on standard error.
-    pub async fn told(&self, args: &[&str]) -> Result<String> {
+    /// Runs `strata dev …`, which must succeed, and returns its messages on standard error.
+    pub async fn messages(&self, args: &[&str]) -> Result<String> {
         Ok(String::from_utf8(self.succeeds(args).await?.stderr)?)
     }
 
@@ -130,12 +130,12 @@ pub fn signal(pid: u32, signal: Signal) -> Result<()> {
 }
 
 pub async fn eventually(what: &str, is_so: impl AsyncFn() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let (deadline, mut looks) = (Instant::now() + PATIENCE, Looks::default());
     while !is_so().await? {
         if Instant::now() > deadline {
             bail!("waited in vain for {what}");
         }
-        tokio::time::sleep(POLL).await;
+        looks.next().await;
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ use runtime::{Operator, Settings};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use testbed::{
-    ControlPlane, Options,
+    Lent, Looks,
     audit::{Entry, Mark},
     fault::FaultProxy,
 };
@@ -35,12 +35,13 @@ use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
 use workspaces::workspace;
 
-use crate::space::{HelmRole, OPERATOR_USER, install, operator_user};
+use crate::space::{self, HelmRole, OPERATOR_USER, lent, operator_user};
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
 pub const PATIENCE: Duration = Duration::from_mins(3);
-/// Where no event can be waited for, ask this often.
-const POLL: Duration = Duration::from_millis(100);
+
+/// Requests are given up soon, so that faults of that kind cost little time.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the stand-in for helm makes of a chart of this name.
 pub const BROKEN: &str = "broken";
@@ -48,7 +49,7 @@ pub const DATABASE: &str = "database";
 
 /// One control plane and one operator for all tests of this process, each in a namespace of its own.
 pub struct World {
-    pub control_plane: ControlPlane,
+    pub control_plane: Lent,
     /// Between the operator and the API server.
     pub proxy: FaultProxy,
     pub metrics: std::sync::Arc<runtime::Metrics>,
@@ -75,7 +76,7 @@ impl World {
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
-                if sender.send(Self::start(config).await).is_ok() {
+                if sender.send(Self::on(space::SHARED, config, REQUEST_TIMEOUT).await).is_ok() {
                     std::future::pending::<()>().await;
                 }
             });
@@ -83,15 +84,18 @@ impl World {
         receiver.await.expect("the world's thread lives").expect("the world starts")
     }
 
-    /// A world for one test alone. Requests are given up soon, so that faults of that kind cost little time.
+    /// A world for one test alone.
     pub async fn start(config: workspace::Config) -> Result<Self> {
-        Self::with_timeout(config, Duration::from_secs(2)).await
+        Self::with_timeout(config, REQUEST_TIMEOUT).await
     }
 
     /// One whose requests are given up after this time.
     pub async fn with_timeout(config: workspace::Config, request_timeout: Duration) -> Result<Self> {
-        let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
-        install(&control_plane, HelmRole::NotBound).await?;
+        Self::on(space::OWN, config, request_timeout).await
+    }
+
+    async fn on(purpose: &'static str, config: workspace::Config, request_timeout: Duration) -> Result<Self> {
+        let control_plane = lent(purpose, HelmRole::NotBound).await?;
         let kubeconfig = Kubeconfig::read_from(control_plane.kubeconfig_as(&operator_user()).await?)?;
         let proxy = FaultProxy::start(kubeconfig, 7).await?;
         let options = KubeConfigOptions::default();
@@ -179,12 +183,12 @@ async fn play_helm(client: Client) {
 
 /// Asks until the answer is yes.
 pub async fn eventually<F: Future<Output = Result<bool>>>(what: &str, mut holds: impl FnMut() -> F) -> Result<()> {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let (deadline, mut looks) = (tokio::time::Instant::now() + PATIENCE, Looks::default());
     while !holds().await? {
         if tokio::time::Instant::now() > deadline {
             bail!("it never came true that {what}");
         }
-        tokio::time::sleep(POLL).await;
+        looks.next().await;
     }
     Ok(())
 }

@@ -47,11 +47,11 @@ async fn w02_three_services_and_three_users_converge() -> Result<()> {
     assert_eq!(pod_spec.service_account_name.as_deref(), Some("code-server-ana"));
     assert_eq!(pod_spec.containers[0].image.as_deref(), Some("codercom/code-server:4.96.4"));
     let events = space.api::<Event>().list(&ListParams::default()).await?.items;
-    let told: Vec<_> = events
+    let recorded: Vec<_> = events
         .iter()
         .filter(|e| e.regarding.as_ref().is_some_and(|r| r.kind.as_deref() == Some("Workspace")))
         .collect();
-    assert!(told.len() <= 1, "{told:?}");
+    assert!(recorded.len() <= 1, "{recorded:?}");
     Ok(())
 }
 
