@@ -47,8 +47,9 @@ pub(super) fn victims<'a>(group: &Group, size: i32, members: &BTreeMap<&str, &'a
     candidates.into_iter().take(surplus).map(|(_, member)| member).collect()
 }
 
-/// Marked members of one shard that are still to be paid for: where its share was lowered to `asked` and the members for
-/// that do not go yet, the marked ones are those members.
+/// Members of one shard that a decrease takes first. These are the marked ones, less those that are paid for: where its
+/// share was lowered to `asked` and the members for that do not go yet, the marked ones are those members. And these are
+/// members that go by another hand, which would be replaced.
 pub(super) fn marked(group: &Group, asked: Option<i32>, members: &BTreeMap<&str, &Member>) -> i32 {
     let (mut marked, mut going) = (0, 0);
     for instance in group.instances().iter().filter(|instance| instance.is_living()) {
@@ -58,5 +59,5 @@ pub(super) fn marked(group: &Group, asked: Option<i32>, members: &BTreeMap<&str,
         marked += i32::from(is_marked && !member.is_going());
     }
     let owed = asked.map_or(0, |asked| group.size - asked - going);
-    (marked - owed.max(0)).max(0)
+    (marked - owed).max(0)
 }

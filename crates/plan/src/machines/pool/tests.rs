@@ -392,6 +392,14 @@ fn a_foreign_shard_group_is_left_alone_and_named() {
 }
 
 #[test]
+fn a_decrease_takes_the_member_that_a_user_deleted_and_no_other() {
+    let (pool, mut observed) = settled(3);
+    observed.members[3].machine.as_mut().unwrap().is_deleting = true;
+    let expected = ["patch web--dev-2 {\"size\":1}"];
+    assert_eq!(actions(&planned(&pool, &observed)), expected, "it would be replaced, and another one deleted for it");
+}
+
+#[test]
 fn a_shard_that_left_the_configuration_does_not_stop_what_is_done_for_members_of_others() {
     let (pool, mut observed) = settled(4);
     observed.shards.remove("dev-2");
