@@ -93,7 +93,9 @@ impl Desk {
         // A drain that is under way goes on by the rules that hold now.
         let on_rules = move || {
             let asked = lock(&concerned).iter().map(|(id, entry)| (id.clone(), entry.node.clone())).collect::<Vec<_>>();
-            asked.iter().for_each(|(id, node)| notify(&notified, id, node));
+            for (id, node) in &asked {
+                notify(&notified, id, node);
+            }
         };
         let desk = Self(Arc::new(Inner {
             workload,
