@@ -168,7 +168,7 @@ async fn a69_cluster_api_takes_what_each_rule_of_its_contracts_says() -> Result<
     let seen = &mut broken;
     let wait = async {
         loop {
-            if let Some(found) = Seen::now(&scene).await? {
+            if let Some(found) = Box::pin(Seen::now(&scene)).await? {
                 *seen = found.broken();
                 if seen.is_empty() {
                     return anyhow::Ok(());

@@ -1,6 +1,6 @@
 //! What the original left in a cluster goes on under this operator, instance by instance.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Write};
 
 use anyhow::{Context, Result};
 use api::machine::{API_VERSION, NstanceMachine, NstanceMachinePool, NstanceShardGroup};
@@ -142,7 +142,7 @@ async fn a99_the_originals_configuration_secrets_and_pools_go_on_without_a_chang
     let mut config = format!("cluster_id: {CLUSTER}\ntenant: {TENANT}\nsleep:\n  enabled: false\nshards:\n");
     for (shard, address) in scene.zones.addresses() {
         let (registration, operator) = (&address["registration_addr"], &address["operator_addr"]);
-        config += &format!("  {shard}:\n    registration_addr: {registration}\n    operator_addr: {operator}\n");
+        writeln!(config, "  {shard}: {{ registration_addr: {registration}, operator_addr: {operator} }}")?;
     }
     scene.write_config(&config)?;
     scene.start().await?;
