@@ -314,7 +314,11 @@ async fn a96_the_autoscaler_grows_a_pool_from_zero_and_shrinks_it_by_the_node_it
     let autoscaler = Autoscaler::new(&scene).await?;
     let id = format!("MachinePool/{}/web", scene.namespace);
     let groups: Vec<_> = autoscaler.groups().await?.into_iter().map(|group| group.id).collect();
-    assert_eq!(groups, [id.clone()], "without limits, or empty and of unknown capacity, a pool is no group");
+    assert_eq!(
+        groups,
+        std::slice::from_ref(&id),
+        "without limits, or empty and of unknown capacity, a pool is no group"
+    );
 
     let web = autoscaler.named(&id).await?;
     assert_eq!((autoscaler.replicas(&web).await?, autoscaler.nodes(&web).await?.len()), (0, 0));
