@@ -229,23 +229,23 @@ mod tests {
 
     const RELEASE: Option<Action> = Some(Action::Release);
 
-    fn acknowledge(words: &str) -> Option<Action> {
+    fn acknowledge(words: &str) -> Action {
         let warning = Some(format!("the shard deletes instance web1 before its Node was drained: {words}"));
-        Some(Action::Acknowledge { warning })
+        Action::Acknowledge { warning }
     }
 
     fn running() -> Drain {
         Drain::Running { blocked: None, left: "1 pod left".to_owned() }
     }
 
-    fn asked(seconds: u64) -> Option<Asked> {
-        Some(Asked { left: Some(Duration::from_secs(seconds)) })
+    fn asked(seconds: u64) -> Asked {
+        Asked { left: Some(Duration::from_secs(seconds)) }
     }
 
     #[test]
     fn a44_the_node_is_drained_and_the_shard_gets_the_acknowledgement() {
         check(&observed(), Some(drain(55)), Some(55));
-        check(&Observed { drain: running(), asked: asked(55), ..observed() }, None, Some(55));
+        check(&Observed { drain: running(), asked: Some(asked(55)), ..observed() }, None, Some(55));
         check(&Observed { drain: Drain::Done, ..observed() }, ACKNOWLEDGE, None);
         let acknowledgement = Acknowledgement::Running;
         check(&Observed { drain: Drain::Done, acknowledgement, ..observed() }, None, None);
@@ -255,7 +255,7 @@ mod tests {
     fn a_drain_that_a_machine_began_gets_the_deadline_of_the_shard() {
         check(&Observed { drain: running(), ..observed() }, Some(drain(55)), Some(55));
         // The shard's deadline came nearer.
-        check(&Observed { drain: running(), asked: asked(300), ..observed() }, Some(drain(55)), Some(55));
+        check(&Observed { drain: running(), asked: Some(asked(300)), ..observed() }, Some(drain(55)), Some(55));
         // Its Node is gone, or not known now: the drain ends by itself.
         for nodes in [known(&[]), away()] {
             check(&Observed { drain: running(), nodes, ..observed() }, None, Some(55));
@@ -296,14 +296,18 @@ mod tests {
         let late = Observed { age: Duration::from_secs(55), ..observed() };
         let blocked = Drain::Running { blocked: Some("pod a of budget b".to_owned()), left: String::new() };
         for nodes in [known(&["a"]), known(&["a", "b"]), away()] {
-            check(&Observed { nodes, drain: blocked.clone(), ..late.clone() }, acknowledge("pod a of budget b"), None);
+            check(
+                &Observed { nodes, drain: blocked.clone(), ..late.clone() },
+                Some(acknowledge("pod a of budget b")),
+                None,
+            );
         }
-        check(&Observed { drain: running(), ..late.clone() }, acknowledge("1 pod left"), None);
-        check(&late, acknowledge("the drain of Node a had no time to begin"), None);
+        check(&Observed { drain: running(), ..late.clone() }, Some(acknowledge("1 pod left")), None);
+        check(&late, Some(acknowledge("the drain of Node a had no time to begin")), None);
         let unknown = "the Nodes are not known: away";
-        check(&Observed { nodes: away(), ..late.clone() }, acknowledge(unknown), None);
+        check(&Observed { nodes: away(), ..late.clone() }, Some(acknowledge(unknown)), None);
         let two = "the Nodes a, b all have the provider ID of this instance; delete those that are not this instance";
-        check(&Observed { nodes: known(&["a", "b"]), ..late.clone() }, acknowledge(two), None);
+        check(&Observed { nodes: known(&["a", "b"]), ..late.clone() }, Some(acknowledge(two)), None);
         // There was nothing to drain, or the drain itself named what was left.
         check(&Observed { nodes: known(&[]), ..late.clone() }, ACKNOWLEDGE, None);
         let expired = Drain::Expired { left: "1 pod left".to_owned() };
@@ -318,7 +322,7 @@ mod tests {
         let half = Observed { delete_at: None, age: Duration::from_mins(2), ..observed() };
         check(&half, Some(drain(175)), Some(175));
         let late = Observed { delete_at: None, age: Duration::from_mins(5), ..observed() };
-        check(&late, acknowledge("the drain of Node a had no time to begin"), None);
+        check(&late, Some(acknowledge("the drain of Node a had no time to begin")), None);
     }
 
     #[test]

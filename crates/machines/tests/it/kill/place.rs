@@ -92,7 +92,7 @@ impl Place {
     pub async fn prepare(&mut self, stage: Stage, scene: &Scene, random: &mut Random) -> Result<()> {
         if stage == Stage::Notice {
             let index = random.below(self.before.len());
-            self.victim = self.before.iter().nth(index).context("it has members")?.clone();
+            self.victim.clone_from(self.before.iter().nth(index).context("it has members")?);
         }
         self.pods.retain(|instance, _| self.before.contains(instance));
         for instance in self.before.iter().filter(|_| stage.drains()) {

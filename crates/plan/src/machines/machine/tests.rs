@@ -662,14 +662,15 @@ fn a98_while_paused_a_drain_rests_and_goes_on_by_the_same_id_afterwards() {
     assert!(planned(&object, &going, &none()).actions().any(is_drain));
 }
 
-/// The time that a drain is asked for with, so many seconds after the status was stored.
-fn asked_time(object: &NstanceMachine, observed: &Observed, seconds: i64) -> Option<Option<u64>> {
+/// The times that drains are asked for with, so many seconds after the status was stored; without a limit `None`.
+fn asked_time(object: &NstanceMachine, observed: &Observed, seconds: i64) -> Vec<Option<u64>> {
     let now = Timestamp::new(seconds, 0).unwrap();
     let plan = plan(object, observed, &none(), now);
-    plan.actions().find_map(|action| match action {
+    let timeouts = plan.actions().filter_map(|action| match action {
         Action::Drain { timeout, .. } => Some(timeout.map(|timeout| timeout.as_secs())),
         _ => None,
-    })
+    });
+    timeouts.collect()
 }
 
 #[test]
@@ -680,15 +681,15 @@ fn the_time_of_a_drain_runs_from_its_beginning() {
     let mut object = member_machine();
     object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
     // However long ago it was deleted, and whatever kept the drain from its beginning.
-    assert_eq!(asked_time(&object, &going, 3600), Some(Some(600)));
+    assert_eq!(asked_time(&object, &going, 3600), [Some(600)]);
     let why = Failure { class: Class::Transient, message: "workload cluster away".to_owned() };
     let away = Observed { nodes: Fact::Unknown { why, last: None }, ..going.clone() };
     object.status = Some(status(&object, &away, &none()));
-    assert_eq!(asked_time(&object, &going, 3600), Some(Some(600)));
+    assert_eq!(asked_time(&object, &going, 3600), [Some(600)]);
     // From the first word about it, also for the next process.
     object.status = Some(status(&object, &going, &none()));
-    assert_eq!(asked_time(&object, &going, 240), Some(Some(360)));
-    assert_eq!(asked_time(&object, &going, 3600), Some(Some(0)));
+    assert_eq!(asked_time(&object, &going, 240), [Some(360)]);
+    assert_eq!(asked_time(&object, &going, 3600), [Some(0)]);
 }
 
 #[test]
@@ -700,10 +701,10 @@ fn a_drain_that_runs_gets_what_is_wanted_of_it_now() {
         Observed { owner: Owner::Machine(owner), drain: drain.clone(), asked, ..member() }
     };
     let object = member_machine();
-    assert_eq!(asked_time(&object, &running(None, None), 0), Some(None), "its shard began it");
-    assert_eq!(asked_time(&object, &running(None, Some(None)), 0), None);
-    assert_eq!(asked_time(&object, &running(Some(60), Some(None)), 0), Some(Some(60)), "the timeout was set");
-    assert_eq!(asked_time(&object, &running(Some(60), Some(Some(59))), 0), None);
-    assert_eq!(asked_time(&object, &running(Some(60), Some(Some(600))), 0), Some(Some(60)), "it was lowered");
-    assert_eq!(asked_time(&object, &running(None, Some(Some(600))), 0), Some(None), "it was removed");
+    assert_eq!(asked_time(&object, &running(None, None), 0), [None], "its shard began it");
+    assert_eq!(asked_time(&object, &running(None, Some(None)), 0), []);
+    assert_eq!(asked_time(&object, &running(Some(60), Some(None)), 0), [Some(60)], "the timeout was set");
+    assert_eq!(asked_time(&object, &running(Some(60), Some(Some(59))), 0), []);
+    assert_eq!(asked_time(&object, &running(Some(60), Some(Some(600))), 0), [Some(60)], "it was lowered");
+    assert_eq!(asked_time(&object, &running(None, Some(Some(600))), 0), [None], "it was removed");
 }
