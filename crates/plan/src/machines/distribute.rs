@@ -126,8 +126,9 @@ fn take_marked<'a>(sizes: &mut BTreeMap<&'a str, i64>, shards: &'a BTreeMap<Stri
 /// Takes up to `count` of what is not there, of several shards from those that lack most; what is left to take.
 fn take_unmade<'a>(sizes: &mut BTreeMap<&'a str, i64>, shards: &'a BTreeMap<String, Share>, count: i64) -> i64 {
     let lacking = |(name, size): (&&'a str, &i64)| {
-        let unmade = shards.get(*name).map_or(0, |share| share.unmade.max(0));
-        (*name, size.min(&i64::from(unmade)).to_owned())
+        // What a silent one lacks by now is not known.
+        let share = shards.get(*name).filter(|share| !share.is_silent);
+        (*name, (*size).min(i64::from(share.map_or(0, |share| share.unmade.max(0)))))
     };
     let before: BTreeMap<&str, i64> = sizes.iter().map(lacking).collect();
     let mut after = before.clone();
