@@ -245,7 +245,7 @@ async fn a93_nothing_is_lost_while_the_external_cluster_is_away() -> Result<()> 
     abroad.until_said(CLUSTER, "KubeconfigReady", "False/WorkloadUnreachable", "does not answer").await?;
     abroad.until_said(held, "Drained", "False/Draining", "not known").await?;
     abroad.delete_machine(deleted, 1).await?;
-    abroad.until_said(deleted, "Drained", "False/Draining", "the Node is not known").await?;
+    abroad.until_said(deleted, "Drained", "Unknown/StateUnknown", "the Node is not known").await?;
     // Two lists of the shard later nothing has gone.
     tokio::time::sleep(crate::scene::POLL * 2).await;
     assert!(members.iter().all(|member| abroad.has_instance(member)), "{:?}", scene.zones.cloud.machines());
