@@ -119,6 +119,8 @@ async fn a19_a33_a90_what_was_lost_or_changed_is_asked_for_once_per_poll_and_wha
 
 /// The first list of a connection counts as a poll.
 async fn next_poll(scene: &Scene, gate: &Gate) -> Result<()> {
+    // A stream that is not open cannot be lost.
+    scene.until("the streams are open", || async { Ok(gate.open() == STREAMS) }).await?;
     gate.refuse("ListGroups");
     gate.cut("WatchGroups");
     scene.until_shard_group("web", "a", "ShardReachable", "False/ShardUnreachable").await?;
