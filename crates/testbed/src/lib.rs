@@ -14,6 +14,7 @@ mod looks;
 pub mod node;
 pub mod pki;
 pub mod process;
+mod random;
 mod skip;
 mod storage;
 pub mod talos;
@@ -22,5 +23,6 @@ mod users;
 
 pub use control_plane::{Backup, ControlPlane, Lent, Options, Workloads};
 pub use looks::Looks;
+pub use random::Random;
 pub use skip::{published, skip};
 pub use users::{User, install_crypto};

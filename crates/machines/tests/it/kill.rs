@@ -24,7 +24,7 @@ use kube::{
 use serde_json::{Value, json};
 use shard::{client::Client, provider::InProcess};
 use testbed::{
-    ControlPlane, Options,
+    ControlPlane, Options, Random,
     capi::{self, ClusterApi},
     fault::FaultProxy,
 };
@@ -37,7 +37,7 @@ use self::{
 };
 use crate::{
     scene::Scene,
-    strike::{Armed, Point, Random, Side, Strike, Strikes},
+    strike::{Armed, Point, Side, Strike, Strikes},
     wire::{Announcements, Wire},
 };
 

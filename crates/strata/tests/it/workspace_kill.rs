@@ -14,14 +14,14 @@ use kube::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed::{
-    ControlPlane,
+    ControlPlane, Random,
     charts::{Access, ChartRepository},
     fault::{ApiRequest, Calls, Fault, FaultProxy, Injected, Verb},
     process::Child,
 };
 
 use crate::{
-    campaign::{Random, setting},
+    campaign::setting,
     releases::operator,
     space::{HelmRole, OWN, Space, eventually, lent, operator_user, until},
 };

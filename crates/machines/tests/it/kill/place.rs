@@ -6,10 +6,10 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
-use testbed::kwok::Behaviour;
+use testbed::{Random, kwok::Behaviour};
 
 use super::{delete_pod, world::World};
-use crate::{scene::Scene, strike::Random};
+use crate::scene::Scene;
 
 pub const SHARDS: [&str; 2] = ["a", "b"];
 
