@@ -77,6 +77,7 @@ impl Controller for ShardGroupController {
             oldest: self.oldest(group),
             drains: self.drains().get(key).into_iter().flat_map(BTreeMap::keys).cloned().collect(),
             is_wanted: pool.as_ref().is_some_and(|pool| is_wanted(&pool.value, spec)),
+            is_pool_going: pool.as_ref().is_some_and(|pool| pool.value.metadata.deletion_timestamp.is_some()),
             call: self.call(key),
             is_paused: is_paused(&object.metadata) || is_pool_paused || self.kinds.is_cluster_paused(),
             errors: self.errors(spec),

@@ -39,6 +39,8 @@ pub struct Observed {
     pub is_paused: bool,
     /// Its pool is not under deletion, and names the shard.
     pub is_wanted: bool,
+    /// Its pool is under deletion, and so are its members: it is about to be as well.
+    pub is_pool_going: bool,
     /// What the shard reported of this group since the last report.
     pub errors: Vec<String>,
 }
@@ -57,6 +59,7 @@ impl Default for Observed {
             call: Call::None,
             is_paused: false,
             is_wanted: false,
+            is_pool_going: false,
             errors: Vec::new(),
         }
     }

@@ -70,11 +70,14 @@ pub fn plan(pool: &NstanceMachinePool, observed: &Observed) -> Plan<Action> {
         Owner::Unknown => return plan,
     };
     // What cannot be distributed stays as it is; who is there is still looked after.
-    let sizes = if is_held { held(pool, observed) } else { distribution(pool, spec, observed, total).sizes };
-    if !is_held {
-        shard_groups(&mut plan, pool, spec, observed, &sizes, finalizer);
-    }
-    members(&mut plan, pool, spec, observed, &sizes);
+    let (sizes, resized) = if is_held {
+        (held(pool, observed), Vec::new())
+    } else {
+        let sizes = distribution(pool, spec, observed, total).sizes;
+        let resized = shard_groups(&mut plan, pool, spec, observed, &sizes, finalizer);
+        (sizes, resized)
+    };
+    members(&mut plan, pool, spec, observed, &sizes, &resized);
     publish(&mut plan, pool, spec, observed);
     plan
 }
@@ -196,6 +199,7 @@ fn create_owner(
     plan.push_step(Step::new(create).needs(finalizer));
 }
 
+/// The steps that change the sizes of groups there are: before them none of their members may go, or it is replaced.
 fn shard_groups(
     plan: &mut Plan<Action>,
     pool: &NstanceMachinePool,
@@ -203,8 +207,8 @@ fn shard_groups(
     observed: &Observed,
     sizes: &BTreeMap<String, i32>,
     finalizer: Option<StepId>,
-) {
-    let mut wanted = BTreeSet::new();
+) -> Vec<StepId> {
+    let (mut wanted, mut resized) = (BTreeSet::new(), Vec::new());
     for (shard, size) in sizes {
         let name = shard_group_name(&spec.group, shard);
         let body = build::shard_group_spec(spec, shard, *size);
@@ -220,7 +224,7 @@ fn shard_groups(
                 if patch.as_object().is_some_and(|patch| !patch.is_empty()) {
                     let patch = fenced(&group.uid, &group.resource_version, &patch);
                     let patch = Action::PatchShardGroup { name: name.clone(), patch };
-                    plan.push_step(Step::new(patch).needs(finalizer));
+                    resized.push(plan.push_step(Step::new(patch).needs(finalizer)));
                 }
             }
         }
@@ -228,9 +232,10 @@ fn shard_groups(
     }
     for group in observed.shard_groups.iter().filter(|group| is_ours(pool, group) && !group.is_deleting) {
         if !wanted.contains(&group.name) {
-            plan.push(delete_shard_group(group));
+            resized.push(plan.push(delete_shard_group(group)));
         }
     }
+    resized
 }
 
 fn fenced(uid: &str, resource_version: &str, spec: &Value) -> Value {
@@ -250,6 +255,7 @@ fn members(
     spec: &NstanceMachinePoolSpec,
     observed: &Observed,
     sizes: &BTreeMap<String, i32>,
+    resized: &[StepId],
 ) {
     let Owner::MachinePool { name: owner, .. } = &observed.owner else { return };
     let members = by_id(observed);
@@ -272,7 +278,7 @@ fn members(
             plan.push(Action::CreateMachine(build::machine(pool, &observed.cluster, owner, shard, &instance.id)));
         }
         for member in victims(group, size, &members) {
-            plan.steps.extend(delete(member).map(Step::new));
+            plan.steps.extend(delete(member).map(|delete| Step::new(delete).needs(resized.iter().copied())));
         }
     }
     for machine in observed.members.iter().filter_map(|member| member.machine.as_ref()) {

@@ -36,6 +36,10 @@ pub fn plan(object: &NstanceShardGroup, observed: &Observed, note: &Note) -> Pla
         finalizers.push(SHARD_GROUP_FINALIZER.to_owned());
         plan.push(Action::AddFinalizer { finalizers })
     });
+    if observed.is_pool_going {
+        // At the size that it still has, its shard would replace what goes.
+        return plan;
+    }
     match &observed.shard {
         Shard::Unconfigured => plan.block(Reason::ShardUnreachable, unconfigured(spec)),
         Shard::Configured(Fact::Unknown { why, .. }) => {

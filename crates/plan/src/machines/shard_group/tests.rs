@@ -210,8 +210,10 @@ fn a_replacement_beside_the_one_it_replaces_changes_no_size() {
 fn a_released_member_of_a_group_that_keeps_its_size_is_replaced() {
     let observed = Observed { released: ["a".to_owned()].into(), ..answers(1, Some(group(2, &["a", "b"]))) };
     assert_eq!(pushes(&planned(&object(&json!({})), &observed)), [(2, vec!["a"])]);
-    let replaced = Observed { released: observed.released, ..answers(2, Some(group(2, &["a", "b", "c"]))) };
+    let replaced = Observed { released: observed.released.clone(), ..answers(2, Some(group(2, &["a", "b", "c"]))) };
     assert_eq!(planned(&object(&json!({})), &replaced).steps, [], "its successor is there");
+    let going = Observed { is_pool_going: true, ..observed };
+    assert_eq!(planned(&object(&json!({})), &going).steps, [], "it goes with its pool");
 }
 
 #[test]
