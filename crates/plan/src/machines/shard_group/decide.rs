@@ -1,5 +1,7 @@
 //! What a shard is asked for next.
 
+use std::time::Duration;
+
 use api::condition::Reason;
 use api::machine::{NstanceShardGroup, NstanceShardGroupSpec, SHARD_GROUP_FINALIZER};
 
@@ -8,6 +10,8 @@ use super::{Action, Call, DELETE, Note, Observed, OldNode, Push, Tried};
 use crate::fact::Fact;
 use crate::round::{Plan, Step, StepId};
 
+/// The status that is waited for was just written.
+const SOON: Duration = Duration::from_secs(1);
 /// What a shard takes in one request; the rest follows with its next list.
 const MOST_MARKS: usize = 1000;
 
@@ -268,6 +272,12 @@ fn clean_up(
         Members::Listed(instances) => instances.is_empty() && group.size == 0,
         Members::Counted(ids) => ids.is_empty() && group.size == 0,
     });
+    // A later process knows by what is stored alone that the group was removed, not lost.
+    let is_stored = had(object, observed) == 0;
+    if is_empty && !is_stored {
+        plan.look_within(SOON);
+        return;
+    }
     if is_empty || answer.group.as_ref().is_some_and(|group| group.is_static) {
         if is_due(DELETE, answer.poll, observed, note) {
             let delete = Action::DeleteGroup { group: spec.group.clone(), poll: answer.poll };

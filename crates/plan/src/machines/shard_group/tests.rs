@@ -417,7 +417,14 @@ fn a36_a_dynamic_group_shrinks_through_drains_before_it_is_removed() {
     assert_eq!(pushes(&planned(&object, &all)), [(0, vec!["a", "b"])]);
     let left = answers(2, Some(group(0, &["b"])));
     assert_eq!(planned(&object, &left).steps, [], "an ID remains");
-    let empty = planned(&object, &answers(3, Some(group(0, &[]))));
+    let empty = answers(3, Some(group(0, &[])));
+    let unstored = planned(&object, &Observed { members: 1, ..empty.clone() });
+    assert_eq!(
+        (unstored.steps.len(), unstored.next_look.is_some()),
+        (0, true),
+        "a kill would find a group that is lost"
+    );
+    let empty = planned(&object, &empty);
     assert!(matches!(empty.actions().collect::<Vec<_>>()[..], [Action::DeleteGroup { .. }]));
     let gone = planned(&object, &answers(4, None));
     assert!(matches!(gone.actions().collect::<Vec<_>>()[..], [Action::ReleaseFinalizer { .. }]));
