@@ -150,12 +150,19 @@ pub async fn shards(store: &dyn Store) -> Result<Vec<String>, Failure> {
 /// The text of a shard's configuration and what is wrong with it.
 pub async fn findings(store: &dyn Store, shard: &str) -> Result<(Option<Config>, Findings), Failure> {
     plan::shard::id::check("shard", shard).map_err(|refusal| Failure::new(refusal.message))?;
-    let object = store.get(&ShardLayout::new(shard).config()).await?.ok_or_else(|| {
-        Failure::new(format!("the storage has no shard {shard:?}")).hint(format!(
-            "`strata shard init {shard} --cluster ID` makes one, `strata shard status` lists those there are"
-        ))
-    })?;
+    let Some(object) = store.get(&ShardLayout::new(shard).config()).await? else {
+        return Err(unknown_shard(shard, &shards(store).await?));
+    };
     Ok(String::from_utf8(object.body).map_or_else(|_| not_text(), |text| parse_own(&text, shard, None)))
+}
+
+fn unknown_shard(shard: &str, known: &[String]) -> Failure {
+    let makes = format!("`strata shard init {shard} --cluster ID` makes it");
+    let hint = match known {
+        [] => makes,
+        known => format!("name one that is there ({}), or {makes}", known.join(", ")),
+    };
+    Failure::new(format!("the storage has no shard {shard:?}")).hint(hint)
 }
 
 /// What is wrong with a configuration that has no text.

@@ -294,6 +294,11 @@ async fn init_keeps_what_is_there_and_nonce_prints_only_the_token() -> Result<()
     ensure!(bad.contains("tenant"), "{bad}");
     let agent = zone.shard(&["nonce", "--kind", "agent"]).await?.refusal(2)?;
     ensure!(agent.contains("--instance"), "{agent}");
+    let instance = "--instance=web01jc0000000000000000000000";
+    let agent_of = async |shard| zone.shard(&["nonce", "--kind=agent", instance, "--shard", shard]).await;
+    let mistyped = agent_of("zone-a").await?.refusal(1)?;
+    ensure!(mistyped.contains("no shard \"zone-a\"") && mistyped.contains("that is there (a)"), "{mistyped}");
+    ensure!(agent_of("a").await?.data()?.trim_end().split('.').count() == 3, "a shard that is there");
     // No environment of `strata dev` is up there.
     let mut nowhere = strata(&["shard", "status", "--storage="]);
     nowhere.env("STRATA_DEV_DIR", zone.file("no-environment"));
