@@ -18,6 +18,7 @@ use super::{
     groups::Groups,
     listing::Listed,
     quarantine::Quarantine,
+    said::Said,
 };
 use crate::{clock::Clock, provider::MachineInfo, store::Etag};
 
@@ -37,7 +38,9 @@ pub struct Memory {
     pub config_etag: Etag,
     pub config_modified: Option<Timestamp>,
     pub config_size: usize,
-    pub dynamic_etag: Option<Etag>,
+    pub dynamic_etag: Etag,
+    /// Of the file of dynamic groups as a whole.
+    pub groups_damage: Said,
     pub entries: Entries,
     pub quarantine: Quarantine,
     /// Since when machines have been found that no record owns, by their provider ids.

@@ -221,6 +221,8 @@ impl Server<'_> {
                     }
                 }
                 Ok(Role::Standby { leader, look_in }) => {
+                    // Another server leads, and knows better.
+                    self.options.standing.set_groups_damaged(false);
                     self.stop.run_until_cancelled(standby.wait(leader.as_deref(), look_in)).await;
                 }
                 Err(error) => {
@@ -243,7 +245,11 @@ impl Server<'_> {
     /// Serves until the lead ends or the server stops.
     async fn lead_shard(&self, election: &mut Election, lead: Lead) -> Result<(), TermError> {
         let options = self.options;
-        let term = Arc::new(Term::open(Arc::clone(&options.context), lead.clone()).await?);
+        let opened = Term::open(Arc::clone(&options.context), lead.clone()).await;
+        let groups = options.context.layout.groups();
+        let is_damaged = matches!(&opened, Err(TermError::Damaged { key, .. }) if *key == groups);
+        options.standing.set_groups_damaged(is_damaged);
+        let term = Arc::new(opened?);
         options.standing.set_term(Some(Arc::clone(&term)));
         let parts = parts(options, &term);
         let ports = open_ports(options, &parts, self.tls, self.bound).await?;

@@ -24,6 +24,7 @@ use super::{
     memory::{Answers, Memory},
     missing,
     quarantine::{self, Quarantine, decode},
+    said::Said,
     watch::Hub,
 };
 use crate::{
@@ -118,14 +119,15 @@ impl Term {
     pub async fn open(context: Arc<Context>, lead: Lead) -> Result<Self, TermError> {
         let now = (context.clock.now(), context.clock.instant());
         let (config, object) = load_config(&context).await?;
-        let (dynamic, dynamic_etag) = load_groups(&context).await?;
         let (entries, quarantine) = load_entries(&context, now).await?;
+        let (dynamic, dynamic_etag) = load_groups(&context, &lead, &config, &entries).await?;
         let mut memory = Memory {
             groups: Groups::new(config, dynamic),
             config_etag: object.etag,
             config_modified: object.modified,
             config_size: object.body.len(),
             dynamic_etag,
+            groups_damage: Said::default(),
             entries,
             quarantine,
             unowned: HashMap::new(),
