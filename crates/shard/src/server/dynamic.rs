@@ -56,10 +56,13 @@ impl Term {
                     tracing::error!(error, "groups: they stay as they were, and changes of them are refused");
                 }
             }
+            None => {
+                if memory.groups_damage.ends() {
+                    tracing::info!("groups: their file can be read again");
+                }
+            }
             // Storage did not answer, which says nothing about the file.
             Some(_) => {}
-            None if memory.groups_damage.ends() => tracing::info!("groups: their file can be read again"),
-            None => {}
         }
     }
 

@@ -196,6 +196,7 @@ impl Term {
             (record, memory.groups.get(tenant, &request.group).cloned())
         };
         let id = record.id.clone();
+        self.memory().count_made(tenant, true, now);
         self.create(group.as_ref().map(|current| &current.group), record).await?;
         self.enqueue(tenant, &request.group);
         let answer = self.memory().entries.get(&id).map(created);

@@ -1,7 +1,7 @@
 //! One lead of one shard: opened from storage, ended with the lead.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -79,7 +79,7 @@ pub enum TermError {
     Provider(#[from] ProviderError),
     #[error(transparent)]
     Refused(#[from] Refusal),
-    #[error("{key} has {} problems, first: {}: {}", .problems.len(), first(.problems).0, first(.problems).1)]
+    #[error("{key} has {}", named(.problems))]
     Config { key: String, problems: Vec<Problem> },
     #[error("{key} is damaged: {why}")]
     Damaged { key: String, why: String },
@@ -87,8 +87,12 @@ pub enum TermError {
     Quarantined(InstanceId),
 }
 
-fn first(problems: &[Problem]) -> (&str, &str) {
-    problems.first().map_or(("", ""), |problem| (&problem.field, &problem.message))
+fn named(problems: &[Problem]) -> String {
+    let first = problems.first().map(|problem| format!("{}: {}", problem.field, problem.message)).unwrap_or_default();
+    match problems.len() {
+        1 => format!("1 problem: {first}"),
+        count => format!("{count} problems, first: {first}"),
+    }
 }
 
 /// Passed by one at a time.
@@ -133,6 +137,7 @@ impl Term {
             unowned: HashMap::new(),
             failing: HashMap::new(),
             made: Vec::new(),
+            waiting: BTreeMap::new(),
             answers: Answers::default(),
             listed: Listed::default(),
             epochs: HashMap::new(),
