@@ -197,6 +197,7 @@ impl Server<'_> {
     async fn stand(&self, election: &mut Election) -> Result<(), TermError> {
         // Once each: a damaged object ends every lead, or every look, and is tried every second.
         let (mut standby, mut ended, mut failed) = (self.standby()?, Said::default(), Said::default());
+        let mut followed = Said::default();
         while !self.stop.is_cancelled() {
             let looked = election.look().await;
             if looked.is_ok() && failed.ends() {
@@ -204,6 +205,7 @@ impl Server<'_> {
             }
             match looked {
                 Ok(Role::Leader(lead)) => {
+                    followed.ends();
                     self.options.standing.set_shard(Some(&lead));
                     let led = self.lead_shard(election, lead).await;
                     self.options.standing.set_shard(None);
@@ -223,6 +225,9 @@ impl Server<'_> {
                 Ok(Role::Standby { leader, look_in }) => {
                     // Another server leads, and knows better.
                     self.options.standing.set_groups_damaged(false);
+                    if let Some(leader) = leader.as_deref().filter(|leader| followed.is_news(leader)) {
+                        tracing::info!(leader, "stands by");
+                    }
                     self.stop.run_until_cancelled(standby.wait(leader.as_deref(), look_in)).await;
                 }
                 Err(error) => {

@@ -23,9 +23,10 @@ pub struct StorageFlags {
     /// A folder, or s3://BUCKET/PREFIX [default: that of the environment of `strata dev` that is up]
     #[arg(long, env = "STRATA_SHARD_STORAGE", value_name = "PLACE", global = true)]
     storage: Option<String>,
-    /// Where the S3-compatible service is
+    /// Where the S3-compatible service is; its keys are read from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`
     #[arg(long, env = "AWS_ENDPOINT_URL", value_name = "URL", global = true)]
     s3_endpoint: Option<String>,
+    /// The bucket's region
     #[arg(long, env = "AWS_REGION", default_value = "us-east-1", value_name = "REGION", global = true)]
     s3_region: String,
     // From the environment: arguments are seen by every user of the machine.
