@@ -1,6 +1,6 @@
 //! Conditions: what is going on, what is wrong, whether it works.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use api::performer::Performer;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::api::resource::Quantity};
 use kube::{
@@ -132,12 +132,18 @@ async fn a_crash_loop_is_told_without_flicker() -> Result<()> {
         let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
         statuses.and_then(|all| all.first()).map_or(0, |status| status.restart_count)
     };
-    space.until_pod("a", "restarted twice", |pod| restarts(pod) >= 2).await?;
-    let before = space.until_condition("a", "Degraded", "True", "CrashLoop").await?;
-    space.until_pod("a", "restarted four times", |pod| restarts(pod) >= 4).await?;
-    let after = space.performers.get("a").await?;
-    assert_eq!(after.metadata.resource_version, before.metadata.resource_version, "no write while it goes on");
-    Ok(())
+    let mut pod = space.until_pod("a", "restarted twice", |pod| restarts(pod) >= 2).await?;
+    // The operator may be behind what is seen here; a report that flickers does so with every crash.
+    for _ in 0..5 {
+        let before = space.until_condition("a", "Degraded", "True", "CrashLoop").await?;
+        let enough = restarts(&pod) + 2;
+        pod = space.until_pod("a", "restarted twice more", |pod| restarts(pod) >= enough).await?;
+        let after = space.performers.get("a").await?;
+        if after.metadata.resource_version == before.metadata.resource_version {
+            return Ok(());
+        }
+    }
+    bail!("its status was written again and again while it went on crashing")
 }
 
 #[tokio::test]
