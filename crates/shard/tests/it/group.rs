@@ -99,7 +99,7 @@ async fn drains(zone: &Zone, events: &mut Watch<wire::InstanceEvent>, reason: &s
 }
 
 async fn drained(client: &Client, zone: &Zone, events: &mut Watch<wire::InstanceEvent>, id: &str, reason: &str) {
-    client.acknowledge_drained(id, &Fence::default()).await.unwrap();
+    client.acknowledge_drained(id, &Fence::default()).await.expect("it is acknowledged");
     assert_eq!(next(events).await, (id.to_owned(), "deleted".to_owned(), reason.to_owned()));
     assert!(zone.cloud.order(id).is_none());
 }
