@@ -16,6 +16,7 @@ use super::{
     config::{Config, StaticGroup, Template, merge},
     fence::Age,
     id::{self, InstanceId},
+    instance::Record,
     refusal::{Code, Refusal},
 };
 
@@ -108,6 +109,23 @@ pub fn unknown(config: &Config, dynamic: &Dynamic, tenant: &str, key: &str) -> O
     let name = config.static_group(tenant, key).map_or(&moving.template, |fixed| &fixed.template);
     let is_lost = !config.templates.contains_key(name);
     is_lost.then(|| format!("{tenant}.{key}.template: {name:?} is not a template of the shard's configuration"))
+}
+
+/// Why the dynamic groups are lost if nothing is stored of them. `None` of a shard that no server has led, and of one whose
+/// servers stored groups only with the first request: `is_written` says whether a server stored them, some or none.
+pub fn lost<'a>(
+    config: Option<&Config>,
+    is_written: bool,
+    records: impl IntoIterator<Item = &'a Record>,
+) -> Option<String> {
+    if is_written {
+        return Some("it was written and is missing".to_owned());
+    }
+    let config = config?;
+    let stays = |record: &&Record| record.leaving.is_none() && record.deleted_at.is_none();
+    let is_dynamic = |record: &&Record| config.static_group(&record.tenant, &record.group).is_none();
+    let Record { id, tenant, group, .. } = records.into_iter().filter(stays).find(is_dynamic)?;
+    Some(format!("it is missing, and instance {id} is of {tenant}.{group}, which is no group of the configuration"))
 }
 
 /// As far as it is known: the static part keeps template, pool, args and drain timeout; the dynamic one overrides size,

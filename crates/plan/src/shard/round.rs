@@ -48,6 +48,8 @@ pub struct Round {
     pub actions: Vec<Action>,
     /// Why instances are missing although they should be made now.
     pub blocked: Option<&'static str>,
+    /// Instances are missing that may not be made yet.
+    pub is_short: bool,
     pub next_look: Option<Timestamp>,
 }
 
@@ -388,6 +390,7 @@ impl<'a> Planner<'a> {
         if let Some(at) = self.observed.create_after.filter(|at| self.now < *at) {
             return self.look_at(at);
         }
+        self.round.is_short = self.observed.ids.len() < missing;
         let mut free: Vec<Subnet> = self.observed.subnets.to_vec();
         for (number, uuid) in self.observed.ids.iter().take(missing).enumerate() {
             // The first with room, as the pool lists them.

@@ -77,6 +77,35 @@ async fn a10_an_ed25519_chain_is_verified_for_names_and_both_ip_families() {
     }
 }
 
+/// As a client would that speaks TLS 1.2 alone, against each of the server's ports.
+#[tokio::test]
+async fn a10_a_client_that_speaks_no_more_than_tls_1_2_is_refused_on_every_port() {
+    let world = world();
+    let (roots, time) = (tls::roots(world.authority.certificate_pem()).unwrap(), Arc::new(world.clock.clone()));
+    let with = |version| {
+        let builder = rustls::ClientConfig::builder_with_details(tls::provider(), time.clone());
+        let builder = builder.with_protocol_versions(&[version]).unwrap();
+        Arc::new(builder.with_root_certificates(roots.clone()).with_no_client_auth())
+    };
+    let (mutual, open, web) = (world.server.mutual(), world.server.open(), world.server.web());
+    for server in [mutual.unwrap(), open.unwrap(), web.unwrap()] {
+        let shake = async |client| {
+            let (near, far) = tokio::io::duplex(64 * 1024);
+            let name = ServerName::try_from("127.0.0.1").unwrap();
+            tokio::join!(
+                TlsConnector::from(client).connect(name, near),
+                TlsAcceptor::from(Arc::clone(&server)).accept(far)
+            )
+        };
+        let (client, accepted) = shake(with(&rustls::version::TLS12)).await;
+        assert!(client.is_err());
+        let error = accepted.unwrap_err().to_string();
+        assert!(error.contains("peer is incompatible"), "refused for its version: {error}");
+        let (client, accepted) = shake(with(&rustls::version::TLS13)).await;
+        assert!(client.is_ok() && accepted.is_ok());
+    }
+}
+
 #[tokio::test]
 async fn the_certificate_says_who_the_client_is() {
     let world = world();

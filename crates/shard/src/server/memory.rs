@@ -1,13 +1,13 @@
 //! What a term holds in memory: a cache of storage, and the facts beside it.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use jiff::{SignedDuration, Timestamp};
 use plan::shard::{
     fence::{self, Age},
     id::InstanceId,
     instance::Member,
-    pace,
+    pace::{self, Demand, Made},
     refusal::Refusal,
     sweep::Owner,
 };
@@ -18,6 +18,7 @@ use super::{
     groups::Groups,
     listing::Listed,
     quarantine::Quarantine,
+    said::Said,
 };
 use crate::{clock::Clock, provider::MachineInfo, store::Etag};
 
@@ -37,15 +38,19 @@ pub struct Memory {
     pub config_etag: Etag,
     pub config_modified: Option<Timestamp>,
     pub config_size: usize,
-    pub dynamic_etag: Option<Etag>,
+    pub dynamic_etag: Etag,
+    /// Of the file of dynamic groups as a whole.
+    pub groups_damage: Said,
     pub entries: Entries,
     pub quarantine: Quarantine,
     /// Since when machines have been found that no record owns, by their provider ids.
     pub unowned: HashMap<String, Instant>,
     /// Groups whose creations fail, and when the next may be tried.
     pub failing: HashMap<(String, String), Failing>,
-    /// When the instances of the last minute were made: for the limit per minute.
-    pub made: Vec<Timestamp>,
+    /// The creations of the last minute, while there is a limit per minute.
+    pub made: Vec<Made>,
+    /// Groups that the limit holds up, and since when they were given nothing.
+    pub waiting: BTreeMap<(String, String), Timestamp>,
     pub answers: Answers,
     pub listed: Listed,
     /// The newest epoch of each tenant's operator.
@@ -112,17 +117,52 @@ impl Memory {
             for failing in self.failing.values_mut() {
                 failing.retry_at = shifted(failing.retry_at, by);
             }
-            for at in &mut self.made {
+            for at in self.made.iter_mut().map(|made| &mut made.at).chain(self.waiting.values_mut()) {
                 *at = shifted(*at, by);
             }
         }
         wall
     }
 
-    /// Notes that a machine was asked for, and forgets what is too old to count.
-    pub fn count_made(&mut self, now: Timestamp) {
-        self.made.retain(|at| pace::counts(*at, now));
-        self.made.push(now);
+    /// How many instances the group may be given now.
+    pub fn create_budget(&self, tenant: &str, group: &str, now: Timestamp) -> usize {
+        let demand = Demand { made: &self.made, waiting: &self.waiting };
+        pace::create_budget(self.create_limit(), demand, (tenant, group), now)
+    }
+
+    /// Takes the group's next instance from the limit, if that allows one. Rounds of other groups run meanwhile, so that
+    /// each creation is counted before it begins.
+    pub fn reserve(&mut self, tenant: &str, group: &str, now: Timestamp) -> bool {
+        let may = self.create_budget(tenant, group, now) > 0;
+        if may {
+            self.count_made(tenant, false, now);
+        }
+        may
+    }
+
+    /// Notes that a machine is asked for, and forgets what is too old to count.
+    pub fn count_made(&mut self, tenant: &str, on_demand: bool, now: Timestamp) {
+        self.made.retain(|made| pace::counts(made.at, now));
+        if self.create_limit().is_some() {
+            self.made.push(Made { tenant: tenant.to_owned(), on_demand, at: now });
+        }
+    }
+
+    /// Notes whether the limit holds the group up, and returns when to look again if it does.
+    pub fn wait(&mut self, name: (String, String), is_short: bool, created: bool, now: Timestamp) -> Option<Timestamp> {
+        if !is_short || self.create_limit().is_none() {
+            self.waiting.remove(&name);
+            return None;
+        }
+        let since = self.waiting.entry(name).or_insert(now);
+        if created {
+            *since = now;
+        }
+        pace::room_at(&self.made, now)
+    }
+
+    fn create_limit(&self) -> Option<u32> {
+        self.groups.config().shard.create_rate_limit
     }
 }
 

@@ -185,7 +185,7 @@ impl Term {
                 return Ok(created(known));
             }
             if let Some(why) = group::unknown(memory.groups.config(), memory.groups.dynamic(), tenant, &request.group) {
-                return Err(self.damaged_groups(why));
+                return Err(self.damaged_groups(&why));
             }
             let pair = (&**memory.groups.config(), memory.groups.dynamic());
             let exists = |id: &InstanceId| memory.entries.get(id).is_some() || memory.quarantine.of(id).is_some();
@@ -196,6 +196,7 @@ impl Term {
             (record, memory.groups.get(tenant, &request.group).cloned())
         };
         let id = record.id.clone();
+        self.memory().count_made(tenant, true, now);
         self.create(group.as_ref().map(|current| &current.group), record).await?;
         self.enqueue(tenant, &request.group);
         let answer = self.memory().entries.get(&id).map(created);

@@ -49,7 +49,7 @@ impl Term {
                 // What was decided before goes on; nothing is decided about the others.
                 members.retain(Member::is_leaving);
             }
-            let budget = pace::create_budget(memory.groups.config().shard.create_rate_limit, &memory.made, now);
+            let budget = memory.create_budget(tenant, key, now);
             let failing = memory.failing.get(&(tenant.to_owned(), key.to_owned()));
             (
                 memory.groups.get(tenant, key).filter(|_| !is_unknown).cloned(),
@@ -69,14 +69,26 @@ impl Term {
             let subnets = self.subnets(group).await;
             round = plan(Observed { subnets: &subnets, ..observed }, &settings, now);
         }
-        let mut acted = false;
+        let (mut acted, mut created, mut is_short) = (false, false, round.is_short);
         for action in round.actions {
-            acted |= self.execute(group, action).await?;
+            let creates = matches!(action, Action::Create(_));
+            // An earlier creation of this round failed.
+            if creates && self.is_failing(tenant, key) {
+                continue;
+            }
+            // Those of other groups took what was left.
+            if creates && !self.reserve(tenant, key) {
+                is_short = true;
+                continue;
+            }
+            let done = self.execute(group, action).await?;
+            (acted, created) = (acted || done, created || (creates && done));
         }
         if let Some(why) = round.blocked {
             self.creation_failed(tenant, key, None, why);
         }
-        Ok((acted, round.next_look))
+        let room_at = self.memory().wait((tenant.to_owned(), key.to_owned()), is_short, created, now);
+        Ok((acted, [round.next_look, room_at].into_iter().flatten().min()))
     }
 
     /// Subnets of the group's pool with their room. One whose room is not known is left out for now.
@@ -93,10 +105,11 @@ impl Term {
     /// Whether it had an effect: a failed call to the provider has none, and its retry is due later.
     async fn execute(&self, group: Option<&Group>, action: Action) -> Result<bool, TermError> {
         match action {
-            // An earlier creation of this round failed.
-            Action::Create(record) if self.is_failing(&record) => Ok(false),
             Action::Create(record) => self.create(group, *record).await,
-            Action::Launch(id) => self.launch(group, &id).await,
+            Action::Launch(id) => {
+                self.count(&id);
+                self.launch(group, &id).await
+            }
             Action::Link(id, machine) => self.link(&id, machine).await.map(|()| true),
             Action::Drain(id, leaving) => self.drain(&id, leaving).await.map(|()| true),
             Action::Delete(id, leaving) => self.delete(&id, leaving).await,
@@ -111,9 +124,23 @@ impl Term {
         self.launch(group, &id).await
     }
 
-    /// Whether creations of its group wait.
-    fn is_failing(&self, record: &Record) -> bool {
-        let (name, now) = ((record.tenant.clone(), record.group.clone()), self.now());
+    /// Takes a creation from the limit per minute.
+    fn reserve(&self, tenant: &str, key: &str) -> bool {
+        let now = self.now();
+        self.memory().reserve(tenant, key, now)
+    }
+
+    /// Counts the creation of a record's machine.
+    fn count(&self, id: &InstanceId) {
+        let now = self.now();
+        if let Some(record) = self.record(id) {
+            self.memory().count_made(&record.tenant, record.on_demand, now);
+        }
+    }
+
+    /// Whether creations of the group wait.
+    fn is_failing(&self, tenant: &str, key: &str) -> bool {
+        let (name, now) = ((tenant.to_owned(), key.to_owned()), self.now());
         self.memory().failing.get(&name).is_some_and(|failing| failing.retry_at > now)
     }
 
@@ -124,7 +151,6 @@ impl Term {
         let now = self.now();
         self.touch(id, |entry| entry.machine = Machine::Unknown);
         let made = bounded_provider(self.context.provider.create(&order)).await;
-        self.memory().count_made(now);
         match made {
             Ok(machine) => {
                 self.touch(id, |entry| entry.observe(Some(&machine)));

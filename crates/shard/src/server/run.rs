@@ -197,6 +197,7 @@ impl Server<'_> {
     async fn stand(&self, election: &mut Election) -> Result<(), TermError> {
         // Once each: a damaged object ends every lead, or every look, and is tried every second.
         let (mut standby, mut ended, mut failed) = (self.standby()?, Said::default(), Said::default());
+        let mut followed = Said::default();
         while !self.stop.is_cancelled() {
             let looked = election.look().await;
             if looked.is_ok() && failed.ends() {
@@ -204,6 +205,7 @@ impl Server<'_> {
             }
             match looked {
                 Ok(Role::Leader(lead)) => {
+                    followed.ends();
                     self.options.standing.set_shard(Some(&lead));
                     let led = self.lead_shard(election, lead).await;
                     self.options.standing.set_shard(None);
@@ -221,6 +223,11 @@ impl Server<'_> {
                     }
                 }
                 Ok(Role::Standby { leader, look_in }) => {
+                    // Another server leads, and knows better.
+                    self.options.standing.set_groups_damaged(false);
+                    if let Some(leader) = leader.as_deref().filter(|leader| followed.is_news(leader)) {
+                        tracing::info!(leader, "stands by");
+                    }
                     self.stop.run_until_cancelled(standby.wait(leader.as_deref(), look_in)).await;
                 }
                 Err(error) => {
@@ -243,7 +250,11 @@ impl Server<'_> {
     /// Serves until the lead ends or the server stops.
     async fn lead_shard(&self, election: &mut Election, lead: Lead) -> Result<(), TermError> {
         let options = self.options;
-        let term = Arc::new(Term::open(Arc::clone(&options.context), lead.clone()).await?);
+        let opened = Term::open(Arc::clone(&options.context), lead.clone()).await;
+        let groups = options.context.layout.groups();
+        let is_damaged = matches!(&opened, Err(TermError::Damaged { key, .. }) if *key == groups);
+        options.standing.set_groups_damaged(is_damaged);
+        let term = Arc::new(opened?);
         options.standing.set_term(Some(Arc::clone(&term)));
         let parts = parts(options, &term);
         let ports = open_ports(options, &parts, self.tls, self.bound).await?;

@@ -14,6 +14,10 @@ impl Said {
         is_news
     }
 
+    pub fn is_failing(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// It succeeded. Whether it had failed before.
     pub fn ends(&mut self) -> bool {
         self.0.take().is_some()
@@ -29,7 +33,8 @@ mod tests {
         let mut said = Said::default();
         assert!(!said.ends());
         assert_eq!(["a", "a", "b", "a"].map(|failure| said.is_news(failure)), [true, false, true, true]);
-        assert!(said.ends() && !said.ends());
+        assert!(said.is_failing() && said.ends());
+        assert!(!said.is_failing() && !said.ends());
         assert!(said.is_news("a"));
     }
 }

@@ -25,6 +25,7 @@ struct Inner {
     shard: ArcSwapOption<Lead>,
     cluster: ArcSwapOption<Lead>,
     term: ArcSwapOption<Term>,
+    groups_damaged: AtomicBool,
 }
 
 impl Standing {
@@ -60,6 +61,17 @@ impl Standing {
     /// Of how many groups it is not known what they should be, while it leads.
     pub fn unknown_groups(&self) -> usize {
         self.0.term.load().as_deref().map_or(0, Term::unknown_groups)
+    }
+
+    /// Whether the file of groups is missing or cannot be read: of a leader, and of a server that could not lead for it.
+    pub fn groups_damaged(&self) -> bool {
+        let found = || self.0.groups_damaged.load(Ordering::Relaxed);
+        self.0.term.load().as_deref().map_or_else(found, Term::groups_damaged)
+    }
+
+    /// What a server found that was about to lead.
+    pub(super) fn set_groups_damaged(&self, damaged: bool) {
+        self.0.groups_damaged.store(damaged, Ordering::Relaxed);
     }
 
     pub(super) fn set_term(&self, term: Option<Arc<Term>>) {

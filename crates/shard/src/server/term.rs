@@ -1,7 +1,7 @@
 //! One lead of one shard: opened from storage, ended with the lead.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -24,6 +24,7 @@ use super::{
     memory::{Answers, Memory},
     missing,
     quarantine::{self, Quarantine, decode},
+    said::Said,
     watch::Hub,
 };
 use crate::{
@@ -78,7 +79,7 @@ pub enum TermError {
     Provider(#[from] ProviderError),
     #[error(transparent)]
     Refused(#[from] Refusal),
-    #[error("{key} has {} problems, first: {}: {}", .problems.len(), first(.problems).0, first(.problems).1)]
+    #[error("{key} has {}", named(.problems))]
     Config { key: String, problems: Vec<Problem> },
     #[error("{key} is damaged: {why}")]
     Damaged { key: String, why: String },
@@ -86,8 +87,12 @@ pub enum TermError {
     Quarantined(InstanceId),
 }
 
-fn first(problems: &[Problem]) -> (&str, &str) {
-    problems.first().map_or(("", ""), |problem| (&problem.field, &problem.message))
+fn named(problems: &[Problem]) -> String {
+    let first = problems.first().map(|problem| format!("{}: {}", problem.field, problem.message)).unwrap_or_default();
+    match problems.len() {
+        1 => format!("1 problem: {first}"),
+        count => format!("{count} problems, first: {first}"),
+    }
 }
 
 /// Passed by one at a time.
@@ -118,19 +123,21 @@ impl Term {
     pub async fn open(context: Arc<Context>, lead: Lead) -> Result<Self, TermError> {
         let now = (context.clock.now(), context.clock.instant());
         let (config, object) = load_config(&context).await?;
-        let (dynamic, dynamic_etag) = load_groups(&context).await?;
         let (entries, quarantine) = load_entries(&context, now).await?;
+        let (dynamic, dynamic_etag) = load_groups(&context, &lead, &config, &entries).await?;
         let mut memory = Memory {
             groups: Groups::new(config, dynamic),
             config_etag: object.etag,
             config_modified: object.modified,
             config_size: object.body.len(),
             dynamic_etag,
+            groups_damage: Said::default(),
             entries,
             quarantine,
             unowned: HashMap::new(),
             failing: HashMap::new(),
             made: Vec::new(),
+            waiting: BTreeMap::new(),
             answers: Answers::default(),
             listed: Listed::default(),
             epochs: HashMap::new(),

@@ -164,8 +164,9 @@ impl Election {
     }
 
     async fn write(&mut self, lock: Lock) -> Result<Role, StoreError> {
-        let expect = match self.seen.take().and_then(|seen| seen.lock) {
-            Some((_, etag)) => Expect::Content(etag),
+        let seen = self.seen.take();
+        let expect = match seen.as_ref().and_then(|seen| seen.lock.as_ref()) {
+            Some((_, etag)) => Expect::Content(etag.clone()),
             None => Expect::Absent,
         };
         let begun = Instant::now();
@@ -189,8 +190,12 @@ impl Election {
                     None => Ok(Role::Standby { leader, look_in: Duration::ZERO }),
                 }
             }
-            // Unknown whether it arrived: `seen` is empty, so the next look reads. The lead lasts as long as it lasts.
-            Err(error) => Err(error),
+            // Unknown whether it arrived: `seen` is empty, so the next look of a leader reads. The lead lasts as long as it
+            // lasts. A candidate reads in any case; if it finds the same content, its patience with that is over already.
+            Err(error) => {
+                self.seen = seen.filter(|_| self.lead.is_none());
+                Err(error)
+            }
         }
     }
 

@@ -19,6 +19,8 @@ pub enum Fault {
     Slow(Duration),
     /// Each call fails at once, without an effect.
     Refusing,
+    /// Calls with an effect fail, others go on: a full disk.
+    Full,
     /// No call is answered until the fault is lifted.
     Partitioned,
 }
@@ -102,6 +104,9 @@ impl Faults {
     /// A call with an effect: a point at which the process may die.
     pub async fn effect<T>(&self, call: impl Future<Output = T>) -> Result<T, Refused> {
         self.pass().await?;
+        if self.state.borrow().fault == Fault::Full {
+            return Err(Refused);
+        }
         let side = {
             let mut inner = self.lock();
             let point = inner.effects;
@@ -124,7 +129,7 @@ impl Faults {
             let now = *state.borrow_and_update();
             match now.fault {
                 _ if now.dead => std::future::pending().await,
-                Fault::None => return Ok(()),
+                Fault::None | Fault::Full => return Ok(()),
                 Fault::Slow(time) => {
                     tokio::time::sleep(time).await;
                     return Ok(());

@@ -40,6 +40,11 @@ impl ShardLayout {
         format!("{}groups.jsonc", self.folder)
     }
 
+    /// Is there once the groups were stored, without any or with some: from then on a missing object is a lost one.
+    pub fn groups_written(&self) -> String {
+        format!("{}groups-written.json", self.folder)
+    }
+
     pub fn lock(&self) -> String {
         format!("{}leader.json", self.folder)
     }

@@ -3,6 +3,7 @@
 mod election;
 mod failover;
 mod frames;
+mod group;
 mod hcloud;
 mod hostile;
 mod ping;

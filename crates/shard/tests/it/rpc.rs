@@ -146,12 +146,18 @@ async fn agent(zone: &Zone, bound: &Bound) -> (String, Channel) {
         zone.cloud.machines().first().map(|machine| machine.instance_id.clone())
     })
     .await;
+    let channel = agent_of(zone, bound, &id).await;
+    (id, channel)
+}
+
+/// A channel of an instance's agent, which registered.
+pub async fn agent_of(zone: &Zone, bound: &Bound, id: &str) -> Channel {
     let key = key_pair();
-    let answer = register(zone, bound, ("default", &id), key.public_key_pem()).await;
+    let answer = register(zone, bound, ("default", id), key.public_key_pem()).await;
     let certificate = String::from_utf8(answer.expect("registered").client_certificate_pem).expect("PEM");
     let pair = Some((&*certificate, &*key.serialize_pem()));
     let tls = client_tls(zone.authority.certificate_pem(), pair, std::sync::Arc::new(zone.clock.clone())).expect("TLS");
-    (id, Client::new(bound.agent.to_string().parse().expect("an address"), tls).channel())
+    Client::new(bound.agent.to_string().parse().expect("an address"), tls).channel()
 }
 
 #[tokio::test]

@@ -52,11 +52,15 @@ pub struct Server {
 
 impl Zone {
     pub async fn new() -> Self {
+        Self::with(CONFIG, Clock::default()).await
+    }
+
+    pub async fn with(config: &str, clock: Clock) -> Self {
         // Another test of this process may have been first.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        let (clock, store) = (Clock::default(), MemoryStore::default());
+        let store = MemoryStore::default();
         let key = ShardLayout::new("a").config();
-        store.put(&key, CONFIG.as_bytes().to_vec(), Expect::Absent).await.expect("an empty store");
+        store.put(&key, config.as_bytes().to_vec(), Expect::Absent).await.expect("an empty store");
         let (authority, _) = Authority::create("dev", clock.now()).expect("an authority");
         let nonces = Nonces::load(&key_pair().serialize_pem()).expect("a key");
         let cloud = InProcess::new(clock.clone());

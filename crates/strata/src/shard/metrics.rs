@@ -35,7 +35,7 @@ impl ShardMetrics {
 /// Name, help, and what it says of a server.
 type Metric = (&'static str, &'static str, fn(&Standing) -> i64);
 
-const METRICS: [Metric; 5] = [
+const METRICS: [Metric; 6] = [
     ("strata_shard_leader", "1 while this server leads its shard", |one| one.leads_shard().into()),
     ("strata_shard_cluster_leader", "1 while this server leads the cluster of shards", |one| {
         one.leads_cluster().into()
@@ -50,6 +50,11 @@ const METRICS: [Metric; 5] = [
         "strata_shard_unknown_groups",
         "Groups of which storage or configuration do not say what they should be, while this server leads",
         |one| i64::try_from(one.unknown_groups()).unwrap_or(i64::MAX),
+    ),
+    (
+        "strata_shard_groups_damaged",
+        "1 while the file of groups is missing or cannot be read: a leader refuses changes of groups, no other server can lead",
+        |one| one.groups_damaged().into(),
     ),
 ];
 

@@ -5,7 +5,7 @@ use std::{process::ExitCode, time::Duration};
 use clap::{Args, ValueEnum};
 use shard::{clock::Clock, identity::NonceOrder};
 
-use super::storage::{StorageFlags, cluster};
+use super::storage::{StorageFlags, cluster, findings};
 use crate::{Failure, config::duration, explained, output::print};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -37,6 +37,10 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
     let store = storage.open()?;
     let cluster = cluster(&*store).await?;
     let keys = storage.keys(&*store, &cluster).await?;
+    if let Some(shard) = flags.shard.as_deref().filter(|_| flags.kind == Kind::Agent) {
+        // No server would take a nonce of a shard that is not there. Whether the configuration is good does not matter here.
+        findings(&*store, shard).await?;
+    }
     let agent = flags.shard.as_deref().zip(flags.instance.as_deref()).filter(|_| flags.kind == Kind::Agent);
     let order = NonceOrder { cluster: &cluster, tenant: &flags.tenant, lifetime: flags.lifetime, agent };
     let token = keys.nonce(&order, Clock::default().now()).map_err(|error| Failure::new(explained(&error)))?;

@@ -65,10 +65,11 @@ pub struct Flags {
     /// [default: the machine's name, localhost, 127.0.0.1, ::1]
     #[arg(long, env = "STRATA_SHARD_ADVERTISE_HOST", value_delimiter = ',', value_name = "HOSTS")]
     advertise_host: Vec<String>,
-    /// Where agents register and report, `HOST:PORT,HOST:PORT` of every server of the shard: new machines get these lists,
-    /// and find the next leader by them [default: this server alone]
+    /// Where agents register, `HOST:PORT,HOST:PORT` of every server of the shard: new machines get the list, and find the
+    /// next leader by it [default: this server alone]
     #[arg(long, env = "STRATA_SHARD_ADVERTISE_REGISTRATION", value_name = "ADDRESSES", requires = "advertise_agent")]
     advertise_registration: Option<Addresses>,
+    /// Where agents report, as a list of the same form; given together with --advertise-registration
     #[arg(long, env = "STRATA_SHARD_ADVERTISE_AGENT", value_name = "ADDRESSES", requires = "advertise_registration")]
     advertise_agent: Option<Addresses>,
     #[command(flatten)]
@@ -152,7 +153,11 @@ async fn open_admin_ports(
     standing: &Standing,
     tasks: &mut Tasks,
 ) -> Result<(), Failure> {
-    let fail = |error: process::ListenError| Failure::new(error.to_string());
+    let fail = |flag: &'static str| {
+        move |error: process::ListenError| {
+            Failure::new(error.to_string()).hint(format!("choose another address with {flag}; 0 switches the port off"))
+        }
+    };
     let loaded = {
         let standing = standing.clone();
         move || if standing.is_loaded() { Ok(()) } else { Err("the configuration is not loaded".to_owned()) }
@@ -160,12 +165,12 @@ async fn open_admin_ports(
     health.require("configuration", loaded.clone());
     if let Some(address) = flags.health_bind_address.0 {
         let routes = admin::probe_routes(&["/", "/health"], loaded).merge(admin::health_routes(health.clone()));
-        let health = tasks.listen("health", address, routes).await.map_err(fail)?;
+        let health = tasks.listen("health", address, routes).await.map_err(fail("--health-bind-address"))?;
         tracing::info!(%health, "listening");
     }
     if let Some(address) = flags.metrics_bind_address.0 {
         let routes = admin::metrics_routes(Arc::clone(registry));
-        let metrics = tasks.listen("metrics", address, routes).await.map_err(fail)?;
+        let metrics = tasks.listen("metrics", address, routes).await.map_err(fail("--metrics-bind-address"))?;
         tracing::info!(%metrics, "listening");
     }
     Ok(())
@@ -279,7 +284,8 @@ impl Server {
             match config(&*self.store, &self.flags.shard).await {
                 Ok(config) => return config,
                 Err(failure) if failure.message != last => {
-                    tracing::error!(error = failure.message, "the configuration is not loaded; it is read again");
+                    let (error, hint) = (&failure.message, failure.hint.as_deref());
+                    tracing::error!(error, hint, "the configuration is not loaded; it is read again");
                     last = failure.message;
                 }
                 Err(_) => {}

@@ -12,7 +12,7 @@ use plan::shard::{
 };
 use serde::Serialize;
 use shard::{
-    config::parse_groups,
+    config::{CORRECT, RESTORE, parse_groups},
     store::{Store, layout::ShardLayout},
 };
 
@@ -105,12 +105,13 @@ async fn status(store: &dyn Store, shard: String) -> Result<Status, Failure> {
         damaged.push(why);
         None
     });
-    let dynamic = dynamic(store, &shard).await?.map_err(|why| damaged.push(why)).ok();
+    let config = config(store, &shard).await;
+    let dynamic = dynamic(store, &shard, config.as_ref().ok()).await?.map_err(|why| damaged.push(why)).ok();
     let mut counts: BTreeMap<(String, String), usize> = BTreeMap::new();
     for record in records {
         *counts.entry((record.tenant, record.group)).or_default() += 1;
     }
-    let (problem, groups) = match config(store, &shard).await {
+    let (problem, groups) = match config {
         Ok(config) => {
             let key = ShardLayout::new(&shard).groups();
             let unknown = dynamic.iter().flat_map(|dynamic| unknown(&config, dynamic));
@@ -148,10 +149,20 @@ fn groups(config: &Config, dynamic: Option<&Dynamic>, counts: &BTreeMap<(String,
 }
 
 /// The groups of requests, or why they cannot be read.
-pub async fn dynamic(store: &dyn Store, shard: &str) -> Result<Result<Dynamic, String>, Failure> {
-    let key = ShardLayout::new(shard).groups();
-    let Some(object) = store.get(&key).await? else { return Ok(Ok(Dynamic::default())) };
-    let text = std::str::from_utf8(&object.body).map_err(|error| error.to_string());
-    let remedy = "correct it, or restore it from a backup of the storage";
-    Ok(text.and_then(parse_groups).map_err(|why| format!("{key} is damaged: {why}; {remedy}")))
+pub async fn dynamic(
+    store: &dyn Store,
+    shard: &str,
+    config: Option<&Config>,
+) -> Result<Result<Dynamic, String>, Failure> {
+    let layout = ShardLayout::new(shard);
+    let key = layout.groups();
+    let damaged = |why: String, remedy: &str| Err(format!("{key} is damaged: {why}; {remedy}"));
+    if let Some(object) = store.get(&key).await? {
+        let text = std::str::from_utf8(&object.body).map_err(|error| error.to_string());
+        return Ok(text.and_then(parse_groups).or_else(|why| damaged(why, CORRECT)));
+    }
+    let is_written = store.get(&layout.groups_written()).await?.is_some();
+    let (records, _) = records(store, shard).await?;
+    let lost = group::lost(config, is_written, &records);
+    Ok(lost.map_or_else(|| Ok(Dynamic::default()), |why| damaged(why, RESTORE)))
 }

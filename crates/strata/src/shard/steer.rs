@@ -18,6 +18,7 @@ use crate::Failure;
 
 #[derive(Debug, Args)]
 pub struct RefreshFlags {
+    /// The shard whose leader is asked
     shard: String,
     #[command(flatten)]
     endpoint: EndpointFlags,
@@ -25,8 +26,11 @@ pub struct RefreshFlags {
 
 #[derive(Debug, Args)]
 pub struct ScaleFlags {
+    /// The shard whose leader is asked
     shard: String,
+    /// The group's name
     group: String,
+    /// How many instances it should have
     #[arg(allow_negative_numbers = true)]
     size: i32,
     /// Whose group it is
@@ -54,11 +58,13 @@ impl EndpointFlags {
         shard: &str,
         tenant: &str,
     ) -> Result<Client, Failure> {
+        // First: what is wrong with the tenant or the keys does not wait for a leader.
+        let tls = connect::tls(storage, store, Some(tenant)).await?;
         let endpoint = match self.endpoint {
             Some(endpoint) => endpoint,
             None => connect::leader(store, shard).await?,
         };
-        connect::client(storage, store, tenant, endpoint).await
+        Ok(Client::new(endpoint, tls))
     }
 }
 

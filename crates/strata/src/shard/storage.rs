@@ -23,9 +23,10 @@ pub struct StorageFlags {
     /// A folder, or s3://BUCKET/PREFIX [default: that of the environment of `strata dev` that is up]
     #[arg(long, env = "STRATA_SHARD_STORAGE", value_name = "PLACE", global = true)]
     storage: Option<String>,
-    /// Where the S3-compatible service is
+    /// Where the S3-compatible service is; its keys are read from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`
     #[arg(long, env = "AWS_ENDPOINT_URL", value_name = "URL", global = true)]
     s3_endpoint: Option<String>,
+    /// The bucket's region
     #[arg(long, env = "AWS_REGION", default_value = "us-east-1", value_name = "REGION", global = true)]
     s3_region: String,
     // From the environment: arguments are seen by every user of the machine.
@@ -150,12 +151,19 @@ pub async fn shards(store: &dyn Store) -> Result<Vec<String>, Failure> {
 /// The text of a shard's configuration and what is wrong with it.
 pub async fn findings(store: &dyn Store, shard: &str) -> Result<(Option<Config>, Findings), Failure> {
     plan::shard::id::check("shard", shard).map_err(|refusal| Failure::new(refusal.message))?;
-    let object = store.get(&ShardLayout::new(shard).config()).await?.ok_or_else(|| {
-        Failure::new(format!("the storage has no shard {shard:?}")).hint(format!(
-            "`strata shard init {shard} --cluster ID` makes one, `strata shard status` lists those there are"
-        ))
-    })?;
+    let Some(object) = store.get(&ShardLayout::new(shard).config()).await? else {
+        return Err(unknown_shard(shard, &shards(store).await?));
+    };
     Ok(String::from_utf8(object.body).map_or_else(|_| not_text(), |text| parse_own(&text, shard, None)))
+}
+
+fn unknown_shard(shard: &str, known: &[String]) -> Failure {
+    let makes = format!("`strata shard init {shard} --cluster ID` makes it");
+    let hint = match known {
+        [] => makes,
+        known => format!("name one that is there ({}), or {makes}", known.join(", ")),
+    };
+    Failure::new(format!("the storage has no shard {shard:?}")).hint(hint)
 }
 
 /// What is wrong with a configuration that has no text.

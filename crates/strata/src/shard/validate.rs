@@ -36,10 +36,15 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
         for shard in shards(&*store).await? {
             let (config, mut found) = findings(&*store, &shard).await?;
             flags.verify(config.as_ref(), &mut found).await;
-            if let (Some(config), Ok(dynamic)) = (config, dynamic(&*store, &shard).await?) {
+            let problem = |message| Problem { field: "groups.jsonc".to_owned(), message };
+            match (&config, dynamic(&*store, &shard, config.as_ref()).await?) {
                 // Groups of requests that this configuration leaves without what they need.
-                let problem = |message| Problem { field: "groups.jsonc".to_owned(), message };
-                found.warnings.extend(unknown(&config, &dynamic).into_iter().map(problem));
+                (Some(config), Ok(dynamic)) => {
+                    found.warnings.extend(unknown(config, &dynamic).into_iter().map(problem));
+                }
+                (None, Ok(_)) => {}
+                // No server leads without them.
+                (_, Err(why)) => found.problems.push(problem(why)),
             }
             checked.push((format!("shard {shard}"), found));
         }

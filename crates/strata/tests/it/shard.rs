@@ -248,6 +248,7 @@ async fn damaged_objects_are_named_and_hide_nothing_else() -> Result<()> {
     server.metric("strata_shard_damaged_records", 0).await?;
     server.child.kill().await?;
 
+    lost_groups_are_named(&zone).await?;
     // Each of the shard's other objects is named with its remedy, and the rest is shown.
     for (file, remedy) in [("groups.jsonc", "correct it"), ("leader.json", "stop every server")] {
         let path = zone.file(&format!("storage/shard/a/{file}"));
@@ -268,6 +269,30 @@ async fn damaged_objects_are_named_and_hide_nothing_else() -> Result<()> {
     ensure!(status[0]["problem"].as_str().is_some_and(|why| why.contains("is not text")), "{status}");
     let found = zone.shard(&["validate"]).await?;
     ensure!(found.code == 1 && found.out.contains("error: config: is not text"), "{found:?}");
+    Ok(())
+}
+
+/// By the commands, the log and a metric; and they are not made anew.
+async fn lost_groups_are_named(zone: &Zone) -> Result<()> {
+    let path = zone.file("storage/shard/a/groups.jsonc");
+    let whole = std::fs::read(&path)?;
+    std::fs::remove_file(&path)?;
+    let found = zone.shard(&["validate"]).await?;
+    ensure!(found.code == 1 && found.out.contains("error: groups.jsonc:"), "{found:?}");
+    let status = zone.json(&["status", "-o", "json"]).await?;
+    let damaged = status[0]["damaged"][0].as_str().unwrap_or_default();
+    ensure!(damaged.contains("groups.jsonc") && damaged.contains("restore it"), "{status}");
+    ensure!(status[0]["groups"][0]["size"].is_null() && status[0]["groups"][0]["instances"] == 2, "{status}");
+    let server = zone.start()?;
+    server.metric("strata_shard_groups_damaged", 1).await?;
+    let log = std::fs::read_to_string(&server.child.program().log)?;
+    ensure!(log.lines().any(|line| line.contains("the lead ended") && line.contains("groups.jsonc")), "{log}");
+    ensure!(!path.exists(), "it is not made anew");
+    std::fs::write(&path, whole)?;
+    server.metric("strata_shard_groups_damaged", 0).await?;
+    server.metric("strata_shard_leader", 1).await?;
+    server.child.kill().await?;
+    ensure!(zone.shard(&["validate"]).await?.code == 0, "it is whole");
     Ok(())
 }
 
@@ -294,6 +319,11 @@ async fn init_keeps_what_is_there_and_nonce_prints_only_the_token() -> Result<()
     ensure!(bad.contains("tenant"), "{bad}");
     let agent = zone.shard(&["nonce", "--kind", "agent"]).await?.refusal(2)?;
     ensure!(agent.contains("--instance"), "{agent}");
+    let instance = "--instance=web01jc0000000000000000000000";
+    let agent_of = async |shard| zone.shard(&["nonce", "--kind=agent", instance, "--shard", shard]).await;
+    let mistyped = agent_of("zone-a").await?.refusal(1)?;
+    ensure!(mistyped.contains("no shard \"zone-a\"") && mistyped.contains("that is there (a)"), "{mistyped}");
+    ensure!(agent_of("a").await?.data()?.trim_end().split('.').count() == 3, "a shard that is there");
     // No environment of `strata dev` is up there.
     let mut nowhere = strata(&["shard", "status", "--storage="]);
     nowhere.env("STRATA_DEV_DIR", zone.file("no-environment"));

@@ -274,3 +274,26 @@ fn a_group_whose_template_or_size_is_lost_is_unknown_and_not_gone() {
     dynamic.set("default", "lost", Some(entry));
     assert_eq!(effective(&config, &dynamic, "default", "lost").unwrap().size, 3);
 }
+
+#[test]
+fn missing_groups_are_lost_if_they_were_written_or_an_instance_speaks_for_one() {
+    use jiff::Timestamp;
+
+    use crate::shard::instance::{Leaving, Reason};
+
+    let (config, now) = (config(), Timestamp::UNIX_EPOCH);
+    let record = |group: &str| Record::new(id(1), ("default", group, "web"), &Blueprint::default(), "s1", now);
+    let gone = |record| Record { deleted_at: Some(now), ..record };
+    let goes = |record| {
+        let leaving = Leaving { reason: Reason::ScaleDown, since: now, delete_at: now };
+        Record { leaving: Some(leaving), ..record }
+    };
+    let unwritten = |records: &[Record]| lost(Some(&config), false, records);
+    assert_eq!(unwritten(&[]), None, "a shard that no server has led");
+    assert_eq!(unwritten(&[record("fixed"), gone(record("web")), goes(record("web"))]), None, "one without requests");
+    assert!(unwritten(&[record("fixed"), record("web")]).is_some_and(|why| why.contains("default.web")));
+    assert_eq!(lost(None, false, &[record("web")]), None, "it may be a group of the configuration");
+    for config in [Some(&config), None] {
+        assert!(lost(config, true, &[]).is_some_and(|why| why.contains("missing")), "it was there");
+    }
+}

@@ -240,6 +240,75 @@ async fn groups_that_vanish_while_a_server_leads_drain_nothing() {
     server.term.upsert_group("default", upsert("zoo", 0), &fence).await.expect("without a group it is there as well");
 }
 
+#[tokio::test(start_paused = true)]
+async fn groups_that_vanish_while_no_server_leads_are_lost_and_not_empty() {
+    let (world, server, _, _) = three().await;
+    let (key, before, fence) = (layout().groups(), machines(&world), Fence::default());
+    let good = world.store.get(&key).await.unwrap().unwrap().body;
+    // Also where the mark is lost with them: then the instances of the group speak for it.
+    for is_marked in [true, false] {
+        world.store.delete(&key).await.unwrap();
+        if !is_marked {
+            world.store.delete(&layout().groups_written()).await.unwrap();
+        }
+        for _ in 0..2 {
+            let Some(Err(error)) = world.try_start(Faults::default()).await else { panic!("it leads without groups") };
+            let text = error.to_string();
+            assert!(text.contains(&key) && text.contains("missing") && text.contains("restore it"), "{text}");
+            assert_eq!((machines(&world), world.store.get(&key).await.unwrap()), (before.clone(), None));
+        }
+        overwrite(&world, &key, &good).await;
+        let mut next = world.start().await;
+        rest(&world, &mut next).await;
+        assert_eq!(machines(&world), before);
+        assert!(world.store.get(&layout().groups_written()).await.unwrap().is_some());
+    }
+    drop(server);
+    // An administrator who means it says so.
+    overwrite(&world, &key, b"{}").await;
+    let mut next = world.start().await;
+    rest(&world, &mut next).await;
+    assert_eq!(machines(&world).len(), 1, "only the static group's");
+    next.term.upsert_group("default", upsert("web", 1), &fence).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shard_without_a_file_of_groups_starts_if_it_never_had_one() {
+    let world = World::new().await;
+    let mut server = world.start().await;
+    server.settle(&world).await.unwrap();
+    let empty = world.store.get(&layout().groups()).await.unwrap().expect("written at the first lead").body;
+    assert_eq!(empty, b"{}");
+    // As the version before left it: instances of the static group, and nothing about requests.
+    drop(server);
+    for key in [layout().groups(), layout().groups_written()] {
+        world.store.delete(&key).await.unwrap();
+    }
+    server = world.start().await;
+    rest(&world, &mut server).await;
+    assert_eq!(machines(&world).len(), 1);
+    let writes = world.store.snapshot();
+    for key in [layout().groups(), layout().groups_written()] {
+        assert!(writes.contains_key(&key), "{key}");
+    }
+}
+
+/// A leader at rest notices it by itself, and its restoration.
+#[tokio::test(start_paused = true)]
+async fn a_leader_without_requests_notices_that_its_groups_vanished() {
+    let (world, mut server, _, _) = three().await;
+    let (key, before) = (layout().groups(), machines(&world));
+    let good = world.store.get(&key).await.unwrap().unwrap().body;
+    assert!(!server.term.groups_damaged());
+    world.store.delete(&key).await.unwrap();
+    rest(&world, &mut server).await;
+    assert!(server.term.groups_damaged());
+    overwrite(&world, &key, &good).await;
+    rest(&world, &mut server).await;
+    assert!(!server.term.groups_damaged());
+    assert_eq!(machines(&world), before);
+}
+
 async fn stored(world: &World, key: &str) -> serde_json::Value {
     serde_json::from_slice(&world.store.get(key).await.unwrap().unwrap().body).unwrap()
 }

@@ -252,6 +252,7 @@ async fn a_bad_configuration_is_refused_and_the_last_good_one_stays() {
         world.configure(bad).await;
         let error = server.term.refresh_config().await.unwrap_err();
         assert!(matches!(error, TermError::Config { .. }), "{error}");
+        assert!(error.to_string().contains("config.jsonc has 1 problem: "), "{error}");
         assert_eq!(server.term.config_status().etag, etag);
         assert_eq!(server.groups("default")[0].size, 1);
     }

@@ -6,7 +6,7 @@ use plan::shard::refusal::Code;
 
 use super::world::{CONFIG, Server, World};
 use crate::{
-    server::{TermError, schedule::rounds},
+    server::{Term, TermError, schedule::rounds},
     store::{Expect, Fault, Store, layout::ShardLayout},
     wire::{self, Fence},
 };
@@ -136,6 +136,73 @@ async fn a_tenant_with_many_slow_groups_holds_up_no_other() {
     until(&mut server, "the other tenant's turn", || machines(&world, "web") == 1).await;
     let slow: usize = (0..MANY).map(|number| machines(&world, &format!("slow{number}"))).sum();
     assert!(slow < MANY / 2, "{slow} of the first tenant's groups had their turn before");
+}
+
+/// As large as a request may be, and as many as take every turn of one tenant.
+async fn ask_for_everything(term: &Term, tenant: &str) {
+    for number in 0..20 {
+        term.upsert_group(tenant, upsert(&format!("huge{number}"), 100_000), &Fence::default()).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_that_asks_for_everything_starves_no_other() {
+    let world = World::new().await;
+    let mut server = world.start().await;
+    let (term, faults) = (Arc::clone(&server.term), server.faults.clone());
+    ask_for_everything(&term, "aaa").await;
+    faults.set(Fault::Slow(Duration::from_millis(500)));
+    until(&mut server, "its beginning", || world.cloud.made() > 20).await;
+    let before = world.cloud.made();
+    term.upsert_group("zzz", upsert("web", 3), &Fence::default()).await.unwrap();
+    until(&mut server, "the other tenant's instances", || machines(&world, "web") == 3).await;
+    let meanwhile = world.cloud.made() - before;
+    assert!(meanwhile < 200, "{meanwhile} were made before them");
+}
+
+/// A shard that makes ten instances per minute, of which none are asked for yet.
+async fn limited() -> (World, Server) {
+    let config = CONFIG.replace("\"size\": 1", "\"size\": 0");
+    let config = config.replace("\"subnet_pools\"", "\"create_rate_limit\": 10, \"subnet_pools\"");
+    let world = World::with_config(&config).await;
+    let server = world.start().await;
+    (world, server)
+}
+
+#[tokio::test(start_paused = true)]
+async fn tenants_share_a_limit_of_creations_which_holds_for_all_groups_together() {
+    let (world, mut server) = limited().await;
+    let term = Arc::clone(&server.term);
+    ask_for_everything(&term, "aaa").await;
+    until(&mut server, "its beginning", || world.cloud.made() == 10).await;
+    term.upsert_group("zzz", upsert("web", 3), &Fence::default()).await.unwrap();
+    let served = async {
+        while machines(&world, "web") < 3 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        tokio::time::sleep(Duration::from_mins(2)).await;
+    };
+    beside(&mut server, tokio::time::timeout(Duration::from_mins(5), served)).await.expect("the other has its share");
+    let mut made: Vec<_> = world.cloud.machines().into_iter().map(|machine| machine.created_at).collect();
+    made.sort();
+    assert!(made.len() >= 25, "{}: what one does not want goes to the other", made.len());
+    for window in made.windows(11) {
+        assert!(window[10].duration_since(window[0]).as_secs() >= 60, "more than ten in a minute: {window:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_for_single_instances_leave_other_tenants_their_share_of_the_limit() {
+    let (world, mut server) = limited().await;
+    let (term, fence) = (Arc::clone(&server.term), Fence::default());
+    term.upsert_group("aaa", upsert("own", 0), &fence).await.unwrap();
+    for _ in 0..50 {
+        let config = wire::InstanceConfig { group: "own".to_owned(), ..wire::InstanceConfig::default() };
+        let request = wire::CreateInstanceRequest { instance_id: String::new(), config: Some(config) };
+        term.create_instance("aaa", request, &fence).await.unwrap();
+    }
+    term.upsert_group("zzz", upsert("web", 3), &fence).await.unwrap();
+    until(&mut server, "the other tenant's instances", || machines(&world, "web") == 3).await;
 }
 
 #[tokio::test(start_paused = true)]

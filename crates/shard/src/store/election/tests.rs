@@ -56,6 +56,30 @@ async fn a_dead_leader_is_replaced_after_its_timeout_and_not_before() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_candidate_that_cannot_write_fails_until_it_can_and_does_not_wait_for_the_dead_leader_again() {
+    let store = MemoryStore::default();
+    let (mut a, mut b) = (server(&store, "a"), server(&store, "b"));
+    a.lead().await.unwrap();
+    assert!(b.lead().await.is_none());
+    pass(15).await;
+    b.faults.set(Fault::Full);
+    for _ in 0..20 {
+        assert!(b.election.look().await.is_err(), "it is one failure, and not one per timeout of the leader");
+        pass(1).await;
+    }
+    b.faults.set(Fault::None);
+    assert_eq!(b.lead().await.expect("at once").epoch(), 2);
+    // Another content is a holder that lives, however long the one before it was unchanged.
+    a.faults.set(Fault::Full);
+    assert!(a.election.look().await.is_ok());
+    pass(15).await;
+    assert!(a.election.look().await.is_err());
+    b.lead().await.expect("its own lock");
+    a.faults.set(Fault::None);
+    assert!(a.lead().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
 async fn renewals_keep_the_epoch_and_one_may_fail() {
     let store = MemoryStore::default();
     let (mut a, mut b) = (server(&store, "a"), server(&store, "b"));
