@@ -10,7 +10,8 @@ use crate::{
     resource::{Action, Resource},
 };
 
-type Envelope = BTreeMap<String, Box<RawValue>>;
+/// Its parts, where they are in the answer: a page is long, and is copied once at most, into its types.
+type Envelope<'a> = BTreeMap<String, &'a RawValue>;
 
 /// One page of a list.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +61,7 @@ pub(crate) fn actions(body: &[u8]) -> Result<Vec<Action>, Cause> {
     actions_in(&envelope(body)?)
 }
 
-fn actions_in(envelope: &Envelope) -> Result<Vec<Action>, Cause> {
+fn actions_in(envelope: &Envelope<'_>) -> Result<Vec<Action>, Cause> {
     let mut actions: Vec<Action> = optional(envelope, "action")?.into_iter().collect();
     for several in ["actions", "next_actions"] {
         actions.extend(optional::<Vec<Action>>(envelope, several)?.unwrap_or_default());
@@ -94,7 +95,7 @@ fn shown(message: &str) -> String {
     message.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-fn envelope(body: &[u8]) -> Result<Envelope, Cause> {
+fn envelope(body: &[u8]) -> Result<Envelope<'_>, Cause> {
     let undecodable = |error: serde_json::Error| {
         let why = format!("it is not a JSON object at line {}, column {}", error.line(), error.column());
         Cause::Undecodable { why, is_cut_short: error.is_eof() }
@@ -102,14 +103,14 @@ fn envelope(body: &[u8]) -> Result<Envelope, Cause> {
     serde_json::from_slice(body).map_err(undecodable)
 }
 
-fn field<T: DeserializeOwned>(envelope: &Envelope, name: &str) -> Result<T, Cause> {
+fn field<T: DeserializeOwned>(envelope: &Envelope<'_>, name: &str) -> Result<T, Cause> {
     let missing = || Cause::Undecodable { why: format!("it has no field {name}"), is_cut_short: false };
     let raw = envelope.get(name).ok_or_else(missing)?;
     serde_json::from_str(raw.get()).map_err(|error| mistyped(name, &error))
 }
 
 /// Absent and null are the same.
-fn optional<T: DeserializeOwned>(envelope: &Envelope, name: &str) -> Result<Option<T>, Cause> {
+fn optional<T: DeserializeOwned>(envelope: &Envelope<'_>, name: &str) -> Result<Option<T>, Cause> {
     envelope.get(name).map_or(Ok(None), |raw| serde_json::from_str(raw.get()).map_err(|error| mistyped(name, &error)))
 }
 

@@ -16,6 +16,7 @@ mod look;
 mod operations;
 mod resource;
 mod settle;
+mod ssh;
 mod token;
 mod transport;
 mod wait;
@@ -32,4 +33,5 @@ pub use resource::{
     ImageStatus, Labels, LoadBalancer, LoadBalancerService, LoadBalancerTarget, LoadBalancerType, Location, Network,
     PlacementGroup, PrivateNet, PublicNet, Resource, Server, ServerStatus, ServerType, SshKey, Subnet, Volume,
 };
+pub use ssh::throwaway_key;
 pub use token::Token;

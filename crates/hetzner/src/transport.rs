@@ -47,6 +47,8 @@ impl Transport {
         let mut plain = HttpConnector::new();
         plain.enforce_http(false);
         plain.set_connect_timeout(Some(limit));
+        // A request is written at once: nothing is gained by holding its last part back.
+        plain.set_nodelay(true);
         let connector = HttpsConnector::from((plain, tls(&uri).map_err(|why| Cause::Unreachable { why })?));
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())

@@ -14,7 +14,7 @@ use std::{
 pub use connect::{Credentials, Fingerprint};
 pub use error::Error;
 pub use maintenance::{Maintenance, Stage};
-use tonic::{Request, Response, Status, metadata::MetadataValue, transport::Channel};
+use tonic::{Code, Request, Response, Status, metadata::MetadataValue, transport::Channel};
 
 use crate::{
     MESSAGE_LIMIT,
@@ -120,6 +120,15 @@ impl Client {
         let request = BootstrapRequest { recover_etcd: recover, recover_skip_hash_check: false };
         call!(self, CALL_LIMIT, "Bootstrap", bootstrap, request);
         Ok(())
+    }
+
+    /// Starts etcd of the first control plane, unless it was started before: a call whose reply was lost is repeated
+    /// without harm.
+    pub async fn ensure_bootstrapped(&self) -> Result<(), Error> {
+        match self.bootstrap(false).await {
+            Err(Error::Refused { code: Code::AlreadyExists, .. }) => Ok(()),
+            other => other,
+        }
     }
 
     /// Members as the cluster knows them; needs a leader.

@@ -32,5 +32,6 @@ pub use log::Call;
 pub(crate) use log::FILE as LOG;
 pub use machine::{Machine, MachineOptions};
 pub use partition::{check as partitions_here, install as install_partitions};
+pub use roles::CALLS;
 pub use service::Dialect;
 pub use world::{Error, World, WorldOptions};

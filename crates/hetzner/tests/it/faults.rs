@@ -100,6 +100,23 @@ async fn k39_every_change_survives_every_fault_at_each_of_its_requests() -> Resu
     Ok(())
 }
 
+/// Each request is answered too late, and carried out after the client has asked again.
+#[tokio::test]
+async fn k39_every_change_survives_an_answer_that_is_late() -> Result<()> {
+    let world = quick().await?;
+    let settings = hetzner::Settings { request_limit: Duration::from_millis(500), ..settings() };
+    let client = Clients::new(settings).get(&world.simulator.endpoint(), &Token::new(TOKEN))?;
+    // Learned first: until the API has answered once, one request at a time is sent.
+    client.get::<Server>(1).await?;
+    for change in CHANGES {
+        world.simulator.faults().add(change, Kind::Slow(Duration::from_secs(1)), Some(1))?;
+    }
+    let built = build(&client).await?;
+    assert_eq!(world.simulator.faults().list(), [], "these were never met");
+    check(&world, &built, "late").await?;
+    check_refusals(&world, "late", 0)
+}
+
 /// A hundred requests a second: a 429 that the simulator was asked for costs the test little time.
 async fn quick() -> Result<World> {
     World::with(|options| options.requests_per_hour = 360_000).await
@@ -235,6 +252,55 @@ async fn capacity_and_limits_are_returned_at_once() -> Result<()> {
 }
 
 #[tokio::test]
+async fn k46_the_key_goes_whatever_becomes_of_the_server() -> Result<()> {
+    let world = quick().await?;
+    let settings = hetzner::Settings { action_limit: Duration::from_millis(100), attempts: 2, ..settings() };
+    let client = Clients::new(settings).get(&world.simulator.endpoint(), &Token::new(TOKEN))?.urgent();
+    let make = async |machine: &hetzner::Wanted| client.ensure_server_with_key(machine, &ssh_key("ephemeral")).await;
+    for kind in ["capacity", "failed-action", "stuck-action", "cut", "409", "423", "429", "500"] {
+        world.simulator.faults().add("POST /servers", kind.parse()?, None)?;
+        let made = make(&server(&format!("s-{kind}"))).await;
+        assert!(made.is_err(), "{kind}: {made:?}");
+        assert_eq!(world.names::<SshKey>().await?, [""; 0], "{kind}: a stray key");
+        world.simulator.faults().clear();
+    }
+    let mut foreign = server("theirs");
+    foreign.owner.1 = "other-cluster".to_owned();
+    client.begin::<Server>(&foreign).await?;
+    let mut unknown = server("unknown");
+    unknown.body["image"] = json!("plan-9");
+    for (machine, class) in [(server("theirs"), Class::Terminal), (unknown, Class::Invalid)] {
+        let error = make(&machine).await.unwrap_err();
+        assert_eq!(error.class(), class, "{error}");
+        assert_eq!(world.names::<SshKey>().await?, [""; 0], "{error}: a stray key");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn k46_the_key_of_a_creation_that_was_given_up_is_swept() -> Result<()> {
+    let world = World::start().await?;
+    world.simulator.faults().add("POST /servers", Kind::StuckAction, None)?;
+    let (machine, key) = (server("s"), ssh_key("ephemeral-s"));
+    let has_begun = async {
+        let is_asked = || anyhow::Ok(world.log()?.iter().any(|line| line.method == "POST" && line.path == "/servers"));
+        while !is_asked()? {
+            tokio::task::yield_now().await;
+        }
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        made = world.client.ensure_server_with_key(&machine, &key) => anyhow::bail!("it is stuck: {made:?}"),
+        begun = has_begun => begun?,
+    }
+    let left: SshKey = world.client.by_name("ephemeral-s").await?.context("it was left")?;
+    let later = left.created.checked_add(jiff::SignedDuration::from_secs(1))?;
+    assert_eq!(world.client.sweep_keys(("k8zner.io/cluster", "c"), later).await?, 1);
+    assert_eq!(world.names::<SshKey>().await?, [""; 0]);
+    Ok(())
+}
+
+#[tokio::test]
 async fn foreign_resources_are_never_adopted() -> Result<()> {
     let world = World::start().await?;
     let mut foreign = server("one");
@@ -244,9 +310,10 @@ async fn foreign_resources_are_never_adopted() -> Result<()> {
     assert_eq!(error.class(), Class::Terminal);
     assert_eq!(error.cause, Cause::Foreign { kind: "server", name: "one".to_owned(), id: theirs.id });
     // The same key under another name: no look by name can find what is in the way.
-    world.client.ensure::<SshKey>(&wanted("k1", json!({ "public_key": "ssh-rsa AAAAsame" }))).await?;
-    let error =
-        world.client.ensure::<SshKey>(&wanted("k2", json!({ "public_key": "ssh-rsa AAAAsame" }))).await.unwrap_err();
+    let (one, mut same) = (ssh_key("k1"), ssh_key("k2"));
+    same.body = one.body.clone();
+    world.client.ensure::<SshKey>(&one).await?;
+    let error = world.client.ensure::<SshKey>(&same).await.unwrap_err();
     assert_eq!(error.code(), Some("uniqueness_error"));
     Ok(())
 }

@@ -96,7 +96,7 @@ async fn tokens_of_other_projects_see_nothing_and_wrong_or_read_only_ones_are_re
     assert_eq!(client("other").look::<Server>(since()).await?.items.len(), 0);
     assert_eq!(client("reader").look::<Server>(since()).await?.items.len(), 1);
     let refused = client("reader").ensure::<Server>(&server("two")).await.unwrap_err();
-    assert_eq!((refused.class(), refused.code()), (Class::Unauthorised, Some("forbidden")));
+    assert_eq!((refused.class(), refused.code()), (Class::Unauthorised, Some("token_readonly")));
     let refused = client("wrong").look::<Server>(since()).await.unwrap_err();
     assert_eq!((refused.class(), refused.code()), (Class::Unauthorised, Some("unauthorized")));
     let text = format!("{refused} {refused:?}");

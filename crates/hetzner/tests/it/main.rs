@@ -77,7 +77,7 @@ fn server(name: &str) -> Wanted {
 }
 
 fn ssh_key(name: &str) -> Wanted {
-    wanted(name, json!({ "public_key": format!("ssh-ed25519 AAAA{}", name.replace('-', "")) }))
+    wanted(name, json!({ "public_key": hetzner::throwaway_key() }))
 }
 
 fn network(name: &str) -> Wanted {

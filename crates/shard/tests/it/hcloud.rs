@@ -140,7 +140,7 @@ async fn a_server_is_made_as_its_template_says() -> Result<()> {
     person.ensure_subnet(net.id, "10.0.1.0/24", "eu-central").await?;
     let group = person.ensure::<hetzner::PlacementGroup>(&wanted(json!({ "type": "spread" }))).await?.resource;
     let wall = person.ensure::<hetzner::Firewall>(&wanted(json!({}))).await?.resource;
-    person.ensure::<hetzner::SshKey>(&wanted(json!({ "public_key": "ssh-ed25519 AAAAmine" }))).await?;
+    person.ensure::<hetzner::SshKey>(&wanted(json!({ "public_key": hetzner::throwaway_key() }))).await?;
     let order = order_with(|args| {
         for (key, value) in [
             ("networks", json!(["mine"])),

@@ -42,14 +42,15 @@ Kinds:
   power-off             the plug is pulled; `hcloud server poweron` turns it on again
   delete                the server is lost without a request
   partition             no traffic to it or from it (needs root and nftables)
-  api-partition         no traffic of the machine API and of Kubernetes' API; etcd goes on (the same)
+  api-partition         no traffic of the machine API and of Kubernetes' API, while etcd goes on
+                        (needs the same)
   etcd-stopped          etcd is killed and stays down
   kubelet-stopped       the kubelet is silent
   slow-disk             etcd stands still most of the time
   certificate-expired   the machine API shows a certificate that has expired
 Kinds with --rpc, for the next calls of that name:
-  lost-response, slow=SECONDS, ends-early=BYTES (streams), unavailable, deadline-exceeded, permission-denied,
-  resource-exhausted, internal, unknown
+  lost-response, slow=SECONDS, ends-early=BYTES (streams), unavailable, deadline-exceeded,
+  permission-denied, resource-exhausted, internal, unknown
 
 Examples:
   strata dev fault node ha-cp-a1b2c --kind api-partition
@@ -60,10 +61,11 @@ pub struct HcloudFlags {
     /// Method and whole path, without /v1; * stands for one part of the path
     #[arg(long, value_name = "OPERATION")]
     op: String,
+    /// What goes wrong, one of the kinds below
     #[arg(long)]
     kind: String,
     /// How often it happens [default: until cleared]
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     times: Option<u32>,
     /// Where capacity is missing [default: everywhere]
     #[arg(long)]
@@ -77,13 +79,14 @@ pub struct HcloudFlags {
 pub struct NodeFlags {
     /// Name of the server
     name: String,
+    /// What goes wrong, one of the kinds below
     #[arg(long)]
     kind: String,
     /// The call of the machine API that is to fail, such as EtcdStatus
     #[arg(long)]
     rpc: Option<String>,
     /// How often it happens [default: 1]
-    #[arg(long, value_name = "COUNT", requires = "rpc")]
+    #[arg(long, value_name = "COUNT", requires = "rpc", value_parser = clap::value_parser!(u32).range(1..))]
     times: Option<u32>,
 }
 

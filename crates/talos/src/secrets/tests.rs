@@ -61,13 +61,29 @@ fn a_missing_part_is_named() {
 
 #[test]
 fn a_part_of_another_cluster_is_refused() {
-    let (mut ours, other) = (secrets(), Secrets::generate(now()).unwrap());
-    ours.os.key = other.os.key;
-    let error = Secrets::from_yaml(&ours.to_yaml()).unwrap_err();
-    assert!(
-        matches!(error, SecretsError::Foreign { part: "certs.os", source: CertificateError::KeyOfAnother }),
-        "{error}"
-    );
+    let other = Secrets::generate(now()).unwrap();
+    let mixed = |mix: fn(&mut Secrets, Secrets)| {
+        let mut ours = secrets();
+        mix(&mut ours, other.clone());
+        ours.to_yaml()
+    };
+    let cases = [
+        ("certs.os", mixed(|ours, other| ours.os.key = other.os.key)),
+        ("certs.etcd", mixed(|ours, other| ours.etcd.certificate = other.etcd.certificate)),
+        ("certs.k8s", mixed(|ours, other| ours.kubernetes.key = other.kubernetes.key)),
+        ("certs.k8saggregator", mixed(|ours, other| ours.aggregator.certificate = other.aggregator.certificate)),
+        // Of another part of the same file.
+        ("certs.etcd", mixed(|ours, _| ours.etcd.key = ours.kubernetes.key.clone())),
+    ];
+    for (named, text) in cases {
+        match Secrets::from_yaml(&text) {
+            Err(error @ SecretsError::Foreign { part, source: CertificateError::KeyOfAnother }) => {
+                assert_eq!(part, named);
+                assert!(error.to_string().ends_with("restore the cluster's own file"), "{error}");
+            }
+            other => panic!("{named}: {other:?}"),
+        }
+    }
 }
 
 #[test]

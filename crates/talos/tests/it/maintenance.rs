@@ -36,6 +36,12 @@ async fn k47_a_configuration_is_applied_once_and_then_a_certificate_is_needed() 
     }
     maintenance.apply(&cluster.configuration(&machine, Role::Worker)).await?;
     reaches_stage(&machine, &Stage::Configured).await?;
+    match Maintenance::new(machine.endpoint()).apply(&cluster.configuration(&machine, Role::Worker)).await {
+        Err(Error::CertificateRequired { .. }) => {}
+        other => bail!("without a certificate: {other:?}"),
+    }
+    let client = cluster.client(&machine)?;
+    eventually("the node answers who has a certificate", || client.version()).await?;
     // The connector met another certificate before the reboot and speaks with no other.
     match maintenance.apply(&cluster.configuration(&machine, Role::Worker)).await {
         Err(Error::OtherNode { .. }) => {}

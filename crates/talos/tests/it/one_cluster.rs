@@ -1,9 +1,9 @@
-//! One cluster of one control plane for all tests that change nothing in it.
+//! One cluster of one control plane for all tests that change nothing in it. The reply to its first `Bootstrap` is lost.
 
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Result, anyhow};
-use testbed::talos::{Cluster, World, WorldOptions};
+use testbed::talos::{CallFault, Cluster, Machine, World, WorldOptions};
 use tokio::sync::{OnceCell, oneshot};
 
 static SHARED: OnceCell<Arc<Cluster>> = OnceCell::const_new();
@@ -22,7 +22,8 @@ async fn start() -> Result<Arc<Cluster>> {
                 // Often enough for controllers that are shortened to seconds.
                 let lease_interval = Duration::from_millis(500);
                 let world = World::start(WorldOptions { lease_interval, ..WorldOptions::default() }).await?;
-                anyhow::Ok(Arc::new(Cluster::start(world, "one", 1).await?))
+                let lose_a_reply = |first: &Machine| first.fail("Bootstrap", CallFault::LostReply, 1);
+                anyhow::Ok(Arc::new(Cluster::start_with(world, "one", 1, lose_a_reply).await?))
             };
             let is_wanted = sender.send(started.await).is_ok();
             if is_wanted {

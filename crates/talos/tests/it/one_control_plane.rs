@@ -1,10 +1,11 @@
 //! Calls to a configured node.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, config::KubeConfigOptions};
 use talos::{Client, Credentials, Error, Talosconfig, talosconfig};
-use testbed::talos::eventually;
+use testbed::talos::{CallFault, eventually};
 use tonic::Code;
 
 use crate::one_cluster;
@@ -53,13 +54,25 @@ async fn etcd_is_seen_through_the_machine_api() -> Result<()> {
 #[tokio::test]
 async fn k49_bootstrap_happens_once() -> Result<()> {
     let cluster = one_cluster::running().await?;
-    match cluster.client(&cluster.control_planes[0])?.bootstrap(false).await {
+    let codes = || -> Result<Vec<String>> {
+        let calls = cluster.world.calls()?.into_iter().filter(|call| call.rpc == "Bootstrap");
+        Ok(calls.map(|call| call.code).collect())
+    };
+    // The first was done and its reply lost; the start went on by asking again.
+    let before = codes()?;
+    let done = before.iter().position(|code| code == "OK");
+    ensure!(done.is_some_and(|done| before[done + 1..].iter().any(|code| code == "ALREADY_EXISTS")), "{before:?}");
+    let client = cluster.client(&cluster.control_planes[0])?;
+    match client.bootstrap(false).await {
         Err(Error::Refused { code: Code::AlreadyExists, .. }) => {}
         other => bail!("{other:?}"),
     }
-    let calls = cluster.world.calls()?;
-    let accepted = calls.iter().filter(|call| call.rpc == "Bootstrap" && call.code == "OK").count();
+    client.ensure_bootstrapped().await?;
+    let accepted = codes()?.iter().filter(|code| *code == "OK").count();
     assert_eq!(accepted, 1);
+    let members = client.etcd_members().await?;
+    let [member] = members.as_slice() else { bail!("{members:?}") };
+    assert_eq!(member.hostname, cluster.control_planes[0].name());
     Ok(())
 }
 
@@ -76,6 +89,11 @@ async fn a_snapshot_is_streamed_and_whole() -> Result<()> {
 async fn k50_the_kubeconfig_works() -> Result<()> {
     let cluster = one_cluster::running().await?;
     let machine = &cluster.control_planes[0];
+    machine.fail("Kubeconfig", CallFault::EndsEarly { after: 200 }, 1);
+    match cluster.client(machine)?.kubeconfig().await {
+        Err(Error::Kubeconfig { .. }) => {}
+        other => bail!("half of a stream is no kubeconfig: {other:?}"),
+    }
     let kubeconfig = cluster.client(machine)?.kubeconfig().await?;
     testbed::install_crypto();
     let config = kube::config::Kubeconfig::from_yaml(&kubeconfig)?;
@@ -85,6 +103,25 @@ async fn k50_the_kubeconfig_works() -> Result<()> {
     assert_eq!(spec.provider_id, Some(format!("hcloud://{}", machine.id())));
     let info = node.status.and_then(|status| status.node_info);
     assert_eq!(info.map(|info| info.kubelet_version), Some("v1.35.0".to_owned()));
+    Ok(())
+}
+
+#[tokio::test]
+async fn k51_a_renewed_talosconfig_opens_the_node_for_the_same_role() -> Result<()> {
+    let cluster = one_cluster::running().await?;
+    let machine = &cluster.control_planes[0];
+    let now = cluster.talosconfig.certificate()?.not_before;
+    let os = cluster.secrets.os_authority()?;
+    // Nine months of its year are over.
+    let old = now.checked_sub(SignedDuration::from_hours(24 * 275))?;
+    let issued = Talosconfig::issue("one", &os, talosconfig::Role::Reader, Vec::new(), old)?;
+    let renewed = issued.renewed(&os, now)?.context("it is renewed")?;
+    ensure!(renewed.certificate()?.not_after > issued.certificate()?.not_after, "{renewed:?}");
+    for config in [&issued, &renewed] {
+        let reader = Client::new(machine.endpoint(), &Credentials::from_talosconfig(config)?);
+        reader.version().await?;
+        ensure!(reader.reboot().await.is_err_and(|error| error.code() == Some(Code::PermissionDenied)));
+    }
     Ok(())
 }
 

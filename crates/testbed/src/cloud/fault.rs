@@ -26,6 +26,8 @@ pub enum FaultError {
     Kind(String),
     #[error("there is no server {name}; there are {known}")]
     NoServer { name: String, known: String },
+    #[error("{0:?} is not a call of the machine API; there are {calls}", calls = talos::CALLS.join(", "))]
+    NoCall(String),
     #[error("{0} has no effect here: capacity alone is missing at one location or for one server type")]
     NotCapacity(String),
 }
@@ -98,6 +100,9 @@ impl Parts {
 
     pub(super) fn fail_call(&self, name: &str, rpc: &str, kind: &str, times: u32) -> Result<(), FaultError> {
         let fault: CallFault = kind.parse()?;
+        if !talos::CALLS.contains(&rpc) {
+            return Err(FaultError::NoCall(rpc.to_owned()));
+        }
         self.server(name)?.fail(rpc, fault, times);
         Ok(())
     }

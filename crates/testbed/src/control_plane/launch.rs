@@ -84,11 +84,24 @@ pub(super) async fn ready(client: &Client, needed: [&Child; 2]) -> Result<(), Er
             }
         }
         if started.elapsed() > READY_PATIENCE {
-            let what = answer.map_or_else(|_| "no answer".to_owned(), |answer| format!("{answer:?}"));
+            let said = match answer {
+                Ok(Err(error)) => unready(&error),
+                _ => "no answer".to_owned(),
+            };
+            let [apiserver, _] = needed;
+            let log = apiserver.program().log.display();
+            let what = format!("kube-apiserver: {said}; try again when the machine is less busy, or look into {log}");
             return Err(Error::NotReady { what, waited: started.elapsed() });
         }
         tokio::time::sleep(READY_POLL).await;
     }
+}
+
+/// Of all its checks, those that have not succeeded.
+fn unready(error: &kube::Error) -> String {
+    let kube::Error::Api(status) = error else { return error.to_string() };
+    let failed: Vec<_> = status.message.lines().filter_map(|line| line.strip_prefix("[-]")).collect();
+    if failed.is_empty() { status.message.clone() } else { failed.join(", ") }
 }
 
 /// Path of a program's log, emptied: a failed start is explained by its own lines only.

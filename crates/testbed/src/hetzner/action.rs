@@ -78,6 +78,11 @@ impl Action {
         self.status == Status::Running
     }
 
+    /// Its resources of one kind.
+    pub fn ids<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = i64> + 'a {
+        self.resources.iter().filter(move |(of, _)| of == kind).map(|(_, id)| *id)
+    }
+
     pub fn concerns(&self, kind: &str, id: i64) -> bool {
         self.resources.iter().any(|(of, number)| of == kind && *number == id)
     }

@@ -1,7 +1,9 @@
 //! What the vendor offers: locations, types, images, prices. A small part of the real catalogue, with real names.
 //! Identifiers are the vendor's where they are public, prices are invented.
 
-use serde_json::{Value, json};
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use serde_json::{Value, json, value::RawValue};
 
 pub(super) struct ServerType {
     pub id: i64,
@@ -158,6 +160,25 @@ impl SystemImage {
             "protection": { "delete": false }, "deleted": null, "labels": {}, "deprecated": null, "deprecation": null,
         })
     }
+}
+
+/// What each server repeats of the catalogue, written once: a page of servers is mostly this.
+pub(super) static TEXTS: LazyLock<Texts> = LazyLock::new(|| Texts {
+    server_types: texts(SERVER_TYPES.iter().map(|kind| (kind.id, kind.view()))),
+    locations: texts(LOCATIONS.iter().map(|location| (location.id, location.view()))),
+    images: texts(IMAGES.iter().map(|image| (image.id, image.view()))),
+});
+
+/// By identifier.
+pub(super) struct Texts {
+    pub server_types: BTreeMap<i64, Box<RawValue>>,
+    pub locations: BTreeMap<i64, Box<RawValue>>,
+    pub images: BTreeMap<i64, Box<RawValue>>,
+}
+
+fn texts(views: impl Iterator<Item = (i64, Value)>) -> BTreeMap<i64, Box<RawValue>> {
+    let text = |view: Value| RawValue::from_string(view.to_string()).expect("a value's text is JSON");
+    views.map(|(id, view)| (id, text(view))).collect()
 }
 
 /// Lists that are the same in every project.

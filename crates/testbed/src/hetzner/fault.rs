@@ -37,7 +37,10 @@ pub enum Kind {
 /// A text that names no fault or no operation.
 #[derive(Debug, thiserror::Error)]
 pub enum BadFault {
-    #[error("{0:?} is not an operation: write a method and a path, such as \"POST /servers\"; * stands for one part")]
+    #[error(
+        "{0:?} is not an operation: write a method and a path without /v1 and query, such as \"POST /servers\"; * stands \
+         for one part"
+    )]
     Operation(String),
     #[error(
         "{0:?} is not a kind of fault: use lost-response, cut, slow=SECONDS, 409, 423, 429, 500, 502, 503, 504, \
@@ -124,7 +127,9 @@ impl Faults {
         let refused = || BadFault::Operation(operation.to_owned());
         let (method, path) = operation.split_once(' ').ok_or_else(refused)?;
         let is_fine = method == "*" || ["GET", "POST", "PUT", "DELETE"].contains(&method);
-        if !is_fine || !path.starts_with('/') {
+        // Such a path would be met by no request.
+        let is_path = path.starts_with('/') && !path.starts_with("/v1") && !path.contains('?') && !path.ends_with('/');
+        if !is_fine || !is_path {
             return Err(refused());
         }
         self.active().push(Fault { operation: operation.to_owned(), kind, times });
@@ -259,7 +264,15 @@ mod tests {
         for text in ["slow=x", "slow=-1", "418", "", "Lost"] {
             assert!(text.parse::<Kind>().unwrap_err().to_string().contains("lost-response"), "{text}");
         }
-        for operation in ["POST", "/servers", "FETCH /servers", "POST servers"] {
+        for operation in [
+            "POST",
+            "/servers",
+            "FETCH /servers",
+            "POST servers",
+            "GET /v1/servers",
+            "GET /servers?page=2",
+            "GET /servers/",
+        ] {
             assert!(Faults::default().add(operation, Kind::Cut, None).is_err(), "{operation}");
         }
     }

@@ -170,6 +170,8 @@ async fn listen(at: (Ipv4Addr, u16), to: u16, health: Known) {
 
 async fn forward(mut client: TcpStream, to: (Ipv4Addr, u16)) {
     let Ok(Ok(mut target)) = timeout(CONNECT_LIMIT, TcpStream::connect(to)).await else { return };
+    // Small messages go on at once, as they came: what waits for acknowledgements does so at both ends already.
+    let _ = (client.set_nodelay(true), target.set_nodelay(true));
     // Either side may end the connection at any time: that is no fault of the forwarding.
     let _ = tokio::io::copy_bidirectional(&mut client, &mut target).await;
 }

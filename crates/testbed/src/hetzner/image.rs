@@ -2,10 +2,10 @@
 
 use http::Method;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Value, json, value::RawValue};
 
 use super::{
-    catalogue::IMAGES,
+    catalogue::{IMAGES, TEXTS},
     query::Query,
     refusal::Refusal,
     selector::{Labels, Selector, check_labels},
@@ -53,10 +53,27 @@ pub(super) fn find(project: &Project, wanted: &IdOrName, architecture: &str) -> 
     })
 }
 
-/// As a server shows it.
-pub(super) fn view_of(project: &Project, id: i64) -> Value {
+fn view_of(project: &Project, id: i64) -> Value {
     let own = || project.images.get(&id).map(|image| image.view(project));
     IMAGES.iter().find(|image| image.id == id).map(super::catalogue::SystemImage::view).or_else(own).unwrap_or_default()
+}
+
+/// As a server shows it.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum Shown {
+    System(&'static RawValue),
+    /// Null where it was deleted since.
+    Own(Value),
+}
+
+impl Shown {
+    pub fn of(project: &Project, id: i64) -> Self {
+        match TEXTS.images.get(&id) {
+            Some(text) => Self::System(text),
+            None => Self::Own(view_of(project, id)),
+        }
+    }
 }
 
 /// Listing and reading see both sorts, the rest snapshots only.
@@ -86,7 +103,7 @@ fn list(project: &Project, query: &Query) -> Outcome {
         ["name", "type", "status", "architecture"].iter().all(|name| query.admits(name, field(name)))
             && query.admits("bound_to", &bound)
     });
-    Ok(Reply::ok(query.page("images", wanted.collect(), &["id", "name", "created"])?))
+    Reply::page("images", &query.page(wanted.collect(), &["id", "name", "created"])?)
 }
 
 fn describe(world: &mut World<'_>, call: &Call, id: &str) -> Outcome {

@@ -28,6 +28,7 @@ mod refusal;
 mod selector;
 mod server;
 mod server_action;
+mod server_view;
 mod ssh_key;
 mod state;
 mod volume;

@@ -109,7 +109,7 @@ impl Network {
         let members = servers
             .chain(balancers)
             .filter(|member| call.query.admits("type", member["type"].as_str().unwrap_or_default()));
-        Ok(Reply::ok(call.query.page("members", members.collect(), &["id", "ip"])?))
+        Reply::page("members", &call.query.page(members.collect(), &["id", "ip"])?)
     }
 
     /// A wider range that still holds every subnet.

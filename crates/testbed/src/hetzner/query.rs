@@ -2,6 +2,7 @@
 
 use std::{cmp::Ordering, fmt::Write};
 
+use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::{Value, json};
 
 use super::refusal::Refusal;
@@ -42,20 +43,18 @@ impl Query {
         number.ok_or_else(|| Refusal::invalid(key, "must be a number greater than 0"))
     }
 
-    /// Sorts and cuts `items` and adds the vendor's `meta`.
-    pub fn page(&self, name: &str, items: Vec<Value>, sortable: &[&str]) -> Result<Value, Refusal> {
-        self.page_of(name, items, sortable, |item, key| item[key].clone(), Value::clone)
+    /// Sorts and cuts what is shown already.
+    pub fn page(&self, items: Vec<Value>, sortable: &[&str]) -> Result<Page<Value>, Refusal> {
+        self.page_of(items, sortable, |item, key| item[key].clone())
     }
 
-    /// The same for items that are costly to show: only those on the page are.
+    /// The same for items that are costly to show: the caller shows those on the page alone.
     pub fn page_of<T>(
         &self,
-        name: &str,
         mut items: Vec<T>,
         sortable: &[&str],
         key_of: impl Fn(&T, &str) -> Value,
-        show: impl Fn(&T) -> Value,
-    ) -> Result<Value, Refusal> {
+    ) -> Result<Page<T>, Refusal> {
         let keys: Vec<(&str, bool)> = self.all("sort").map(|key| sort_key(key, sortable)).collect::<Result<_, _>>()?;
         items.sort_by(|a, b| {
             let by_key = keys.iter().map(|(key, descending)| {
@@ -67,19 +66,49 @@ impl Query {
         let (page, per_page) = (self.number("page", 1)?, self.number("per_page", DEFAULT_PER_PAGE)?.min(MOST_PER_PAGE));
         let total = items.len();
         let last = total.div_ceil(per_page).max(1);
-        let on_page = items.iter().skip((page - 1).saturating_mul(per_page)).take(per_page);
-        let shown: Vec<Value> = on_page.map(show).collect();
-        Ok(json!({
-            name: shown,
-            "meta": { "pagination": {
-                "page": page,
-                "per_page": per_page,
-                "previous_page": (page > 1).then(|| page - 1),
-                "next_page": (page < last).then(|| page + 1),
-                "last_page": last,
-                "total_entries": total,
-            } },
-        }))
+        let on_page = items.into_iter().skip((page - 1).saturating_mul(per_page)).take(per_page);
+        let pagination = Pagination {
+            page,
+            per_page,
+            previous_page: (page > 1).then(|| page - 1),
+            next_page: (page < last).then(|| page + 1),
+            last_page: last,
+            total_entries: total,
+        };
+        Ok(Page { items: on_page.collect(), pagination })
+    }
+}
+
+/// A part of a list.
+#[derive(Debug)]
+pub(super) struct Page<T> {
+    pub items: Vec<T>,
+    pub pagination: Pagination,
+}
+
+/// The vendor's description of a page.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Pagination {
+    page: usize,
+    per_page: usize,
+    previous_page: Option<usize>,
+    next_page: Option<usize>,
+    last_page: usize,
+    total_entries: usize,
+}
+
+/// The answer to a list: the items under their kind's name, and the vendor's `meta`.
+pub(super) struct Listed<'a, T> {
+    pub name: &'a str,
+    pub page: &'a Page<T>,
+}
+
+impl<T: Serialize> Serialize for Listed<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_map(Some(2))?;
+        fields.serialize_entry(self.name, &self.page.items)?;
+        fields.serialize_entry("meta", &json!({ "pagination": self.page.pagination }))?;
+        fields.end()
     }
 }
 
@@ -123,16 +152,15 @@ fn from_hex(pair: [u8; 2]) -> Option<u8> {
 }
 
 /// The `Link` header, which some clients page by.
-pub(super) fn links(base: &str, path: &str, body: &Value) -> Option<String> {
-    let pagination = body.get("meta")?.get("pagination")?;
-    let per_page = pagination["per_page"].as_u64()?;
+pub(super) fn links(base: &str, path: &str, pagination: &Pagination) -> String {
+    let Pagination { per_page, previous_page, next_page, last_page, .. } = *pagination;
     let mut links = String::new();
-    for (name, relation) in [("previous_page", "prev"), ("next_page", "next"), ("last_page", "last")] {
-        let Some(page) = pagination[name].as_u64() else { continue };
+    for (page, relation) in [(previous_page, "prev"), (next_page, "next"), (Some(last_page), "last")] {
+        let Some(page) = page else { continue };
         let separator = if links.is_empty() { "" } else { ", " };
         let _ = write!(links, "{separator}<{base}{path}?page={page}&per_page={per_page}>; rel={relation}");
     }
-    Some(links)
+    links
 }
 
 #[cfg(test)]
@@ -151,14 +179,15 @@ mod tests {
     #[test]
     fn pages_say_where_they_are() {
         let items: Vec<Value> = (0..60).map(|id| json!({ "id": id })).collect();
-        let page = Query::parse("page=2&per_page=50&sort=id:desc").page("things", items, &["id"]).unwrap();
+        let page = Query::parse("page=2&per_page=50&sort=id:desc").page(items, &["id"]).unwrap();
+        let page = json!(Listed { name: "things", page: &page });
         assert_eq!(page["things"].as_array().map(Vec::len), Some(10));
         assert_eq!(page["things"][0]["id"], 9);
         let pagination = &page["meta"]["pagination"];
         assert_eq!(pagination["previous_page"], 1);
         assert_eq!(pagination["next_page"], Value::Null);
         assert_eq!(pagination["total_entries"], 60);
-        assert_eq!(Query::parse("page=0").page("things", Vec::new(), &[]).unwrap_err().code, "invalid_input");
-        assert_eq!(Query::parse("sort=price").page("things", Vec::new(), &[]).unwrap_err().code, "invalid_input");
+        assert_eq!(Query::parse("page=0").page(Vec::new(), &[]).unwrap_err().code, "invalid_input");
+        assert_eq!(Query::parse("sort=price").page(Vec::new(), &[]).unwrap_err().code, "invalid_input");
     }
 }

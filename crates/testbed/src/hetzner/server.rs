@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 
 use super::{
     action::Effect,
-    balancer::Balancer,
     catalogue::{LOCATIONS, Location, SERVER_TYPES, ServerType},
     firewall::Firewall,
     image,
     machines::Machine,
     network::Network,
     placement_group::PlacementGroup,
-    query::Query,
+    query::{Page, Query},
     refusal::Refusal,
     selector::Labels,
+    server_view,
     state::{Base, Call, IdOrName, Outcome, Project, Record, Reply, World, in_table},
 };
 
@@ -120,30 +120,6 @@ impl Server {
         }
     }
 
-    fn public_net(&self, project: &Project) -> Value {
-        let firewalls = project.firewalls.values().filter(|firewall| firewall.covers(self));
-        let ipv4 = self.ipv4.map(|(id, ip)| {
-            let dns_ptr = format!("static.{ip}.clients.your-server.de");
-            json!({ "id": id, "ip": ip, "blocked": false, "dns_ptr": dns_ptr })
-        });
-        let ipv6 = self.ipv6.map(|id| json!({ "id": id, "ip": ipv6(self.base.id), "blocked": false, "dns_ptr": [] }));
-        json!({
-            "ipv4": ipv4, "ipv6": ipv6, "floating_ips": [],
-            "firewalls": firewalls.map(|of| json!({ "id": of.base.id, "status": "applied" })).collect::<Vec<_>>(),
-        })
-    }
-
-    fn private_net(&self) -> Vec<Value> {
-        let up = self.private.iter().filter(|net| net.is_up).map(|net| {
-            let [a, b, c, d] = net.ip.octets();
-            let mac_address = format!("86:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}");
-            json!({
-                "network": net.network, "ip": net.ip, "alias_ips": net.alias_ips, "mac_address": mac_address,
-            })
-        });
-        up.collect()
-    }
-
     /// The vendor's view of its addresses as resources of their own.
     pub fn primary_ips(&self) -> Vec<Value> {
         let view = |id: i64, kind: &str, ip: String| {
@@ -187,7 +163,7 @@ impl Server {
 }
 
 /// From the range for documentation: nothing listens there.
-fn ipv6(id: i64) -> String {
+pub(super) fn ipv6(id: i64) -> String {
     format!("2001:db8:{:x}:{:x}::/64", (id >> 16) & 0xffff, id & 0xffff)
 }
 
@@ -259,28 +235,19 @@ impl Record for Server {
     }
 
     fn is_wanted(&self, query: &Query) -> bool {
-        let status = json!(self.status);
-        query.admits("status", status.as_str().unwrap_or_default())
+        // Most lists do not ask for it, and each of them looks at every server.
+        query.first("status").is_none() || query.admits("status", json!(self.status).as_str().unwrap_or_default())
     }
 
     fn view(&self, project: &Project) -> Value {
-        let id = self.base.id;
-        let kind = self.offered();
-        let volumes = project.volumes.iter().filter(|(_, volume)| volume.server == Some(id)).map(|(id, _)| id);
-        let is_target = |balancer: &&Balancer| balancer.targets(project).iter().any(|target| target.server == Some(id));
-        let group = self.placement_group.and_then(|id| project.placement_groups.get(&id));
-        self.base.view(json!({
-            "status": self.status, "locked": project.is_locked("server", id), "public_net": self.public_net(project),
-            "private_net": self.private_net(), "server_type": kind.view(),
-            "location": Location::named(&self.location).map(Location::view),
-            "image": image::view_of(project, self.image.0), "iso": null, "rescue_enabled": self.has_rescue,
-            "backup_window": self.backup_window, "outgoing_traffic": 0, "ingoing_traffic": 0,
-            "included_traffic": 21_990_232_555_520_u64, "primary_disk_size": kind.disk,
-            "protection": { "delete": self.base.is_protected, "rebuild": self.base.is_protected },
-            "placement_group": group.map(|group| group.view(project)), "volumes": volumes.collect::<Vec<_>>(),
-            "load_balancers":
-                project.balancers.values().filter(is_target).map(|of| of.base.id).collect::<Vec<_>>(),
-        }))
+        let shown = server_view::Around::of(project).show(self);
+        serde_json::to_value(shown).expect("a server's fields have text as keys")
+    }
+
+    fn show(project: &Project, page: Page<&Self>) -> Outcome {
+        let around = server_view::Around::of(project);
+        let items = page.items.into_iter().map(|server| around.show(server)).collect();
+        Reply::page(Self::MANY, &Page { items, pagination: page.pagination })
     }
 
     fn create(world: &mut World<'_>, call: &Call) -> Outcome {

@@ -29,17 +29,24 @@ struct Input {
     labels: Option<Labels>,
 }
 
-/// MD5 of the key itself, as the vendor shows it and `hcloud server create --ssh-key FILE` looks for it. Keys of tests that
-/// are no base64 are taken as they are written.
+/// MD5 of the key itself, as the vendor shows it and `hcloud server create --ssh-key FILE` looks for it.
 fn fingerprint(public_key: &str) -> Option<String> {
     let mut words = public_key.split_whitespace();
-    let (algorithm, key) = (words.next()?, words.next()?);
-    let is_key = ALGORITHMS.contains(&algorithm)
-        && key.starts_with("AAAA")
-        && key.chars().all(|c| c.is_ascii_alphanumeric() || "+/=".contains(c));
-    let digest = Md5::digest(STANDARD.decode(key).unwrap_or_else(|_| key.into()));
-    let pairs: Vec<String> = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    is_key.then(|| pairs.join(":"))
+    let algorithm = words.next().filter(|word| ALGORITHMS.contains(word))?;
+    let key = STANDARD.decode(words.next()?).ok()?;
+    // The key names its algorithm too; what follows is the algorithm's own.
+    let (name, rest) = string(&key)?;
+    if name != algorithm.as_bytes() || string(rest).is_none_or(|(part, _)| part.is_empty()) {
+        return None;
+    }
+    let pairs: Vec<String> = Md5::digest(&key).iter().map(|byte| format!("{byte:02x}")).collect();
+    Some(pairs.join(":"))
+}
+
+/// A string of the SSH protocol, which is behind its length, and what follows it.
+fn string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.split_first_chunk()?;
+    rest.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)
 }
 
 impl Record for SshKey {
@@ -87,7 +94,10 @@ mod tests {
         // `ssh-keygen -E md5 -l` of this key.
         let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f key@host";
         assert_eq!(fingerprint(key).as_deref(), Some("0f:a2:0a:d7:38:3e:65:45:08:6b:63:84:1c:ff:dc:ba"));
-        assert_eq!(fingerprint("ssh-dss AAAA"), None);
-        assert_eq!(fingerprint("ssh-rsa"), None);
+        let (_, body) = key.split_once(' ').unwrap();
+        let bad = ["ssh-dss AAAA", "ssh-rsa", "ssh-ed25519 AAAAnokey", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA"];
+        for key in bad.map(str::to_owned).into_iter().chain([format!("ssh-rsa {body}")]) {
+            assert_eq!(fingerprint(&key), None, "{key}");
+        }
     }
 }

@@ -19,7 +19,7 @@ use super::{
     image::Image,
     network::Network,
     placement_group::PlacementGroup,
-    query::Query,
+    query::{Listed, Page, Pagination, Query},
     refusal::Refusal,
     selector::{Labels, Selector, check_labels},
     server::Server,
@@ -193,20 +193,36 @@ impl Call {
 #[derive(Debug)]
 pub(super) struct Reply {
     pub status: StatusCode,
-    pub body: Option<Value>,
+    /// JSON, or nothing.
+    pub body: String,
+    pub pagination: Option<Pagination>,
 }
 
 impl Reply {
+    #[expect(clippy::needless_pass_by_value, reason = "callers make the body for the answer alone")]
+    fn new(status: StatusCode, body: Value) -> Self {
+        Self { status, body: body.to_string(), pagination: None }
+    }
+
     pub fn ok(body: Value) -> Self {
-        Self { status: StatusCode::OK, body: Some(body) }
+        Self::new(StatusCode::OK, body)
     }
 
     pub fn created(body: Value) -> Self {
-        Self { status: StatusCode::CREATED, body: Some(body) }
+        Self::new(StatusCode::CREATED, body)
     }
 
     pub fn empty() -> Self {
-        Self { status: StatusCode::NO_CONTENT, body: None }
+        Self { status: StatusCode::NO_CONTENT, body: String::new(), pagination: None }
+    }
+
+    /// A part of a list.
+    pub fn page<T: Serialize>(name: &str, page: &Page<T>) -> Outcome {
+        let body = serde_json::to_string(&Listed { name, page });
+        let broken = |error: serde_json::Error| {
+            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", error.to_string())
+        };
+        Ok(Self { status: StatusCode::OK, body: body.map_err(broken)?, pagination: Some(page.pagination) })
     }
 }
 
@@ -239,6 +255,12 @@ pub(super) trait Record: Sized {
     fn base(&self) -> &Base;
     fn base_mut(&mut self) -> &mut Base;
     fn view(&self, project: &Project) -> Value;
+
+    /// The answer to a list. A kind with long lists shows its page at once, without what each of its records costs.
+    fn show(project: &Project, page: Page<&Self>) -> Outcome {
+        let items: Vec<Value> = page.items.iter().map(|record| record.view(project)).collect();
+        Reply::page(Self::MANY, &Page { items, pagination: page.pagination })
+    }
 
     fn is_name(name: &str) -> bool {
         name.chars().count() <= 128
@@ -312,8 +334,7 @@ fn list<R: Record>(project: &Project, query: &Query) -> Outcome {
             _ => json!(base.name),
         }
     };
-    let show = |record: &&R| record.view(project);
-    Ok(Reply::ok(query.page_of(R::MANY, wanted.collect(), &["id", "name", "created"], key_of, show)?))
+    R::show(project, query.page_of(wanted.collect(), &["id", "name", "created"], key_of)?)
 }
 
 fn update<R: Record>(world: &mut World<'_>, call: &Call, id: i64) -> Outcome {
@@ -359,7 +380,7 @@ pub(super) fn actions(project: &Project, query: &Query, rest: &[&str], is_in: im
             });
             let views = wanted.map(Action::view).collect();
             let sortable = ["id", "command", "status", "started", "finished"];
-            Ok(Reply::ok(query.page("actions", views, &sortable)?))
+            Reply::page("actions", &query.page(views, &sortable)?)
         }
         [id] => {
             let found = id

@@ -50,9 +50,20 @@ pub struct Cluster {
 impl Cluster {
     /// One control plane after another, each a voting member and a ready Node before the next begins.
     pub async fn start(world: World, name: &str, control_planes: usize) -> Result<Self, ClusterError> {
+        Self::start_with(world, name, control_planes, |_| {}).await
+    }
+
+    /// The same with a first server that was `prepared`, such as by faults, before anything asks it.
+    pub async fn start_with(
+        world: World,
+        name: &str,
+        control_planes: usize,
+        prepared: impl FnOnce(&Machine),
+    ) -> Result<Self, ClusterError> {
         let secrets = Secrets::generate(now())?;
         let os = secrets.os_authority().map_err(TalosconfigError::from)?;
         let first = world.create(&format!("{name}-cp-00000"), MachineOptions::default()).await?;
+        prepared(&first);
         let endpoints = vec![first.public().to_string()];
         let talosconfig = Talosconfig::issue(name, &os, talosconfig::Role::Admin, endpoints, now())?;
         let endpoint = first.private();
@@ -60,7 +71,7 @@ impl Cluster {
             Self { world, name: name.to_owned(), secrets, talosconfig, endpoint, control_planes: Vec::new() };
         cluster.configure(&first, Role::ControlPlane).await?;
         let client = cluster.client(&first)?;
-        eventually("Bootstrap", || client.bootstrap(false)).await?;
+        eventually("Bootstrap", || client.ensure_bootstrapped()).await?;
         cluster.joined(&first).await?;
         cluster.control_planes.push(first);
         for number in 1..control_planes {

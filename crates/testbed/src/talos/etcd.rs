@@ -368,7 +368,9 @@ impl Node {
         if !self.is_control_plane() {
             return Err(Status::failed_precondition("bootstrap can only be performed on a control plane node"));
         }
-        if self.has_etcd_data() || self.etcd_child().is_some() {
+        // Asked for before, and on its way: etcd has written nothing yet.
+        let is_begun = *self.bootstrap.borrow() == Some(Bootstrap::New);
+        if self.has_etcd_data() || self.etcd_child().is_some() || is_begun {
             return Err(Status::already_exists("etcd data directory is not empty"));
         }
         if how != Bootstrap::New && !self.recovery_file().exists() {

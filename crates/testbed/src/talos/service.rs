@@ -126,7 +126,9 @@ impl Agent {
         match fault {
             Some(CallFault::Slow(delay)) => tokio::time::sleep(delay).await,
             // The caller's connection is one of this server, also for a call that was forwarded.
-            Some(CallFault::LostReply) => self.machine.break_connections(),
+            Some(CallFault::LostReply) if answer.is_ok() => self.machine.break_connections(),
+            // What is lost is the reply to a call that was done: this fault is still to come.
+            Some(CallFault::LostReply) => machine.fail(rpc, CallFault::LostReply, 1),
             _ => {}
         }
         answer

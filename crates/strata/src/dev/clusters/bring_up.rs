@@ -19,7 +19,7 @@ use talos::{
 use testbed::{cloud::Cloud, talos::eventually};
 
 use super::{
-    ClusterStatus,
+    CLUSTER_LABEL, ClusterStatus,
     infrastructure::{self, Infrastructure, wanted},
     nodes::{self, Servers},
     status_of,
@@ -76,6 +76,8 @@ pub async fn bring_up(
     let on = infrastructure::ensure(&bring_up.client, file, &cloud.network().to_string()).await?;
     report.step(&step, "creating its servers");
     let servers = Servers::ensure(&bring_up.client, file, &on).await?;
+    // An interrupted start may have left keys; no other one makes servers here.
+    bring_up.client.sweep_keys((CLUSTER_LABEL, file.name.as_str()), bring_up.clock.now()).await?;
     bring_up.start_etcd(&servers, &on).await?;
     let authority = Authority::found(
         &Subject { common_name: Some(&marker), ..Subject::default() },
@@ -124,11 +126,7 @@ impl BringUp<'_> {
         self.step("the first control plane starts etcd");
         nodes::configure(first, &surroundings, &self.secrets).await?;
         let talos = nodes::client_of(first, &talosconfig)?;
-        let bootstrapped = || async {
-            // Once it runs, a second call is refused.
-            if talos.etcd_status().await.is_ok() { Ok(()) } else { talos.bootstrap(false).await }
-        };
-        eventually("bootstrap of etcd", bootstrapped).await?;
+        eventually("bootstrap of etcd", || talos.ensure_bootstrapped()).await?;
         let rest = others.iter().chain(&servers.workers);
         let rest = rest.map(|server| nodes::configure(server, &surroundings, &self.secrets));
         futures::future::try_join_all(rest).await?;

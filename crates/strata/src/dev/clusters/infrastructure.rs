@@ -107,12 +107,15 @@ async fn ensure_image(client: &Client, file: &ClusterFile) -> Result<Image, Fail
     let versions = [("talos-version", file.talos_version.as_str()), ("k8s-version", file.kubernetes_version.as_str())];
     let labels = versions.into_iter().chain([("os", "talos"), ("arch", "amd64")]);
     let labels: Labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-    if let Some(image) = client.snapshot(&labels).await? {
+    let description = format!("talos-{}-k8s-{}-amd64", file.talos_version, file.kubernetes_version);
+    let name = format!("build-{}", description.replace('.', "-"));
+    let found = client.snapshot(&labels).await?;
+    // An interrupted start left its server: the snapshot may not be ready, and the server is still to go.
+    let is_under_way = client.by_name::<Server>(&name).await?.is_some();
+    if let Some(image) = found.filter(|_| !is_under_way) {
         return Ok(image);
     }
-    let description = format!("talos-{}-k8s-{}-amd64", file.talos_version, file.kubernetes_version);
     let body = json!({ "server_type": "cx23", "image": "debian-13", "location": file.region });
-    let name = format!("build-{}", description.replace('.', "-"));
     let builder: Server = client.ensure(&wanted(&file.name, name, &[], body)).await?.resource;
     client.command(builder.id, Command::PowerOff).await?;
     let image = client.ensure_snapshot(builder.id, &description, &labels).await?;
@@ -141,6 +144,26 @@ fn first_of(range: &str) -> Ipv4Addr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The start ends after each of its changes, and the next one goes on.
+    #[tokio::test]
+    async fn an_interrupted_image_leaves_no_server() {
+        let options = testbed::hetzner::Options::new(vec![testbed::hetzner::Access::new("token", "dev")]);
+        let simulator = testbed::hetzner::Simulator::start(options).await.unwrap();
+        let settings = hetzner::Settings { attempts: 1, ..hetzner::Settings::default() };
+        let clients = hetzner::Clients::new(settings);
+        let client = clients.get(&simulator.endpoint(), &hetzner::Token::new("token")).unwrap();
+        let file = super::super::cluster_file(crate::cluster::Mode::Dev);
+        let changes = ["POST /servers", "POST /servers/*/actions/poweroff", "POST /servers/*/actions/create_image"];
+        for change in changes.into_iter().chain(["DELETE /servers/*"]) {
+            simulator.faults().add(change, "cut".parse().unwrap(), Some(1)).unwrap();
+            ensure_image(&client, &file).await.unwrap_err();
+        }
+        let image = ensure_image(&client, &file).await.unwrap();
+        assert_eq!(image.status, hetzner::ImageStatus::Available);
+        assert_eq!(client.by_name::<Server>("build-talos-v1-12-1-k8s-1-35-0-amd64").await.unwrap(), None);
+        assert_eq!(ensure_image(&client, &file).await.unwrap().id, image.id, "it is made once");
+    }
 
     #[test]
     fn addresses_follow_the_plan() {

@@ -83,8 +83,8 @@ async fn make(
     }
     let labels = [(ROLE_LABEL, role), ("k8zner.io/pool", pool), ("role", role), ("pool", pool)];
     // Only so that no root password is made; nothing ever uses it.
-    let public_key = format!("ssh-ed25519 AAAA{}", name.replace('-', ""));
-    let key = wanted(&file.name, format!("ephemeral-{name}"), &[], json!({ "public_key": public_key }));
+    let body_of_key = json!({ "public_key": hetzner::throwaway_key() });
+    let key = wanted(&file.name, format!("ephemeral-{name}"), &[], body_of_key);
     let server = wanted(&file.name, name, &labels, body);
     let server = client.ensure_server_with_key(&server, &key).await?.resource;
     let subnet = if is_control_plane { &on.control_planes } else { &on.workers };

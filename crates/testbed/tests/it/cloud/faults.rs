@@ -80,6 +80,8 @@ async fn a_call_fails_as_asked(person: &Person<'_>, node: &Node) -> Result<()> {
     person.talosctl_at(node, &["service"]).await?.fine()?;
     let refused = person.fault(call(node, "ServiceList", "sometimes")).await.unwrap_err().to_string();
     ensure!(refused.contains("deadline-exceeded"), "{refused}");
+    let refused = person.fault(call(node, "ServiceLists", "unavailable")).await.unwrap_err().to_string();
+    ensure!(refused.contains("there are") && refused.contains("ServiceList,"), "{refused}");
     let refused = person.fault(Request::Node {
         name: "missing".to_owned(),
         rpc: None,
