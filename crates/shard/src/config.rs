@@ -15,7 +15,8 @@ const DEEPEST: usize = 64;
 pub const CORRECT: &str = "correct it, or restore it from a backup of the storage";
 
 /// What to do about one that is missing. It is not made anew: without it no instance of such a group would stay.
-pub const RESTORE: &str = "restore it from a backup of the storage, or write {} to it, and every group goes that it had";
+pub const RESTORE: &str =
+    "restore it from a backup of the storage, or write {} to it, and every group goes that it had";
 
 /// Reads and checks. `None` when the text is not a configuration at all; the findings say why.
 pub fn parse(text: &str) -> (Option<Config>, Findings) {
