@@ -125,7 +125,7 @@ async fn serve(flags: Flags, storage: &StorageFlags) -> Result<(), Failure> {
         start: Box::new(move |stop: CancellationToken, pulse: Pulse| {
             async move {
                 let server = Server { flags, store, sealing, standing };
-                if let Err(error) = pulse.while_waiting(server.run(stop)).await {
+                if let Err(error) = Box::pin(pulse.while_waiting(server.run(stop))).await {
                     // The receiver lives as long as the parts.
                     let _ = failed.send(error);
                 }
