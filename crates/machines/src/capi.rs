@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use api::machine::{
-    DELETE_MACHINE_ANNOTATION, EXCLUDE_DRAINING_ANNOTATION, GROUP, NstanceMachine, NstanceMachinePool, PRE_DRAIN_HOOK,
+    DELETE_MACHINE_ANNOTATION, EXCLUDE_DRAINING_ANNOTATION, GROUP, NstanceMachine, NstanceMachinePool,
+    PAUSED_ANNOTATION, PRE_DRAIN_HOOK,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use runtime::{lean_metadata, readable};
@@ -103,7 +104,7 @@ impl Reference {
     }
 }
 
-fn has(metadata: &ObjectMeta, annotation: &str) -> bool {
+pub(crate) fn has(metadata: &ObjectMeta, annotation: &str) -> bool {
     metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(annotation))
 }
 
@@ -141,6 +142,8 @@ pub(crate) struct Machine {
     pub has_hook: bool,
     /// Cluster API does not drain its Node.
     pub is_excluded: bool,
+    /// Cluster API does nothing to it.
+    pub is_paused: bool,
     pub failure_domain: Option<String>,
     pub drain_timeout: Option<Duration>,
     /// The NstanceMachine that it names.
@@ -155,6 +158,7 @@ pub(crate) fn machine(view: MachineView) -> Option<Machine> {
         is_marked: has(&metadata, DELETE_MACHINE_ANNOTATION),
         has_hook: has(&metadata, PRE_DRAIN_HOOK),
         is_excluded: has(&metadata, EXCLUDE_DRAINING_ANNOTATION),
+        is_paused: has(&metadata, PAUSED_ANNOTATION),
         failure_domain: spec.failure_domain.filter(|domain| !domain.is_empty()),
         drain_timeout: spec.deletion.node_drain_timeout_seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs),
         infrastructure: spec.infrastructure_ref.to(NstanceMachine::KIND),

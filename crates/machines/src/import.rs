@@ -87,7 +87,7 @@ impl Importer {
         let is_full = kinds.pools.store().is_synced()
             && kinds.machine_pools.store().is_synced()
             && kinds.clusters.store().is_synced();
-        if !is_full || kinds.is_cluster_paused() {
+        if !is_full || kinds.is_cluster_paused() || kinds.is_cluster_going() {
             return Ok(());
         }
         let Imports { pools, taken, silent } = import(&self.observe());

@@ -35,6 +35,8 @@ pub(crate) struct Kinds {
     pub node_listeners: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
     /// Key of the Cluster.
     pub cluster: Key,
+    /// For reads past the caches.
+    pub writer: Writer,
 }
 
 #[derive(Default)]
@@ -117,12 +119,26 @@ impl Kinds {
             indexes: Indexes::default(),
             node_listeners: RwLock::default(),
             cluster,
+            writer: writer.clone(),
         })
     }
 
     /// Whether the Cluster is paused: then nothing is changed.
     pub fn is_cluster_paused(&self) -> bool {
         self.clusters.get(&self.cluster).is_some_and(|cluster| cluster.value.is_paused)
+    }
+
+    /// Whether the Cluster is under deletion: Cluster API deletes every pool with it, and waits for them.
+    pub fn is_cluster_going(&self) -> bool {
+        self.clusters.get(&self.cluster).is_some_and(|cluster| cluster.value.is_deleting)
+    }
+
+    /// Whether nothing is to be done to one of ours: it is paused, or its Machine, or the Cluster.
+    pub fn is_paused(&self, member: &NstanceMachine) -> bool {
+        let machine = self.machine_of(member).and_then(|key| self.machines.get(&key));
+        is_paused(&member.metadata)
+            || machine.is_some_and(|machine| machine.value.is_paused)
+            || self.is_cluster_paused()
     }
 
     /// The Machine whose `infrastructureRef` names one of ours. Before Cluster API makes it the owner it is one already.

@@ -26,7 +26,6 @@ use shard::wire;
 use tokio::time::Instant;
 
 use crate::{
-    cluster::is_paused,
     drains::{Asker, Desk, Wanted},
     kinds::Kinds,
     nodes::{is_member, shard_of},
@@ -95,7 +94,7 @@ impl Controller for MachineController {
             drain: id.as_deref().map(|id| self.desk.state(id)).unwrap_or_default(),
             asked: id.and_then(|id| self.desk.asked(Asker::Machine, &id)),
             deleted: notice.filter(|notice| notice.progress == Progress::Deleted).map(|notice| notice.reason),
-            is_paused: is_paused(&object.metadata) || self.kinds.is_cluster_paused(),
+            is_paused: self.kinds.is_paused(object),
             role,
             shards,
             call,

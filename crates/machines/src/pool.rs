@@ -9,26 +9,27 @@ use std::{
 use api::{
     condition::{ConditionStatus, ConditionType},
     machine::{
-        MANAGED_BY, MANAGED_BY_ANNOTATION, NstanceMachine, NstanceMachinePool, NstanceMachinePoolStatus,
-        PRE_DRAIN_HOOK, shard_group_name,
+        CLUSTER_LABEL, DELETE_MACHINE_ANNOTATION, MANAGED_BY, MANAGED_BY_ANNOTATION, NstanceMachine,
+        NstanceMachinePool, NstanceMachinePoolStatus, POOL_LABEL, PRE_DRAIN_HOOK, pool_label, shard_group_name,
     },
 };
 use jiff::Timestamp;
 use k8s_openapi::{Metadata as _, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use plan::{
-    fact::Never,
+    fact::Failure,
     machines::{
         machine,
-        pool::{self, Action, Machine, Member, Observed, Owner, ShardGroup},
+        pool::{self, Action, Answer, Ask, Machine, Mark, Member, Observed, Owner, ShardGroup},
         shard::{Group, Shard},
     },
     round::{Plan, Report},
 };
-use runtime::{Controller, Error, InputsOf, Key, Kind, Parts, RoundOf, ServerClock, Turn, Versioned};
+use process::explained;
+use runtime::{Controller, Error, Fence, InputsOf, Key, Kind, Metadata, Parts, RoundOf, ServerClock, Turn, Versioned};
 use serde_json::{Value, json};
 
 use crate::{
-    capi::MachinePool,
+    capi::{MachinePool, MachineView, has},
     cluster::is_paused,
     kinds::{Kinds, owner},
     nodes::shard_of,
@@ -50,8 +51,8 @@ impl Controller for PoolController {
     type Action = Action;
     type Done = ();
     type Note = ();
-    type Ask = Never;
-    type Answer = Never;
+    type Ask = Ask;
+    type Answer = Answer;
 
     fn kind(&self) -> &Arc<Kind<Parts<NstanceMachinePool>, NstanceMachinePool>> {
         &self.kinds.pools
@@ -76,8 +77,14 @@ impl Controller for PoolController {
         })
     }
 
-    fn plan(&self, pool: &NstanceMachinePool, observed: &Observed, _: &InputsOf<Self>, _: Timestamp) -> Plan<Action> {
-        pool::plan(pool, observed)
+    fn plan(
+        &self,
+        pool: &NstanceMachinePool,
+        observed: &Observed,
+        inputs: &InputsOf<Self>,
+        _: Timestamp,
+    ) -> Plan<Action, Ask> {
+        pool::plan(pool, observed, inputs)
     }
 
     async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<(), Error> {
@@ -125,6 +132,27 @@ impl Controller for PoolController {
     fn report(&self, round: &RoundOf<'_, Self>, now: Timestamp) -> Report<NstanceMachinePoolStatus> {
         pool::report(round, now)
     }
+
+    async fn fetch(&self, ask: &Ask, _: &Fence) -> Result<Answer, Failure> {
+        let Ask::Marks { namespace, machine_pool, .. } = ask;
+        let labels = format!("{CLUSTER_LABEL}={},{POOL_LABEL}={}", self.kinds.cluster.name, pool_label(machine_pool));
+        let found: Result<Vec<Metadata<MachineView>>, Error> =
+            self.kinds.writer.list("machines", namespace, &labels).await;
+        let found = found.map_err(|error| Failure { class: error.class(), message: explained(&error) })?;
+        Ok(Answer::Marks(found.into_iter().filter_map(|machine| mark(machine.metadata)).collect()))
+    }
+
+    fn weigh(answer: &Answer) -> usize {
+        let Answer::Marks(marks) = answer;
+        marks.keys().map(|name| name.len() + size_of::<Mark>()).sum()
+    }
+}
+
+/// Name and mark of a Machine.
+fn mark(metadata: ObjectMeta) -> Option<(String, Mark)> {
+    let version = metadata.resource_version.as_deref()?.parse().ok()?;
+    let is_marked = has(&metadata, DELETE_MACHINE_ANNOTATION);
+    Some((metadata.name?, Mark { version, is_marked }))
 }
 
 /// Of an object that a plan built.
@@ -231,25 +259,27 @@ impl PoolController {
         let id = member.spec.as_ref().and_then(|spec| spec.provider_id.as_deref());
         let is_cordoned = self.kinds.nodes_of(id).iter().any(|(_, is_cordoned)| *is_cordoned);
         let namespace = member.metadata.namespace.as_deref().unwrap_or_default();
-        let is_marked = |name: &str| {
-            let found = self.kinds.machines.get(&Key::new(namespace, name));
-            found.is_some_and(|found| found.value.is_marked)
-        };
+        let facts = |name: &str| self.kinds.machines.get(&Key::new(namespace, name));
+        let marks = |name: &str| facts(name).map(|found| (found.value.is_marked, found.value.is_paused));
         Member {
             instance_id: member.metadata.name.clone().unwrap_or_default(),
             shard: shard_of(member).map(str::to_owned),
             uid: member.metadata.uid.clone().unwrap_or_default(),
             resource_version: member.metadata.resource_version.clone().unwrap_or_default(),
             is_deleting: member.metadata.deletion_timestamp.is_some(),
-            machine: machine.map(|owner| Machine {
-                is_marked: is_marked(&owner.name),
-                name: owner.name,
-                uid: owner.uid,
-                resource_version: owner.resource_version,
-                is_deleting: owner.is_deleting,
-                has_hook: owner.has_hook,
-                is_excluded: owner.is_excluded,
-                is_cordoned,
+            machine: machine.map(|owner| {
+                let (is_marked, is_paused) = marks(&owner.name).unwrap_or_default();
+                Machine {
+                    is_marked,
+                    is_paused,
+                    name: owner.name,
+                    uid: owner.uid,
+                    resource_version: owner.resource_version,
+                    is_deleting: owner.is_deleting,
+                    has_hook: owner.has_hook,
+                    is_excluded: owner.is_excluded,
+                    is_cordoned,
+                }
             }),
         }
     }

@@ -227,7 +227,7 @@ impl ShardGroupController {
         self.kinds.nodes.freshness().fact(nodes.into_iter().map(old).collect())
     }
 
-    /// Instances whose machines are under deletion and drained.
+    /// Instances whose machines are under deletion and drained, and not paused.
     async fn released(&self, key: &Key, group: Option<&Group>) -> Result<BTreeSet<String>, Error> {
         let mut released = BTreeSet::new();
         for instance in group.map(Group::instances).unwrap_or_default() {
@@ -235,6 +235,7 @@ impl ShardGroupController {
             self.kinds.members.settle(&member).await?;
             if let Some(found) = self.kinds.members.get(&member)
                 && is_released(&found.value, &self.kinds.owner_of(&found.value))
+                && !self.kinds.is_paused(&found.value)
             {
                 released.insert(instance.id.clone());
             }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::{
     Client,
-    api::{GetParams, PostParams},
+    api::{GetParams, ListParams, PostParams},
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     cluster::Cluster,
@@ -59,6 +59,19 @@ impl Writer {
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Reads the objects of a namespace that have these labels as the server has them now, past every cache.
+    pub async fn list<W: View>(&self, resource: &'static str, namespace: &str, labels: &str) -> Result<Vec<W>, Error>
+    where
+        W::DynamicType: Default,
+    {
+        let (place, params) = (place::<W>(&W::DynamicType::default(), &Key::new(namespace, "")), ListParams::default());
+        let params = params.labels(labels);
+        let request = if W::metadata_api() { place.list_metadata(&params) } else { place.list(&params) };
+        let request = request.map_err(|error| unmade("list", resource, error))?;
+        let answer = self.bounded(resource, "list", self.timeout, request).await?;
+        Ok(decode::<Items<W>>(resource, "list", &answer)?.items)
     }
 
     /// Posts to a subresource that answers with something of its own, as the token of a ServiceAccount. No cache holds
@@ -134,6 +147,13 @@ impl Writer {
     }
 }
 
+/// The answer to a list.
+#[derive(Deserialize)]
+#[serde(bound = "W: DeserializeOwned")]
+struct Items<W> {
+    items: Vec<W>,
+}
+
 /// An object in the answer to a request.
 pub(crate) fn decode<A: DeserializeOwned>(
     resource: &'static str,
@@ -151,6 +171,7 @@ pub(crate) fn unmade(verb: &'static str, resource: &'static str, error: kube::co
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
+    use serde_json::json;
 
     use super::*;
     use crate::{
@@ -168,6 +189,23 @@ mod tests {
         assert_eq!((status.code, status.message.len()), (403, 64 << 10), "the rest is not even read");
         let long = read().await.to_string();
         assert!(long.contains("longer than 33554432 bytes"), "{long}");
+    }
+
+    #[tokio::test]
+    async fn a_list_past_the_cache_is_of_one_namespace_and_as_new_as_the_server_is() {
+        let items = json!([{ "metadata": { "name": "a" } }, { "metadata": { "name": "b" } }]);
+        let script = Script::new([
+            Answer::Object(Duration::ZERO, json!({ "kind": "ConfigMapList", "items": items })),
+            Answer::Refusal(503, None),
+        ]);
+        let writer = script.world(None).cluster.writer("test");
+        let list = async || writer.list::<ConfigMap>("configmaps", "n", "pool=web").await;
+        let names: Vec<_> = list().await.unwrap().into_iter().filter_map(|found| found.metadata.name).collect();
+        assert_eq!(names, ["a", "b"]);
+        let request = &script.requests()[0];
+        assert!(request.starts_with("GET /api/v1/namespaces/n/configmaps?"), "{request}");
+        assert!(request.contains("labelSelector=pool%3Dweb") && !request.contains("resourceVersion"), "{request}");
+        assert_eq!(list().await.unwrap_err().class(), Class::Transient);
     }
 
     #[test]

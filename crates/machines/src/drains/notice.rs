@@ -26,6 +26,7 @@ use tokio::time::Instant;
 
 use super::{Asker, Desk, Wanted};
 use crate::{
+    capi::Machine,
     cluster::is_paused,
     kinds::Kinds,
     nodes::is_member,
@@ -57,13 +58,20 @@ pub(super) fn install(operator: &mut Operator, kinds: &Arc<Kinds>, shards: &Shar
     });
     let heard = news.clone();
     kinds.listen_to_nodes(move || heard.notify_one());
-    // Either may be paused, and go on.
+    // Each of them may be paused, and go on.
     let here = || Selection::in_namespace(&kinds.cluster.namespace);
     let heard = news.clone();
     operator.watch_selected(&kinds.clusters, here(), move |_| heard.notify_one());
     let heard = news.clone();
     operator.watch_selected(&kinds.members, here(), move |change| {
         let is_paused = |machine: Option<&NstanceMachine>| machine.is_some_and(|machine| is_paused(&machine.metadata));
+        if is_paused(change.before) != is_paused(change.after) {
+            heard.notify_one();
+        }
+    });
+    let heard = news.clone();
+    operator.watch_selected(&kinds.machines, here(), move |change| {
+        let is_paused = |machine: Option<&Machine>| machine.is_some_and(|machine| machine.is_paused);
         if is_paused(change.before) != is_paused(change.after) {
             heard.notify_one();
         }
@@ -274,7 +282,10 @@ impl Follower {
             drain: self.desk.state(id),
             asked: self.desk.asked(Asker::Shard, id),
             acknowledgement,
-            is_paused: self.kinds.is_cluster_paused() || member.is_some_and(|member| is_paused(&member.value.metadata)),
+            is_paused: match &member {
+                Some(member) => self.kinds.is_paused(&member.value),
+                None => self.kinds.is_cluster_paused(),
+            },
         }
     }
 

@@ -15,7 +15,7 @@ use runtime::{Key, Kind, lean_metadata, readable, view_of};
 use serde::Deserialize;
 
 use super::pods::Pods;
-use crate::{capi, kinds::Kinds};
+use crate::{capi, cluster::is_paused, kinds::Kinds};
 
 pub(super) type Machines = Kind<MachineView, Machine>;
 
@@ -45,6 +45,7 @@ struct NodeRef {
 pub(super) struct Machine {
     uid: String,
     is_deleting: bool,
+    is_paused: bool,
     /// The Pod that it was made for.
     pod: Option<PodName>,
     /// The Node that it is.
@@ -55,8 +56,8 @@ pub(super) struct Machine {
 pub(super) fn machine(view: MachineView) -> Option<Machine> {
     let MachineView { metadata, status } = view;
     let node = status.and_then(|status| status.node_ref).map(|node| node.name).filter(|name| !name.is_empty());
-    let is_deleting = metadata.deletion_timestamp.is_some();
-    Some(Machine { pod: pod(&metadata), is_deleting, node, uid: metadata.uid.unwrap_or_default() })
+    let (is_deleting, is_paused) = (metadata.deletion_timestamp.is_some(), is_paused(&metadata));
+    Some(Machine { pod: pod(&metadata), is_deleting, is_paused, node, uid: metadata.uid.unwrap_or_default() })
 }
 
 fn pod(metadata: &ObjectMeta) -> Option<PodName> {
@@ -94,6 +95,7 @@ pub(super) fn see(machines: &Machines, kinds: &Arc<Kinds>, pods: &Pods) -> Seen 
                 uid: machine.uid.clone(),
                 resource_version: found.version.to_string(),
                 is_deleting: machine.is_deleting,
+                is_paused: machine.is_paused,
                 pod: pod.clone(),
                 now: pods.one(&pod_key),
                 node: machine.node.clone(),

@@ -9,9 +9,10 @@ use k8s_openapi::api::{
 use kube::{
     Api,
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    config::Kubeconfig,
 };
 use serde_json::{Value, json};
-use testbed::kwok::Behaviour;
+use testbed::{ControlPlane, fault::FaultProxy, kwok::Behaviour};
 
 use crate::{
     scene::Scene,
@@ -21,6 +22,7 @@ use crate::{
 pub const HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/strata";
 const EXCLUDED: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
 const MARK: &str = "cluster.x-k8s.io/delete-machine";
+const PAUSED: &str = "cluster.x-k8s.io/paused";
 
 pub async fn machines(scene: &Scene) -> Result<Vec<DynamicObject>> {
     Ok(scene.capi("Machine").list(&ListParams::default()).await?.items)
@@ -175,6 +177,43 @@ async fn a95_a_marked_machine_is_the_one_that_goes_and_only_it() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a95_a_marked_machine_goes_though_the_watch_of_machines_is_behind_that_of_replicas() -> Result<()> {
+    let both = &["a", "b"];
+    let mut scene = Scene::without_operator("machine-marked-late", both, json!({})).await?;
+    let upstream = Kubeconfig::read_from(ControlPlane::shared().await?.kubeconfig())?;
+    let proxy = FaultProxy::start(upstream, 23).await?;
+    scene.kubeconfig = Some(proxy.kubeconfig_path());
+    scene.start().await?;
+    scene.create_pool("web", both, Some(4)).await?;
+    let before = settled(&scene, 4).await?;
+    // Without marks the last shard gives one up.
+    let is_of_first = |name: &&String| scene.zones.cloud.order(name).is_some_and(|order| order.shard == "a");
+    let marked = before.iter().find(is_of_first).context("one of the first shard")?;
+    let held = proxy.hold_events("machines");
+    let patch = Patch::Merge(json!({ "metadata": { "annotations": { MARK: "" } } }));
+    scene.capi("Machine").patch(marked, &PatchParams::default(), &patch).await?;
+    scene.scale("web", 3).await?;
+    let is_lowered = || async {
+        let mut sizes = Vec::new();
+        for shard in both {
+            sizes.extend(scene.shard_group("web", shard).await?.and_then(|group| group.spec).map(|spec| spec.size()));
+        }
+        Ok(sizes.iter().sum::<i32>() == 3)
+    };
+    scene.until("one is given up", is_lowered).await?;
+    held.release();
+    until_gone(&scene, marked).await?;
+    let after = settled(&scene, 3).await?;
+    assert!(after.iter().all(|name| before.contains(name)), "{after:?} of {before:?}");
+    let cordoned = |node: Node| node.spec.and_then(|spec| spec.unschedulable) == Some(true);
+    for name in &after {
+        assert!(!cordoned(nodes(&scene).get(name).await?), "{name} is drained, and was not marked");
+    }
+    assert_eq!(scene.zones.cloud.made(), 4, "none was replaced");
+    Ok(())
+}
+
 /// A Machine by itself, and its NstanceMachine.
 pub async fn create_machine(scene: &Scene, name: &str, group: &str, failure_domain: Option<&str>) -> Result<()> {
     let cluster = format!("{CLUSTER}--{TENANT}");
@@ -311,5 +350,35 @@ async fn a98_a_paused_cluster_changes_nothing_and_a_machine_goes_drained_after_i
     pause(&scene, false).await?;
     until_gone(&scene, &victim).await?;
     assert!(scene.api::<Pod>().get_opt("one").await?.is_none(), "it was evicted");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a98_a_paused_machine_is_not_drained_and_keeps_its_instance_until_it_goes_on() -> Result<()> {
+    let scene = Scene::new("machine-itself-paused", &["a"]).await?;
+    scene.create_pool("web", &["a"], Some(2)).await?;
+    let victim = settled(&scene, 2).await?.remove(0);
+    pod(&scene, "one", &victim).await?;
+    let paused = |value: Value| Patch::Merge(json!({ "metadata": { "annotations": { PAUSED: value, MARK: "" } } }));
+    let machines = scene.capi("Machine");
+    machines.patch(&victim, &PatchParams::default(), &paused(json!(""))).await?;
+    until_condition(&scene, &victim, "Paused", "True/Paused").await?;
+    // Neither the one that is marked nor another one in its place.
+    scene.scale("web", 1).await?;
+    let message = scene.until_pool("web", "Ready", "False/Paused").await?;
+    assert!(message.contains(&victim), "{message}");
+    // Nor by another hand.
+    delete_machine(&scene, &victim).await?;
+    until_condition(&scene, &victim, "Drained", "Unknown/Paused").await?;
+    let machine = machines.get(&victim).await?;
+    assert!(has(&machine, HOOK) && !has(&machine, EXCLUDED));
+    assert!(scene.api::<Pod>().get("one").await?.metadata.deletion_timestamp.is_none());
+    assert_eq!(scene.sizes("web", &["a"]).await?, [Some(2)]);
+
+    machines.patch(&victim, &PatchParams::default(), &paused(Value::Null)).await?;
+    until_gone(&scene, &victim).await?;
+    assert!(scene.api::<Pod>().get_opt("one").await?.is_none(), "it was evicted");
+    settled(&scene, 1).await?;
+    assert_eq!(scene.zones.cloud.made(), 2, "none was replaced");
     Ok(())
 }

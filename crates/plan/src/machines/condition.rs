@@ -47,9 +47,13 @@ impl<'a, R: PartialEq + From<Reason>> Conditions<'a, R> {
     /// Whether the object, or its Cluster, is paused.
     pub(super) fn paused(&self, is_paused: bool) -> Condition<R> {
         let (status, reason, message) = if is_paused {
-            (ConditionStatus::True, Reason::Paused, "the object or its Cluster is paused; nothing is changed")
+            (
+                ConditionStatus::True,
+                Reason::Paused,
+                "the object, its owner or its Cluster is paused; nothing is changed",
+            )
         } else {
-            (ConditionStatus::False, Reason::NotPaused, "neither the object nor its Cluster is paused")
+            (ConditionStatus::False, Reason::NotPaused, "neither the object nor its owner nor its Cluster is paused")
         };
         self.make(ConditionType::Paused, status, reason, message)
     }

@@ -84,6 +84,8 @@ pub struct Request {
     pub uid: String,
     pub resource_version: String,
     pub is_deleting: bool,
+    /// Nothing is done to it.
+    pub is_paused: bool,
     /// The Pod that it was made for.
     pub pod: PodName,
     /// That Pod as it is now. `None` if there is no Pod of that name.

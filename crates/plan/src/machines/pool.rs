@@ -2,7 +2,9 @@
 
 mod build;
 mod decide;
+mod marks;
 mod member;
+mod removal;
 mod report;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,12 +17,41 @@ use serde_json::Value;
 
 pub(super) use build::machine_pool;
 pub use decide::plan;
+#[cfg(test)]
+pub(super) use marks::answered;
 pub use report::report;
 
 use super::shard::Shard;
+use crate::round::Inputs;
 
 /// A round as the controller sees it.
-pub type RoundOf<'a> = crate::round::Round<'a, NstanceMachinePool, Observed, Action>;
+pub type RoundOf<'a> = crate::round::Round<'a, NstanceMachinePool, Observed, Action, (), (), Ask, Answer>;
+/// What a round knows beside what it observed.
+pub type InputsOf = Inputs<(), Ask, Answer>;
+
+/// What must be read past the cache.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Ask {
+    /// Which Machines of a MachinePool are marked, asked for once it has this generation. The uid is the pool's.
+    Marks { namespace: String, uid: String, machine_pool: String, generation: Option<i64> },
+}
+
+/// What the API server said.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    Marks(Marks),
+}
+
+/// By the Machine's name.
+pub type Marks = BTreeMap<String, Mark>;
+
+/// Of a Machine, in this version of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    pub version: u64,
+    /// To go before others.
+    pub is_marked: bool,
+}
 
 /// Everything known about one pool's surroundings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -107,6 +138,8 @@ pub struct Machine {
     pub is_excluded: bool,
     /// Its Node takes no new pods.
     pub is_cordoned: bool,
+    /// Cluster API does nothing to it, and so do we.
+    pub is_paused: bool,
 }
 
 impl Member {
@@ -170,8 +203,10 @@ pub enum Action {
 
 /// An instance that could go, by who goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(clippy::struct_excessive_bools, reason = "what counts, in its order")]
 struct Rank<'a> {
     is_unmarked: bool,
+    is_paused: bool,
     is_running: bool,
     is_schedulable: bool,
     created_at: Option<Timestamp>,

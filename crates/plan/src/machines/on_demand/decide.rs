@@ -21,7 +21,7 @@ pub fn plan(observed: &Observed, limits: &Limits) -> Plan {
         return plan;
     }
     let mut steps = Vec::new();
-    for request in observed.requests.iter().filter(|request| !request.is_deleting) {
+    for request in observed.requests.iter().filter(|request| !request.is_deleting && !request.is_paused) {
         serve(&mut plan, &mut steps, observed, limits, request);
     }
     ask(&mut plan, &mut steps, observed, limits);

@@ -52,6 +52,7 @@ fn request(pod: &Pod) -> Request {
         uid: "machine".to_owned(),
         resource_version: "7".to_owned(),
         is_deleting: false,
+        is_paused: false,
         pod: pod.name.clone(),
         now: known(Some(pod.clone())),
         infrastructure: Infrastructure::Present { group: "web".to_owned(), refusal: None },
@@ -279,6 +280,11 @@ fn a64_a_machine_goes_when_its_pod_is_gone_or_has_ended() {
         request.is_deleting = true;
     });
     assert_eq!(deleting.steps, []);
+    let paused = of(|request, _| {
+        request.now = known(None);
+        request.is_paused = true;
+    });
+    assert_eq!(paused.steps, [], "Cluster API does nothing to it either");
 }
 
 #[test]

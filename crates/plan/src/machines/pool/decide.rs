@@ -1,20 +1,23 @@
 //! The next actions for a pool.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use api::condition::Reason;
 use api::machine::{
-    MANAGED_BY, MANAGED_BY_ANNOTATION, NstanceMachinePool, NstanceMachinePoolSpec, POOL_FINALIZER, shard_group_name,
+    MANAGED_BY, MANAGED_BY_ANNOTATION, NstanceMachinePool, NstanceMachinePoolSpec, PAUSED_ANNOTATION, POOL_FINALIZER,
+    shard_group_name,
 };
 use serde_json::{Value, json};
 
 use super::super::node::{is_same, last_segment};
-use super::super::shard::{Answer, Group, Shard};
+use super::super::shard::{Group, Shard};
 use super::super::{Distribution, Share, distribute};
+use super::marks::confirmed;
 use super::member::{by_id, marked, missing, victims};
-use super::{Action, Member, Observed, Owner, ShardGroup, build};
-use crate::fact::{Fact, latest};
+use super::{Action, Ask, InputsOf, Member, Observed, Owner, ShardGroup, build, removal};
+use crate::fact::latest;
 use crate::object::merge_patch;
 use crate::round::{Plan, Step, StepId};
 
@@ -22,13 +25,13 @@ use crate::round::{Plan, Step, StepId};
 const OWNER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The next actions for one pool.
-pub fn plan(pool: &NstanceMachinePool, observed: &Observed) -> Plan<Action> {
+pub fn plan(pool: &NstanceMachinePool, observed: &Observed, inputs: &InputsOf) -> Plan<Action, Ask> {
     let mut plan = Plan::default();
     if observed.is_paused || observed.owner == Owner::Unknown {
         return plan;
     }
     if pool.metadata.deletion_timestamp.is_some() {
-        clean_up(&mut plan, pool, observed);
+        removal::clean_up(&mut plan, pool, observed);
         return plan;
     }
     let Some(spec) = &pool.spec else {
@@ -70,16 +73,71 @@ pub fn plan(pool: &NstanceMachinePool, observed: &Observed) -> Plan<Action> {
         Owner::Unknown => return plan,
     };
     // What cannot be distributed stays as it is; who is there is still looked after.
-    let (sizes, resized) = if is_held {
-        (held(pool, observed), Vec::new())
-    } else {
-        let sizes = distribution(pool, spec, observed, total).sizes;
-        let resized = shard_groups(&mut plan, pool, spec, observed, &sizes, finalizer);
-        (sizes, resized)
+    let sizes = |observed: &Observed| {
+        if is_held { held(pool, observed) } else { distribution(pool, spec, observed, total).sizes }
     };
-    members(&mut plan, pool, spec, observed, &sizes, &resized);
+    let confirmed = if is_choice(pool, spec, observed, &sizes(observed)) {
+        let metadata = &pool.metadata;
+        let place = (metadata.namespace.as_deref().unwrap_or_default(), metadata.uid.as_deref().unwrap_or_default());
+        confirmed(&mut plan, place, observed, inputs)
+    } else {
+        Some(Cow::Borrowed(observed))
+    };
+    match confirmed {
+        Some(observed) => {
+            let sizes = sizes(&observed);
+            let resized =
+                if is_held { Vec::new() } else { shard_groups(&mut plan, pool, spec, &observed, &sizes, finalizer) };
+            members(&mut plan, pool, spec, &observed, &sizes);
+            give_up(&mut plan, pool, spec, &observed, &sizes, &resized);
+        }
+        None => members(&mut plan, pool, spec, observed, &held(pool, observed)),
+    }
     publish(&mut plan, pool, spec, observed);
     plan
+}
+
+/// Whether it depends on marks which member goes.
+fn is_choice(
+    pool: &NstanceMachinePool,
+    spec: &NstanceMachinePoolSpec,
+    observed: &Observed,
+    sizes: &BTreeMap<String, i32>,
+) -> bool {
+    let is_lowered =
+        |(shard, size): (&String, &i32)| current(pool, spec, observed, shard).is_some_and(|now| *size < now);
+    let members = by_id(observed);
+    let has_victims = |(_, group, size): &(&str, &Group, i32)| !victims(group, *size, &members).is_empty();
+    let is_some_left = sizes.values().any(|size| *size > 0);
+    is_some_left && (sizes.iter().any(is_lowered) || answering(pool, spec, observed, sizes).iter().any(has_victims))
+}
+
+/// What a shard is asked for, or has without being asked: that is taken over as it is.
+fn current(pool: &NstanceMachinePool, spec: &NstanceMachinePoolSpec, observed: &Observed, shard: &str) -> Option<i32> {
+    asked(pool, spec, observed, shard).or_else(|| known_group(observed, shard).map(|group| group.size))
+}
+
+fn asked(pool: &NstanceMachinePool, spec: &NstanceMachinePoolSpec, observed: &Observed, shard: &str) -> Option<i32> {
+    let name = shard_group_name(&spec.group, shard);
+    let is_its = |group: &&ShardGroup| group.name == name && is_ours(pool, group) && !group.is_deleting;
+    observed.shard_groups.iter().find(is_its).map(|group| group.spec.size())
+}
+
+/// The shards of the pool that answer, with what they have of the group and the size that they are to have. A silent one
+/// says nothing of what is there, and what another shard has under this key is not the pool's.
+fn answering<'a>(
+    pool: &NstanceMachinePool,
+    spec: &NstanceMachinePoolSpec,
+    observed: &'a Observed,
+    sizes: &BTreeMap<String, i32>,
+) -> Vec<(&'a str, &'a Group, i32)> {
+    let of = |shard: &'a String| {
+        let name = shard_group_name(&spec.group, shard);
+        let is_left = observed.shard_groups.iter().any(|group| group.name == name && is_ours(pool, group));
+        let size = sizes.get(shard).copied().or(is_left.then_some(0))?;
+        Some((shard.as_str(), answered(observed, shard)?, size))
+    };
+    observed.shards.keys().filter_map(of).collect()
 }
 
 fn unknown_shards(spec: &NstanceMachinePoolSpec, observed: &Observed) -> Option<String> {
@@ -126,7 +184,7 @@ fn total(replicas: Option<i64>) -> i32 {
 }
 
 /// What a shard is known to have: also what it said before it became silent.
-fn known_group<'a>(observed: &'a Observed, shard: &str) -> Option<&'a Group> {
+pub(super) fn known_group<'a>(observed: &'a Observed, shard: &str) -> Option<&'a Group> {
     match observed.shards.get(shard)? {
         Shard::Configured(fact) => latest(fact)?.group.as_ref(),
         Shard::Unconfigured => None,
@@ -134,7 +192,7 @@ fn known_group<'a>(observed: &'a Observed, shard: &str) -> Option<&'a Group> {
 }
 
 /// What a shard says now.
-fn answered<'a>(observed: &'a Observed, shard: &str) -> Option<&'a Group> {
+pub(super) fn answered<'a>(observed: &'a Observed, shard: &str) -> Option<&'a Group> {
     observed.shards.get(shard)?.answer()?.group.as_ref()
 }
 
@@ -150,10 +208,7 @@ pub(super) fn distribution(
 ) -> Distribution {
     let members = by_id(observed);
     let share = |shard: &String| {
-        let name = shard_group_name(&spec.group, shard);
-        let is_its = |group: &&ShardGroup| group.name == name && is_ours(pool, group) && !group.is_deleting;
-        let asked = observed.shard_groups.iter().find(is_its);
-        let asked = asked.map(|group| group.spec.size());
+        let asked = asked(pool, spec, observed, shard);
         let found = known_group(observed, shard);
         Share {
             // What is there already is taken over as it is.
@@ -169,7 +224,7 @@ pub(super) fn distribution(
 
 /// With as many replicas as the shards have now: every shard must have said so.
 fn create_owner(
-    plan: &mut Plan<Action>,
+    plan: &mut Plan<Action, Ask>,
     pool: &NstanceMachinePool,
     spec: &NstanceMachinePoolSpec,
     observed: &Observed,
@@ -201,7 +256,7 @@ fn create_owner(
 
 /// The steps that change the sizes of groups there are: before them none of their members may go, or it is replaced.
 fn shard_groups(
-    plan: &mut Plan<Action>,
+    plan: &mut Plan<Action, Ask>,
     pool: &NstanceMachinePool,
     spec: &NstanceMachinePoolSpec,
     observed: &Observed,
@@ -242,30 +297,22 @@ fn fenced(uid: &str, resource_version: &str, spec: &Value) -> Value {
     json!({ "metadata": { "uid": uid, "resourceVersion": resource_version }, "spec": spec })
 }
 
-fn delete_shard_group(group: &ShardGroup) -> Action {
+pub(super) fn delete_shard_group(group: &ShardGroup) -> Action {
     let (name, uid) = (group.name.clone(), group.uid.clone());
     Action::DeleteShardGroup { name, uid, resource_version: group.resource_version.clone() }
 }
 
-/// An NstanceMachine for every living instance, a hook on every Machine whose Node is drained, and the deletion of those
-/// that are to go.
+/// An NstanceMachine for every living instance, and a hook on every Machine whose Node is drained.
 fn members(
-    plan: &mut Plan<Action>,
+    plan: &mut Plan<Action, Ask>,
     pool: &NstanceMachinePool,
     spec: &NstanceMachinePoolSpec,
     observed: &Observed,
     sizes: &BTreeMap<String, i32>,
-    resized: &[StepId],
 ) {
     let Owner::MachinePool { name: owner, .. } = &observed.owner else { return };
     let members = by_id(observed);
-    for shard in observed.shards.keys() {
-        let name = shard_group_name(&spec.group, shard);
-        let is_left = observed.shard_groups.iter().any(|group| group.name == name && is_ours(pool, group));
-        // What another shard has under this key is not the pool's.
-        let Some(size) = sizes.get(shard).copied().or(is_left.then_some(0)) else { continue };
-        // A silent shard says nothing of what is there.
-        let Some(group) = answered(observed, shard) else { continue };
+    for (shard, group, _) in answering(pool, spec, observed, sizes) {
         for instance in missing(group, &members) {
             if observed.taken.contains(&instance.id) {
                 let message = format!(
@@ -277,25 +324,45 @@ fn members(
             }
             plan.push(Action::CreateMachine(build::machine(pool, &observed.cluster, owner, shard, &instance.id)));
         }
-        for member in victims(group, size, &members) {
-            plan.steps.extend(delete(member).map(|delete| Step::new(delete).needs(resized.iter().copied())));
-        }
     }
     for machine in observed.members.iter().filter_map(|member| member.machine.as_ref()) {
         // There is nothing to wait for where nothing is drained.
-        if !machine.has_hook && !machine.is_deleting && !machine.is_excluded {
+        if !machine.has_hook && !machine.is_deleting && !machine.is_excluded && !machine.is_paused {
             let (name, uid) = (machine.name.clone(), machine.uid.clone());
             plan.push(Action::HookMachine { name, uid, resource_version: machine.resource_version.clone() });
         }
     }
 }
 
-/// A Machine takes its NstanceMachine with it, once the Node is drained.
-fn delete(member: &Member) -> Option<Action> {
-    if member.is_going() {
-        return None;
+/// The members that are to go.
+fn give_up(
+    plan: &mut Plan<Action, Ask>,
+    pool: &NstanceMachinePool,
+    spec: &NstanceMachinePoolSpec,
+    observed: &Observed,
+    sizes: &BTreeMap<String, i32>,
+    resized: &[StepId],
+) {
+    let members = by_id(observed);
+    for (_, group, size) in answering(pool, spec, observed, sizes) {
+        for member in victims(group, size, &members) {
+            delete(plan, member, resized);
+        }
     }
-    Some(match &member.machine {
+}
+
+/// A Machine takes its NstanceMachine with it, once the Node is drained. No other one goes in place of a paused one.
+pub(super) fn delete(plan: &mut Plan<Action, Ask>, member: &Member, needs: &[StepId]) {
+    if member.is_going() {
+        return;
+    }
+    let delete = match &member.machine {
+        Some(machine) if machine.is_paused => {
+            let message =
+                format!("Machine {} is to go and is paused; remove its annotation {PAUSED_ANNOTATION}", machine.name);
+            plan.block(Reason::Paused, message);
+            return;
+        }
         Some(machine) => Action::DeleteMachine {
             name: machine.name.clone(),
             uid: machine.uid.clone(),
@@ -306,7 +373,8 @@ fn delete(member: &Member) -> Option<Action> {
             uid: member.uid.clone(),
             resource_version: member.resource_version.clone(),
         },
-    })
+    };
+    plan.push_step(Step::new(delete).needs(needs.iter().copied()));
 }
 
 /// The provider IDs of all shard groups. While one of them was never synced, what was published stays: Cluster API
@@ -327,7 +395,12 @@ pub(super) fn provider_ids(
     ids.into_iter().map(str::to_owned).collect()
 }
 
-fn publish(plan: &mut Plan<Action>, pool: &NstanceMachinePool, spec: &NstanceMachinePoolSpec, observed: &Observed) {
+fn publish(
+    plan: &mut Plan<Action, Ask>,
+    pool: &NstanceMachinePool,
+    spec: &NstanceMachinePoolSpec,
+    observed: &Observed,
+) {
     let ids = provider_ids(pool, spec, observed);
     if ids != spec.provider_id_list {
         plan.push(Action::PublishProviderIds { ids });
@@ -337,94 +410,4 @@ fn publish(plan: &mut Plan<Action>, pool: &NstanceMachinePool, spec: &NstanceMac
     if !is_annotated && plan.blocked.is_empty() {
         plan.push(Action::Annotate);
     }
-}
-
-/// All members go as any member goes, then the shard groups, then the pool. Members of a static group stay: its shard
-/// keeps it, and the pool is imported again.
-fn clean_up(plan: &mut Plan<Action>, pool: &NstanceMachinePool, observed: &Observed) {
-    let mut finalizers = pool.metadata.finalizers.clone().unwrap_or_default();
-    let before = finalizers.len();
-    finalizers.retain(|finalizer| finalizer != POOL_FINALIZER);
-    if finalizers.len() == before {
-        return;
-    }
-    let members = by_id(observed);
-    let owner = match &observed.owner {
-        Owner::MachinePool { name, .. } => name.as_str(),
-        Owner::Unknown | Owner::Absent { .. } | Owner::Taken => pool.metadata.name.as_deref().unwrap_or_default(),
-    };
-    // The group of a pool that was a duplicate belongs to another.
-    let spec = pool.spec.as_ref().filter(|_| observed.elder.is_none());
-    for shard in spec.map(|spec| spec.shards.as_slice()).unwrap_or_default() {
-        let name = spec.map(|spec| shard_group_name(&spec.group, shard)).unwrap_or_default();
-        let is_ours = observed.shard_groups.iter().any(|group| group.name == name && is_ours(pool, group));
-        let group = answered(observed, shard).filter(|group| is_ours && !group.is_static);
-        // Also what Cluster API never knew is drained before it goes.
-        let missing = group.map(|group| missing(group, &members)).unwrap_or_default();
-        for instance in missing.into_iter().filter(|instance| !observed.taken.contains(&instance.id)) {
-            plan.push(Action::CreateMachine(build::machine(pool, &observed.cluster, owner, shard, &instance.id)));
-        }
-    }
-    for member in observed.members.iter().filter(|member| !stays(pool, observed, member)) {
-        plan.steps.extend(delete(member).map(Step::new));
-    }
-    let ours = || observed.shard_groups.iter().filter(|group| is_ours(pool, group));
-    for group in ours().filter(|group| !group.is_deleting) {
-        plan.push(delete_shard_group(group));
-    }
-    let is_empty = ours().next().is_none() && observed.members.iter().all(|member| stays(pool, observed, member));
-    let is_left = spec.is_some_and(|spec| take_back(plan, pool, spec, observed));
-    if is_empty && !is_left {
-        plan.push(Action::ReleaseFinalizer { finalizers });
-    }
-}
-
-/// A shard group that a user deleted leaves its group behind. The pool makes it again, so that the group goes as any
-/// group goes. True while there may be such a group.
-fn take_back(
-    plan: &mut Plan<Action>,
-    pool: &NstanceMachinePool,
-    spec: &NstanceMachinePoolSpec,
-    observed: &Observed,
-) -> bool {
-    let mut is_left = false;
-    for shard in &spec.shards {
-        let name = shard_group_name(&spec.group, shard);
-        let Some(Shard::Configured(fact)) = observed.shards.get(shard) else { continue };
-        if observed.shard_groups.iter().any(|group| group.name == name) {
-            continue;
-        }
-        match fact {
-            Fact::Known { value: Answer { group: Some(group), .. }, .. } if !group.is_static => {
-                let body = build::shard_group_spec(spec, shard, group.size);
-                plan.push(Action::CreateShardGroup(build::shard_group(pool, &body)));
-                is_left = true;
-            }
-            Fact::Known { .. } | Fact::Unknown { last: Some((Answer { group: None, .. }, _)), .. } => {}
-            Fact::Unknown { why, .. } => {
-                let message = format!(
-                    "whether shard {shard} still has the group is not known: {}; check its server",
-                    why.message
-                );
-                plan.block(Reason::ShardUnreachable, message);
-                is_left = true;
-            }
-        }
-    }
-    is_left
-}
-
-/// Whether a member belongs to a static group, by what its shard says or said last; where nothing is known of the shard,
-/// by what was known of the pool.
-pub(super) fn stays(pool: &NstanceMachinePool, observed: &Observed, member: &Member) -> bool {
-    let has_it = |shard: &&String| {
-        let group = known_group(observed, shard);
-        group.is_some_and(|group| group.instances().iter().any(|instance| instance.id == member.instance_id))
-    };
-    let shard = observed.shards.keys().find(has_it).or(member.shard.as_ref());
-    let said = shard.and_then(|shard| known_group(observed, shard)).map(|group| group.is_static);
-    let is_of = |group: &&ShardGroup| Some(&group.spec.shard) == shard && group.is_synced && is_ours(pool, group);
-    let stored = || observed.shard_groups.iter().find(is_of).map(|group| group.is_static);
-    let was = || pool.status.as_ref().is_some_and(|status| status.is_static);
-    said.or_else(stored).unwrap_or_else(was)
 }

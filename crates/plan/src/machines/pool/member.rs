@@ -18,8 +18,8 @@ pub(super) fn missing<'a>(group: &'a Group, members: &BTreeMap<&str, &Member>) -
 }
 
 /// Members that go so that the shard has `size`: the marked ones, then those that do not run, that are cordoned, and
-/// the oldest. Only a size that the shard is still to give up makes a member go: one instance more than the size may be
-/// a replacement.
+/// the oldest; of the unmarked ones the paused are the last. Only a size that the shard is still to give up makes a
+/// member go: one instance more than the size may be a replacement.
 pub(super) fn victims<'a>(group: &Group, size: i32, members: &BTreeMap<&str, &'a Member>) -> Vec<&'a Member> {
     let living: Vec<_> = group.instances().iter().filter(|instance| instance.is_living()).collect();
     let is_going = |instance: &&&Instance| members.get(instance.id.as_str()).is_some_and(|member| member.is_going());
@@ -35,6 +35,7 @@ pub(super) fn victims<'a>(group: &Group, size: i32, members: &BTreeMap<&str, &'a
             let machine = member.machine.as_ref()?;
             let rank = Rank {
                 is_unmarked: !machine.is_marked,
+                is_paused: machine.is_paused,
                 is_running: instance.status == MachineStatus::Running,
                 is_schedulable: !machine.is_cordoned,
                 created_at: instance.created_at,

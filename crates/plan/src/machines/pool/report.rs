@@ -9,7 +9,8 @@ use jiff::Timestamp;
 
 use super::super::condition::{Conditions, turned};
 use super::super::shard::Shard;
-use super::decide::{distribution, is_ours, provider_ids, stays};
+use super::decide::{distribution, is_ours, provider_ids};
+use super::removal::stays;
 use super::{Observed, Owner, RoundOf, ShardGroup};
 use crate::Why;
 use crate::event::EventKind;

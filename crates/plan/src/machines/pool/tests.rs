@@ -7,7 +7,7 @@ use serde_json::{from_value, json, to_value};
 use super::super::shard::{Answer, Group, Instance, Members};
 use super::*;
 use crate::fact::{Class, Fact, Failure};
-use crate::round::{Inputs, Plan, Progress};
+use crate::round::{Plan, Progress};
 use crate::shard::instance::MachineStatus;
 
 fn pool(fields: &Value) -> NstanceMachinePool {
@@ -99,13 +99,18 @@ fn settled(replicas: i64) -> (NstanceMachinePool, Observed) {
     (pool(&json!({ "providerIDList": ["a", "b", "c", "d"] })), observed)
 }
 
-fn planned(pool: &NstanceMachinePool, observed: &Observed) -> Plan<Action> {
+fn planned(pool: &NstanceMachinePool, observed: &Observed) -> Plan<Action, Ask> {
     let read: Observed = from_value(to_value(observed).unwrap()).unwrap();
     assert_eq!(&read, observed, "written to a file and read back");
-    plan(pool, observed)
+    plan(pool, observed, &inputs(pool, observed))
 }
 
-fn actions(plan: &Plan<Action>) -> Vec<String> {
+/// With what the server says of marks, which is what the cache has.
+fn inputs(pool: &NstanceMachinePool, observed: &Observed) -> InputsOf {
+    answered(&plan(pool, observed, &InputsOf::default()), &Marks::new())
+}
+
+fn actions(plan: &Plan<Action, Ask>) -> Vec<String> {
     let text = |value: &Value, path: &str| value.pointer(path).map(ToString::to_string).unwrap_or_default();
     plan.actions()
         .map(|action| match action {
@@ -131,9 +136,9 @@ fn status(pool: &NstanceMachinePool, observed: &Observed) -> NstanceMachinePoolS
 }
 
 fn reported(object: &NstanceMachinePool, observed: &Observed) -> crate::round::Report<NstanceMachinePoolStatus> {
-    let plan = plan(object, observed);
+    let inputs = inputs(object, observed);
+    let plan = plan(object, observed, &inputs);
     let progress: Vec<_> = plan.steps.iter().map(|_| Progress::NotBegun).collect();
-    let inputs = Inputs::default();
     let round = RoundOf { object, observed, inputs: &inputs, plan: &plan, progress: &progress };
     report(&round, Timestamp::UNIX_EPOCH)
 }
@@ -300,6 +305,64 @@ fn without_marks_the_one_that_does_not_run_then_the_cordoned_then_the_oldest_goe
     assert_eq!(victims(&observed), ["delete machine-f"], "the one that does not run");
     observed.members[0].machine.as_mut().unwrap().is_deleting = true;
     assert_eq!(victims(&observed), Vec::<String>::new(), "one is going already");
+}
+
+#[test]
+fn a95_no_member_goes_before_marks_are_read_that_are_as_new_as_the_replicas() {
+    let (pool, observed) = settled(3);
+    let first = plan(&pool, &observed, &InputsOf::default());
+    assert_eq!((actions(&first), first.wants.len()), (Vec::new(), 1), "the cache may lack a mark");
+    let read = |version, is_marked| {
+        let marks = Marks::from([("machine-b".to_owned(), Mark { version, is_marked })]);
+        actions(&plan(&pool, &observed, &answered(&first, &marks)))
+    };
+    let marked = ["patch web--dev-1 {\"size\":1}", "delete machine-b"];
+    assert_eq!(read(10, true), marked, "the server has it marked since");
+    let unmarked = ["patch web--dev-2 {\"size\":1}", "delete machine-c"];
+    assert_eq!(read(9, true), unmarked, "what the cache has is as new");
+
+    let why = Failure { class: Class::Transient, message: "connection refused".to_owned() };
+    let mut failed = InputsOf::default();
+    failed.facts.insert(first.wants[0].ask.clone(), Fact::Unknown { why, last: None });
+    let held = plan(&pool, &observed, &failed);
+    assert_eq!((actions(&held), held.blocked[0].reason), (Vec::new(), Reason::StateUnknown), "{:?}", held.blocked);
+    assert!(held.blocked[0].message.contains("connection refused"), "{:?}", held.blocked);
+}
+
+#[test]
+fn a95_marks_are_read_again_for_other_replicas_and_not_at_all_where_none_or_all_go() {
+    let asks = |replicas, generation| {
+        let (pool, mut observed) = settled(replicas);
+        observed.owner =
+            Owner::MachinePool { name: "web".to_owned(), generation: Some(generation), replicas: Some(replicas) };
+        plan(&pool, &observed, &InputsOf::default()).wants.into_iter().map(|want| want.ask).collect::<Vec<_>>()
+    };
+    assert_eq!(asks(3, 5), asks(3, 5));
+    assert_ne!(asks(3, 5), asks(3, 6));
+    for replicas in [0, 4, 5] {
+        assert_eq!(asks(replicas, 5), [], "{replicas}");
+    }
+}
+
+#[test]
+fn a98_a_paused_machine_is_left_alone_and_no_other_goes_in_place_of_a_marked_one() {
+    let (pool, mut observed) = settled(3);
+    let machine = |observed: &mut Observed, index: usize, is_marked: bool| {
+        let machine = observed.members[index].machine.as_mut().unwrap();
+        (machine.is_paused, machine.is_marked, machine.has_hook) = (true, is_marked, false);
+    };
+    machine(&mut observed, 3, false);
+    let without = planned(&pool, &observed);
+    assert_eq!(
+        actions(&without),
+        ["patch web--dev-2 {\"size\":1}", "delete machine-c"],
+        "the other one goes, unhooked"
+    );
+    machine(&mut observed, 3, true);
+    let marked = planned(&pool, &observed);
+    assert_eq!(actions(&marked), ["patch web--dev-2 {\"size\":1}"], "its shard keeps what is not drained");
+    assert_eq!(marked.blocked[0].reason, Reason::Paused);
+    assert!(marked.blocked[0].message.contains("machine-d"), "{:?}", marked.blocked);
 }
 
 #[test]

@@ -250,8 +250,10 @@ impl World {
             return;
         }
         let observed = self.observed_pool();
-        let plan = pool::plan(&self.pool, &observed);
-        let inputs = Inputs::default();
+        let first = pool::plan(&self.pool, &observed, &pool::InputsOf::default());
+        // What is observed here is never behind.
+        let inputs = pool::answered(&first, &pool::Marks::new());
+        let plan = pool::plan(&self.pool, &observed, &inputs);
         let progress: Vec<_> = plan.steps.iter().map(|_| Progress::Done(())).collect();
         let (object, progress) = (&self.pool, progress.as_slice());
         let round = pool::RoundOf { object, observed: &observed, inputs: &inputs, plan: &plan, progress };
