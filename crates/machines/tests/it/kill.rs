@@ -37,7 +37,7 @@ use self::{
 };
 use crate::{
     scene::Scene,
-    strike::{Armed, Point, Side, Strike, Strikes},
+    strike::{Armed, CALL, Point, Side, Strike, Strikes},
     wire::{Announcements, Wire},
 };
 
@@ -90,8 +90,8 @@ struct Campaign {
     decks: BTreeMap<Stage, Vec<Point>>,
     /// What was held when the operator was killed, and how often.
     hit: BTreeMap<(Stage, Side, String), usize>,
-    /// Points that lay beyond the last effect of what they were for, and how many effects there were then.
-    missed: BTreeMap<Stage, Vec<u64>>,
+    /// Points that were not met: the number of the effect, and how many effects there were before the kill.
+    missed: BTreeMap<Stage, Vec<(u64, u64)>>,
     kills: usize,
     /// As many machines as there should have been, ever.
     made: usize,
@@ -195,7 +195,7 @@ impl Campaign {
             let _ = write!(held, "; {:?} effect {}: {what:?}", point.side, point.nth);
             match what {
                 Some(what) => *self.hit.entry((stage, point.side, what)).or_default() += 1,
-                None => self.missed.entry(stage).or_default().push(one.strike.seen()),
+                None => self.missed.entry(stage).or_default().push((point.nth, one.strike.seen())),
             }
             one.cut();
         }
@@ -272,8 +272,11 @@ impl Campaign {
 
     fn summary(&self, seed: u64) -> String {
         let kinds = self.hit.len();
+        let calls: usize =
+            self.hit.iter().filter(|((.., what), _)| what.starts_with(CALL)).map(|(_, times)| times).sum();
         let mut text = format!(
-            "killed at {} points ({kinds} kinds) in {} kills of seed {seed}; {} points lay beyond the last effect",
+            "killed at {} points ({kinds} kinds, {calls} at calls to shards) in {} kills of seed {seed}; {} more points were \
+             not met: they were for an effect with a higher number than any that came before the kill",
             self.points(),
             self.kills,
             self.missed.values().map(Vec::len).sum::<usize>(),
@@ -282,8 +285,9 @@ impl Campaign {
             let of_stage = self.hit.iter().filter(|((of, ..), _)| *of == stage);
             let words = of_stage.map(|((_, side, what), times)| format!("{times} {side:?} {what}"));
             let _ = write!(text, "\n  {stage:?}: {}", words.collect::<Vec<_>>().join(", "));
-            if let Some(effects) = self.missed.get(&stage) {
-                let _ = write!(text, "; not met by places with {effects:?} effects");
+            if let Some(missed) = self.missed.get(&stage) {
+                let words = missed.iter().map(|(nth, seen)| format!("effect {nth} ({seen} came)"));
+                let _ = write!(text, "\n    not met: {}", words.collect::<Vec<_>>().join(", "));
             }
         }
         text

@@ -22,6 +22,9 @@ pub struct Point {
     pub side: Side,
 }
 
+/// What a held call to a shard is described with, before its method.
+pub const CALL: &str = "Call";
+
 /// A call that changes something on a shard.
 #[derive(Clone, Debug)]
 pub struct Rpc {
@@ -77,7 +80,7 @@ impl Strike {
     }
 
     fn reach(&self, rpc: &Rpc) {
-        *self.rpc.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("Call {}", rpc.method));
+        *self.rpc.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{CALL} {}", rpc.method));
     }
 }
 
