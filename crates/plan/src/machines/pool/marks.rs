@@ -53,7 +53,9 @@ fn corrected<'a>(observed: &'a Observed, marks: &Marks) -> Cow<'a, Observed> {
     for index in 0..observed.members.len() {
         if let Some(is_marked) = observed.members[index].machine.as_ref().and_then(read) {
             let machine = corrected.to_mut().members[index].machine.as_mut();
-            machine.into_iter().for_each(|machine| machine.is_marked = is_marked);
+            if let Some(machine) = machine {
+                machine.is_marked = is_marked;
+            }
         }
     }
     corrected
