@@ -40,6 +40,10 @@ impl Environment {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = command(Path::new(env!("CARGO_BIN_EXE_strata")), &["dev"]);
         command.args(args).env("STRATA_DEV_DIR", self.directory());
+        // Other environments start beside this one: two minutes were seen not to be enough.
+        if args.first() == Some(&"up") && !args.contains(&"--wait") {
+            command.args(["--wait", "6m"]);
+        }
         command
     }
 
