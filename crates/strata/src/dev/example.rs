@@ -154,7 +154,12 @@ async fn progress(cluster: &Cluster, object: &DynamicObject) -> Result<Result<St
         return Ok(performer_progress(status));
     }
     let conditions = status["conditions"].as_array();
-    let ready = conditions.and_then(|all| all.iter().find(|condition| condition["type"] == "Ready"));
+    let of_type = |kind: &str| conditions.and_then(|all| all.iter().find(|condition| condition["type"] == kind));
+    // The user asked for this: nothing would come of waiting.
+    if of_type("Paused").is_some_and(|paused| paused["status"] == "True") {
+        return Ok(Ok("paused, and left as it is".to_owned()));
+    }
+    let ready = of_type("Ready");
     let message = ready.and_then(|ready| ready["message"].as_str()).unwrap_or("no condition yet").to_owned();
     let is_current = ready.is_some_and(|ready| ready["observedGeneration"] == json!(object.metadata.generation));
     let is_ready = is_current && ready.is_some_and(|ready| ready["status"] == "True");
