@@ -121,18 +121,29 @@ pub fn roles() -> Vec<ClusterRole> {
         verbs: owned(verbs),
         ..PolicyRule::default()
     };
-    let read = &["get", "list", "watch"];
+    // What it keeps in caches it lists and watches; Pods and what they use it reads when it drains a Node itself, which
+    // it does where our hook is missing, and when it waits for volumes.
+    let cached = &["list", "watch"];
     // Cluster API asks for the root before it takes the connection for good.
     let root = PolicyRule { non_resource_urls: Some(owned(&["/"])), verbs: owned(&["get"]), ..PolicyRule::default() };
     let workload = vec![
-        rule("", &["nodes"], &["get", "list", "watch", "patch", "delete"]),
-        rule("", &["pods", "namespaces", "persistentvolumes"], read),
+        rule("", &["nodes"], &["list", "watch", "patch", "delete"]),
+        rule("", &["namespaces"], cached),
+        rule("", &["pods"], &["get", "list"]),
         rule("", &["pods/eviction"], &["create"]),
-        rule("apps", &["daemonsets"], read),
-        rule("storage.k8s.io", &["volumeattachments"], read),
+        rule("", &["persistentvolumes"], &["list"]),
+        rule("apps", &["daemonsets"], &["get"]),
+        rule("storage.k8s.io", &["volumeattachments"], &["list"]),
         root,
     ];
-    let manager = vec![rule(GROUP, &["*"], &["get", "list", "watch", "create", "update", "patch", "delete"])];
+    let owned_objects = &["nstanceclusters", "nstancecontrolplanes", "nstancemachinepools", "nstancemachines"];
+    // Which of them it reads past its caches differs by version; who may list them all learns nothing more by that.
+    let manager = vec![
+        rule(GROUP, owned_objects, &["get", "list", "watch", "patch", "delete"]),
+        // For MachineSets, from a template.
+        rule(GROUP, &["nstancemachines"], &["create"]),
+        rule(GROUP, &["nstancemachinetemplates"], &["get", "list", "watch", "patch"]),
+    ];
     let labels = [("cluster.x-k8s.io/aggregate-to-manager".to_owned(), "true".to_owned())].into();
     let role = |name: &str, rules| ClusterRole {
         metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },

@@ -23,17 +23,17 @@ fn templates(scene: &Scene) -> Api<DynamicObject> {
     Api::namespaced_with(scene.client.clone(), &scene.namespace, &resource(KIND))
 }
 
-async fn create_template(scene: &Scene, name: &str, color: &str) -> Result<()> {
+pub async fn create_template(scene: &Scene, name: &str, group: &str, color: &str) -> Result<()> {
     let template = json!({
         "metadata": { "labels": { "color": color } },
-        "spec": { "group": "web", "instanceType": "small", "vars": { "color": color } },
+        "spec": { "group": group, "instanceType": "small", "vars": { "color": color } },
     });
     let object = DynamicObject::new(name, &resource(KIND)).data(json!({ "spec": { "template": template } }));
     templates(scene).create(&PostParams::default(), &object).await?;
     Ok(())
 }
 
-async fn create_deployment(scene: &Scene, name: &str, template: &str, replicas: i32) -> Result<()> {
+pub async fn create_deployment(scene: &Scene, name: &str, template: &str, replicas: i32) -> Result<()> {
     let cluster = format!("{CLUSTER}--{TENANT}");
     let reference = json!({ "apiGroup": "infrastructure.cluster.x-k8s.io", "kind": KIND, "name": template });
     let machine =
@@ -77,7 +77,7 @@ async fn pairs(scene: &Scene, template: &str) -> Result<Vec<(String, String)>> {
 async fn a92_a_machine_deployment_stamps_out_pairs_and_scales_down_through_drain() -> Result<()> {
     let groups = json!({ "web": { "template": "web", "size": 0 } });
     let scene = Scene::with_groups("deployment", &["a", "b"], groups).await?;
-    create_template(&scene, "red", "red").await?;
+    create_template(&scene, "red", "web", "red").await?;
     create_deployment(&scene, "web", "red", 3).await?;
     settled(&scene, 3).await?;
     let before = pairs(&scene, "red").await?;
@@ -127,8 +127,8 @@ async fn a92_a_machine_deployment_stamps_out_pairs_and_scales_down_through_drain
 async fn a92_another_template_replaces_each_machine_after_its_node_was_drained() -> Result<()> {
     let groups = json!({ "web": { "template": "web", "size": 0 } });
     let scene = Scene::with_groups("deployment-roll", &["a"], groups).await?;
-    create_template(&scene, "red", "red").await?;
-    create_template(&scene, "blue", "blue").await?;
+    create_template(&scene, "red", "web", "red").await?;
+    create_template(&scene, "blue", "web", "blue").await?;
     create_deployment(&scene, "web", "red", 1).await?;
     settled(&scene, 1).await?;
     let (_, id) = pairs(&scene, "red").await?.remove(0);

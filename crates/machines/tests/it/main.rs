@@ -23,6 +23,7 @@ mod machine;
 mod on_demand;
 mod pool;
 mod replicas;
+mod rights;
 mod scene;
 mod space;
 mod streams;
