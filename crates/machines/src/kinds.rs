@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, RwLock};
 
-use api::machine::{NstanceMachine, NstanceMachinePool, NstanceShardGroup};
+use api::machine::{NstanceMachine, NstanceMachinePool, NstanceMachineSpec, NstanceShardGroup};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use plan::machines::{
-    machine,
+    machine::{self, is_released},
     node::{NodeRef, last_segment},
 };
 use runtime::{Change, Error, Index, Key, Kind, Operator, Parts, Queue, Selection, Writer};
@@ -13,7 +13,7 @@ use runtime::{Change, Error, Index, Key, Kind, Operator, Parts, Queue, Selection
 use crate::{
     capi::{self, Machine, MachinePool, MachinePoolView, MachineView},
     cluster::{Clusters, is_paused},
-    nodes::Nodes,
+    nodes::{Nodes, shard_of},
 };
 
 pub(crate) type Pools = Kind<Parts<NstanceMachinePool>, NstanceMachinePool>;
@@ -100,6 +100,16 @@ pub(crate) fn accept(created: Result<u64, Error>) -> Result<(), Error> {
         Err(error) if error.is_already_exists() => Ok(()),
         result => result.map(drop),
     }
+}
+
+/// What pools and shard groups see of a member beside its Machine and its Node.
+fn seen(member: &NstanceMachine) -> impl PartialEq + '_ {
+    let (metadata, spec) = (&member.metadata, member.spec.as_ref());
+    (
+        (&metadata.uid, owner(metadata, NstanceMachinePool::KIND), metadata.deletion_timestamp.is_some()),
+        (shard_of(member), spec.map(NstanceMachineSpec::group), spec.and_then(|spec| spec.provider_id.as_deref())),
+        (is_paused(metadata), is_released(member, &machine::Owner::Unset)),
+    )
 }
 
 fn uid_of(metadata: &ObjectMeta, kind: &str) -> Option<Box<str>> {
@@ -277,20 +287,26 @@ impl Kinds {
         if change.from_watch || asked(change.before) != asked(change.after) {
             queues.machines.changed(change.key);
         }
-        for member in [change.before, change.after].into_iter().flatten() {
-            self.concerns(queues, &change.key.namespace, member);
+        // A pool has a thousand of them: most of what is written to each is no news to others.
+        if change.before.map(seen) != change.after.map(seen) {
+            for member in [change.before, change.after].into_iter().flatten() {
+                self.concerns(queues, &change.key.namespace, member);
+            }
         }
     }
 
-    /// The pool of a member, and the shard groups of its group.
+    /// The pool of a member, and the shard group that it counts in; all of the pool's while its shard is not known.
     fn concerns(&self, queues: &Queues, namespace: &Arc<str>, member: &NstanceMachine) {
         let Some(pool) = owner(&member.metadata, NstanceMachinePool::KIND) else { return };
         queues.pools.changed(&Key::new(namespace.clone(), pool.name.as_str()));
-        self.indexes
-            .owned_groups
-            .keys(&pool.uid.as_str().into())
-            .iter()
-            .for_each(|key| queues.shard_groups.changed(key));
+        let shard = shard_of(member);
+        for key in self.indexes.owned_groups.keys(&pool.uid.as_str().into()) {
+            let group = self.shard_groups.get(&key);
+            let spec = group.as_ref().and_then(|group| group.value.spec.as_ref());
+            if shard.is_none() || spec.is_none_or(|spec| Some(spec.shard.as_str()) == shard) {
+                queues.shard_groups.changed(&key);
+            }
+        }
     }
 
     fn machine_pool_changed(&self, queues: &Queues, change: &Change<'_, MachinePool>) {

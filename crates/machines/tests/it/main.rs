@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should end")]
 #![allow(clippy::needless_pass_by_value, reason = "tests hand over JSON literals")]
 
+mod accounts;
 mod autoscaler;
 mod bad_input;
 mod bed;
@@ -23,7 +24,6 @@ mod machine;
 mod on_demand;
 mod pool;
 mod replicas;
-mod rights;
 mod scene;
 mod space;
 mod streams;

@@ -1,5 +1,7 @@
 //! Which Node is which instance.
 
+use std::collections::{BTreeSet, HashMap};
+
 use serde::{Deserialize, Serialize};
 
 /// A Node as far as it names its instance.
@@ -35,12 +37,38 @@ pub fn is_same(shard: &str, node: &str) -> bool {
 
 /// The Node of an instance by any of the IDs that are known of it.
 pub fn find<'a>(ids: &[&str], nodes: &'a [NodeRef]) -> Found<'a> {
-    let is_it = |node: &&NodeRef| ids.iter().any(|id| is_same(id, &node.provider_id));
-    let found: Vec<&NodeRef> = nodes.iter().filter(is_it).collect();
-    match found.as_slice() {
-        [] => Found::Nothing,
-        [node] => Found::Node(node),
-        _ => Found::Ambiguous(found),
+    Found::of(nodes.iter().filter(|node| ids.iter().any(|id| is_same(id, &node.provider_id))).collect())
+}
+
+impl<'a> Found<'a> {
+    pub fn of(nodes: Vec<&'a NodeRef>) -> Self {
+        match nodes.as_slice() {
+            [] => Self::Nothing,
+            [node] => Self::Node(node),
+            _ => Self::Ambiguous(nodes),
+        }
+    }
+}
+
+/// Places of Nodes' IDs in a list, by all that [`is_same`] takes for them: a group has as many instances as Nodes, and to
+/// compare all with all takes seconds with a thousand.
+pub struct Places<'a>(HashMap<&'a str, Vec<usize>>);
+
+impl<'a> Places<'a> {
+    pub fn new(ids: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut places: HashMap<_, Vec<usize>> = HashMap::new();
+        for (place, id) in ids.into_iter().enumerate().filter(|(_, id)| !id.is_empty()) {
+            places.entry(id).or_default().push(place);
+            if id.contains("://") {
+                places.entry(last_segment(id)).or_default().push(place);
+            }
+        }
+        Self(places)
+    }
+
+    /// Of those that are the same as one of these, in their order.
+    pub fn of(&self, ids: &[&str]) -> BTreeSet<usize> {
+        ids.iter().filter(|id| !id.is_empty()).filter_map(|id| self.0.get(id)).flatten().copied().collect()
     }
 }
 
@@ -65,6 +93,7 @@ mod tests {
             ("i-1", "", false),
         ] {
             assert_eq!(is_same(shard, node), expected, "{shard:?} {node:?}");
+            assert_eq!(!Places::new([node]).of(&[shard]).is_empty(), expected, "{shard:?} {node:?}");
         }
     }
 

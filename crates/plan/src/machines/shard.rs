@@ -6,7 +6,7 @@ use api::machine::GroupConfig;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::node::{Found, NodeRef, find, is_same};
+use super::node::{Found, NodeRef, Places};
 use crate::fact::{Class, Fact, Failure};
 use crate::round::Peer;
 use crate::shard::instance::MachineStatus;
@@ -109,10 +109,13 @@ impl Group {
     /// Provider IDs as they are published, sorted. One that was published in the form of its Node stays so: Cluster API
     /// deletes the Node of an ID that changes.
     pub fn provider_ids(&self, former: &[String], nodes: &[NodeRef]) -> Vec<String> {
+        let kept: Vec<&String> = former.iter().filter(|id| id.contains("://")).collect();
+        let kept_places = Places::new(kept.iter().map(|id| id.as_str()));
+        let node_places = Places::new(nodes.iter().map(|node| node.provider_id.as_str()));
         let published = |ids: [&str; 2]| {
             let [raw, node] = ids;
-            let kept = former.iter().find(|id| id.contains("://") && ids.iter().any(|known| is_same(known, id)));
-            let found = || match find(&ids, nodes) {
+            let kept = kept_places.of(&ids).first().map(|place| kept[*place]);
+            let found = || match Found::of(node_places.of(&ids).into_iter().map(|place| &nodes[place]).collect()) {
                 Found::Node(node) => Some(node.provider_id.clone()),
                 Found::Nothing | Found::Ambiguous(_) => None,
             };

@@ -12,7 +12,7 @@ use futures::{StreamExt, TryStreamExt, future::try_join_all, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api,
-    api::{ListParams, PostParams, WatchEvent, WatchParams},
+    api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
 };
 use plan::drain::{End, Order};
 use process::Clock;
@@ -115,11 +115,16 @@ impl<'a> Scene<'a> {
         let pods = Api::namespaced(client, &namespace);
         let scene = Self { control_plane, load, nodes: names, pods, namespace };
         if load.is_budgeted {
+            // The scheduler spreads pods over all nodes that it may use.
+            scene.cordon_others(true).await?;
             scene.deploy().await?;
         } else {
             scene.place().await?;
         }
         scene.until_ready().await?;
+        if load.is_budgeted {
+            scene.cordon_others(false).await?;
+        }
         Ok(scene)
     }
 
@@ -145,13 +150,20 @@ impl<'a> Scene<'a> {
         stream::iter(all.map(pod)).buffer_unordered(WRITERS).try_collect().await
     }
 
-    /// Pods of a Deployment with a budget: those that go are made again on other nodes. They begin on ours, because
-    /// they prefer it.
+    /// All nodes but those that are drained.
+    async fn cordon_others(&self, is_cordoned: bool) -> Result<()> {
+        let nodes = Api::<Node>::all(self.control_plane.client().await?);
+        let patch = Patch::Merge(json!({ "spec": { "unschedulable": is_cordoned } }));
+        for name in nodes.list(&ListParams::default()).await?.items.into_iter().filter_map(|node| node.metadata.name) {
+            if !self.nodes.contains(&name) {
+                nodes.patch(&name, &PatchParams::default(), &patch).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Pods of a Deployment with a budget: those that go are made again on other nodes.
     async fn deploy(&self) -> Result<()> {
-        let hostname = json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": self.nodes });
-        let affinity = json!({ "nodeAffinity": { "preferredDuringSchedulingIgnoredDuringExecution": [
-            { "weight": 100, "preference": { "matchExpressions": [hostname] } },
-        ]}});
         let labels = json!({ "app": "budget" });
         let deployment = json!({
             "apiVersion": "apps/v1", "kind": "Deployment",
@@ -161,7 +173,7 @@ impl<'a> Scene<'a> {
                 "template": {
                     "metadata": { "labels": labels },
                     "spec": {
-                        "terminationGracePeriodSeconds": 1, "affinity": affinity,
+                        "terminationGracePeriodSeconds": 1,
                         "tolerations": [{ "key": "bench", "operator": "Exists" }],
                         "containers": [{ "name": "main", "image": "registry.test/ready:1" }],
                     },
@@ -203,7 +215,7 @@ impl<'a> Scene<'a> {
     async fn measure(&self, is_ours: bool) -> Result<Drain> {
         let there = self.there().await?;
         let pods = there.len();
-        ensure!(pods > self.count() / 2, "only {pods} of {} pods are on the nodes", self.count());
+        ensure!(pods == self.count(), "only {pods} of {} pods are on the nodes", self.count());
         let mark = self.control_plane.audit().mark()?;
         let started = Instant::now();
         let drain = async { if is_ours { self.by_engine().await } else { self.by_kubectl().await } };

@@ -83,17 +83,20 @@ pub fn plan(pool: &NstanceMachinePool, observed: &Observed, inputs: &InputsOf) -
     } else {
         Some(Cow::Borrowed(observed))
     };
-    match confirmed {
-        Some(observed) => {
-            let sizes = sizes(&observed);
-            let resized =
-                if is_held { Vec::new() } else { shard_groups(&mut plan, pool, spec, &observed, &sizes, finalizer) };
-            members(&mut plan, pool, spec, &observed, &sizes);
-            give_up(&mut plan, pool, spec, &observed, &sizes, &resized);
-        }
-        None => members(&mut plan, pool, spec, observed, &held(pool, observed)),
+    let (latest, sizes) = match &confirmed {
+        Some(observed) => (observed.as_ref(), sizes(observed)),
+        None => (observed, held(pool, observed)),
+    };
+    let mut resized = Vec::new();
+    if confirmed.is_some() && !is_held {
+        resized = shard_groups(&mut plan, pool, spec, latest, &sizes, finalizer);
     }
+    // Cluster API waits for the IDs, and must not wait for the requests of a thousand members.
     publish(&mut plan, pool, spec, observed);
+    members(&mut plan, pool, spec, latest, &sizes);
+    if confirmed.is_some() {
+        give_up(&mut plan, pool, spec, latest, &sizes, &resized);
+    }
     plan
 }
 
