@@ -105,6 +105,12 @@ impl ControlPlaneController {
         if let Some(why) = self.external.as_ref().and_then(External::silence) {
             return Found::Silent(why);
         }
+        // The original's does not say how it reaches the API server.
+        if self.account.is_some()
+            && secret.api_server.as_ref().is_some_and(|digest| *digest != self.api_server.digest())
+        {
+            return Found::Outdated;
+        }
         // A token expires by the API server's clock.
         let now = self.server_clock.now().unwrap_or_else(|| self.clock.now());
         let expiry = secret.token_expiry.as_deref().and_then(|expiry| expiry.parse::<Timestamp>().ok());

@@ -12,6 +12,9 @@ use crate::MANAGER;
 /// When the token in a kubeconfig expires; the original's.
 pub(crate) const EXPIRY_ANNOTATION: &str = "nstance.dev/token-expiry";
 
+/// A digest of how a kubeconfig of ours reaches the API server.
+pub(crate) const API_SERVER_ANNOTATION: &str = "strata.dev/api-server";
+
 /// Their metadata alone is watched: no content is held but what is in use.
 pub(crate) type Secrets = Kind<Metadata<Secret>, SecretFacts>;
 
@@ -21,6 +24,7 @@ pub(crate) struct SecretFacts {
     /// The Cluster that it belongs to.
     pub cluster: Option<String>,
     pub token_expiry: Option<String>,
+    pub api_server: Option<String>,
     pub is_deleting: bool,
 }
 
@@ -40,11 +44,13 @@ pub(crate) fn watch(
 #[expect(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
 fn facts(secret: Metadata<Secret>) -> Option<SecretFacts> {
     let metadata = secret.metadata;
+    let mut annotations = metadata.annotations.unwrap_or_default();
     Some(SecretFacts {
         is_deleting: metadata.deletion_timestamp.is_some(),
         uid: metadata.uid.unwrap_or_default(),
         cluster: metadata.labels.and_then(|mut labels| labels.remove(CLUSTER_LABEL)),
-        token_expiry: metadata.annotations.and_then(|mut annotations| annotations.remove(EXPIRY_ANNOTATION)),
+        token_expiry: annotations.remove(EXPIRY_ANNOTATION),
+        api_server: annotations.remove(API_SERVER_ANNOTATION),
     })
 }
 

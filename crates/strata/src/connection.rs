@@ -47,7 +47,7 @@ pub async fn client_config(kubeconfig: Option<&Path>, context: Option<&str>) -> 
     let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
     let unreachable = |error: &dyn std::fmt::Display| {
         Failure::new(format!("no cluster to connect to: {error}"))
-            .hint("name one with --kubeconfig FILE, or start one on this machine with `strata dev up`")
+            .hint("name one with --kubeconfig FILE, or take that of `strata dev up`: export KUBECONFIG=\"$(strata dev kubeconfig)\"")
     };
     let config = match kubeconfig {
         Some(path) => {

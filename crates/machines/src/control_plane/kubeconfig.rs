@@ -9,12 +9,12 @@ use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec},
     core::v1::ServiceAccount,
 };
-use plan::round::Why;
+use plan::{object::digest, round::Why};
 use runtime::{Error, Key};
 use serde_json::{Value, json};
 
 use super::ControlPlaneController;
-use crate::secrets::{self, EXPIRY_ANNOTATION};
+use crate::secrets::{self, API_SERVER_ANNOTATION, EXPIRY_ANNOTATION};
 
 /// The shortest life that every API server grants; the original's.
 const TOKEN_SECONDS: i64 = 3600;
@@ -45,6 +45,11 @@ impl ApiServer {
         let authority = config.root_cert.as_ref().map(|chain| chain.iter().map(|der| pem(der)).collect());
         Self { port: uri.port_u16().unwrap_or(default), host, server, authority }
     }
+
+    /// Of what a kubeconfig says about it.
+    pub(super) fn digest(&self) -> String {
+        digest(&json!([self.server, self.authority]))
+    }
 }
 
 fn pem(der: &[u8]) -> String {
@@ -71,7 +76,10 @@ impl ControlPlaneController {
         let name = &*self.own.name;
         let mut metadata = json!({
             "labels": { CLUSTER_LABEL: name },
-            "annotations": { EXPIRY_ANNOTATION: status.expiration_timestamp.0.to_string() },
+            "annotations": {
+                EXPIRY_ANNOTATION: status.expiration_timestamp.0.to_string(),
+                API_SERVER_ANNOTATION: self.api_server.digest(),
+            },
         });
         if self.secrets.get(&self.secret).is_none() {
             let kind = NstanceControlPlane::KIND;

@@ -16,6 +16,7 @@ use crate::space::{CLUSTER, Space, resource, until};
 
 const SECRET: &str = "dev--default-kubeconfig";
 const EXPIRY: &str = "nstance.dev/token-expiry";
+const ADDRESS: &str = "strata.dev/api-server";
 
 /// A list of shards; none of them answers.
 fn shards() -> machines::config::Shards {
@@ -113,6 +114,12 @@ async fn a66_a_token_is_refreshed_before_it_expires_and_a98_not_while_paused() -
     let (token, soon) = (space.secret_entry(SECRET, "value").await?, space.age_token().await?);
     until("the token is refreshed", async || Ok(space.expiry().await?.is_some_and(|expiry| expiry > soon))).await?;
     assert_ne!(space.secret_entry(SECRET, "value").await?, token);
+
+    // One that an operator wrote which reached the API server by another address.
+    let moved = json!({ "metadata": { "annotations": { ADDRESS: "another" } }, "stringData": { "value": "old" } });
+    space.secrets().patch(SECRET, &PatchParams::default(), &Patch::Merge(moved)).await?;
+    let is_renewed = async || Ok(space.secret_entry(SECRET, "value").await?.as_deref() != Some("old"));
+    until("the address is the API server's own", is_renewed).await?;
 
     space.patch("Cluster", CLUSTER, json!({ "spec": { "paused": true } })).await?;
     space.condition("NstanceControlPlane", "Paused", "True", "Paused").await?;

@@ -46,6 +46,8 @@ pub enum Found {
     Silent(String),
     /// It does not belong to the Cluster, by its label.
     Foreign,
+    /// Ours, and the API server is reached otherwise by now.
+    Outdated,
     Present {
         /// Until its token expires; `None` where it does not say when.
         left: Option<Duration>,
@@ -75,7 +77,7 @@ pub fn plan(control_plane: &NstanceControlPlane, observed: &Observed) -> Plan<St
         return plan;
     }
     match kubeconfig.found {
-        Found::Absent | Found::Present { left: None } => _ = plan.push(StoreKubeconfig),
+        Found::Absent | Found::Outdated | Found::Present { left: None } => _ = plan.push(StoreKubeconfig),
         Found::Present { left: Some(left) } if left <= REFRESH_BEFORE => _ = plan.push(StoreKubeconfig),
         Found::Present { left: Some(left) } => plan.look_within(left.saturating_sub(REFRESH_BEFORE).min(LOOK)),
         Found::Foreign | Found::Unusable(_) | Found::Silent(_) => {}
@@ -231,6 +233,7 @@ mod tests {
         for (found, stores, look) in [
             (Found::Absent, true, None),
             (Found::Present { left: None }, true, None),
+            (Found::Outdated, true, None),
             (mins(10), true, None),
             (mins(0), true, None),
             (mins(11), false, Some(Duration::from_mins(1))),

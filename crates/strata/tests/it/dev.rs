@@ -19,6 +19,7 @@ use k8s_openapi::{
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, ListParams, PostParams},
+    config::Kubeconfig,
     runtime::wait::await_condition,
 };
 use rustix::process::Signal;
@@ -42,6 +43,12 @@ const PROGRAMS: [&str; 11] = [
     "shard-dev-2",
 ];
 
+/// The API server's address in a kubeconfig.
+fn server_of(kubeconfig: &str) -> Result<String> {
+    let cluster = Kubeconfig::read_from(kubeconfig)?.clusters.remove(0).cluster;
+    cluster.and_then(|cluster| cluster.server).context("no server")
+}
+
 #[tokio::test]
 async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Result<()> {
     let dev = Environment::new()?;
@@ -57,6 +64,7 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
     }
     let kubeconfig = dev.dev(&["kubeconfig"]).await?.trim().to_owned();
     assert_eq!(status["kubeconfig"], kubeconfig.as_str());
+    let server = server_of(&kubeconfig)?;
     assert_stock_kubectl_sees_ready_examples(&kubeconfig).await?;
     assert_deleted_pod_comes_back(dev.client().await?).await?;
     assert_operator_uses_its_own_account(status["auditLog"].as_str().context("no audit log")?)?;
@@ -83,6 +91,7 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
 
     dev.dev(&["up", "--detach"]).await?;
     assert!(has_namespace(&dev.client().await?, "mine").await?, "the state was lost");
+    assert_eq!(server_of(&kubeconfig)?, server, "Cluster API would not find its cluster any more");
     let after = dev.status().await?;
     assert_eq!(after["charts"], status["charts"], "releases would not find their charts any more");
     assert_eq!(after["endpoints"], status["endpoints"], "operators would not find their zones any more");

@@ -8,7 +8,7 @@ use std::{
 
 use kube::Client;
 
-use super::{Error, Options, PORT_ATTEMPTS, READY_PATIENCE, READY_POLL, free_port};
+use super::{Error, Options, PORT_ATTEMPTS, READY_PATIENCE, READY_POLL, free_port, port::kept_port};
 use crate::{
     audit::POLICY,
     pki::{Authority, IdentityFiles, write_private},
@@ -50,7 +50,7 @@ async fn try_start(
     directory: &Path,
     authority: &Authority,
 ) -> Result<Launched, Error> {
-    let (etcd_port, port) = (free_port(), free_port());
+    let (etcd_port, port) = (free_port(), kept_port(&directory.join("port"))?);
     let etcd_server = format!("https://127.0.0.1:{etcd_port}");
     let server = format!("https://127.0.0.1:{port}");
     let identity = authority.server("etcd", &["127.0.0.1", "localhost"])?;

@@ -1,9 +1,13 @@
 //! Free loopback ports.
 
 use std::{
+    fs,
     hash::{BuildHasher, RandomState},
     net::TcpListener,
+    path::Path,
 };
+
+use crate::pki::{self, write_private};
 
 /// Below the range from which Linux and others take the ports of outgoing connections, so that a program
 /// that is down for a moment finds its port free when it comes back.
@@ -22,5 +26,37 @@ pub fn free_port() -> u16 {
     let draw = |attempt: u32| FIRST + u16::try_from(random.hash_one(attempt) % range).expect("the range is small");
     // Twice the range: by then a machine with any free port at all has shown one.
     let mut ports = (0..2 * u32::from(LAST - FIRST)).map(draw);
-    ports.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()).expect("some loopback port is free")
+    ports.find(|&port| is_free(port)).expect("some loopback port is free")
+}
+
+fn is_free(port: u16) -> bool {
+    TcpListener::bind(("127.0.0.1", port)).is_ok()
+}
+
+/// The port in this file if it is free, so that a server that starts again is found where it was; else another one, which
+/// the file has then.
+pub(super) fn kept_port(file: &Path) -> Result<u16, pki::Error> {
+    let former = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+    let port = former.filter(|&port| is_free(port)).unwrap_or_else(free_port);
+    write_private(file, &port.to_string())?;
+    Ok(port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_kept_until_somebody_else_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("port");
+        let port = kept_port(&file).unwrap();
+        assert_eq!(kept_port(&file).unwrap(), port);
+        let _taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        let other = kept_port(&file).unwrap();
+        assert_ne!(other, port);
+        assert_eq!(kept_port(&file).unwrap(), other);
+        fs::write(&file, "junk").unwrap();
+        assert!(kept_port(&file).is_ok());
+    }
 }
