@@ -7,7 +7,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    fs::OpenOptions,
+    fs::{self, OpenOptions},
     io::{self, BufRead, BufReader, Read},
     os::unix::{fs::fchown, process::CommandExt},
     path::{Path, PathBuf},
@@ -19,6 +19,9 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process_group};
 use tokio::sync::watch;
+
+/// How often a program that was told to stop is looked at.
+const STOP_POLL: Duration = Duration::from_millis(1);
 
 /// `$@` is the program. It writes to the guard's stderr, which is the log file. When the pipe closes the
 /// program is killed first, so that its end is seen and reported, and then with `kill 0` the whole group:
@@ -132,6 +135,15 @@ struct Running {
     reaper: Option<JoinHandle<()>>,
 }
 
+/// Whether all threads of a process are stopped, or the system does not say.
+fn is_still(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    let stats = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok());
+    // `1 (name) T …`: the name may hold anything.
+    let mut states = stats.filter_map(|stat| stat.rsplit_once(") ")?.1.chars().next());
+    states.all(|state| "TtZX".contains(state))
+}
+
 impl Child {
     pub fn start(program: Program) -> Result<Self, Error> {
         let running = Mutex::new(Running::start(&program)?);
@@ -179,7 +191,12 @@ impl Child {
 
     /// SIGSTOP: the program keeps its sockets and answers nobody.
     pub fn pause(&self) -> Result<(), Error> {
-        self.signal(Signal::STOP)
+        self.signal(Signal::STOP)?;
+        // A thread goes on, and may answer, until the signal reaches it.
+        while self.is_running() && !is_still(self.pid()) {
+            std::thread::sleep(STOP_POLL);
+        }
+        Ok(())
     }
 
     pub fn resume(&self) -> Result<(), Error> {
@@ -311,7 +328,7 @@ impl AtEnd {
 
 /// At most the last 20 lines: enough for a Go panic's head or a flag error, little enough to print.
 pub(crate) fn tail(path: &Path) -> String {
-    let text = std::fs::read(path).unwrap_or_default();
+    let text = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<_> = text.lines().collect();
     lines[lines.len().saturating_sub(20)..].join("\n")
