@@ -111,7 +111,10 @@ impl Campaign {
         let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
         let crds: Vec<Value> = api::machine::crds().iter().map(|crd| json!(crd)).collect();
         control_plane.install(&crds).await?;
-        let cluster_api = ClusterApi::start(&control_plane, &capi::Options::default()).await?;
+        // Started in the middle of a pool's deletion, Cluster API does not watch the NstanceMachinePool that it waits for,
+        // and looks again after this period, by default ten minutes.
+        let options = capi::Options { flags: vec!["--sync-period=20s".to_owned()] };
+        let cluster_api = ClusterApi::start(&control_plane, &options).await?;
         let mut scene = Scene::on(&control_plane, "kill", &SHARDS, json!({})).await?;
         let proxy = FaultProxy::start(Kubeconfig::read_from(control_plane.kubeconfig())?, seed).await?;
         let (strikes, mut wires, mut addresses) = (Strikes::default(), Vec::new(), scene.zones.addresses());

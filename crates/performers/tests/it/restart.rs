@@ -88,10 +88,11 @@ impl Stage {
             log.retain(|e| (&*e.verb, &*e.resource, &*e.subresource, &*e.name) == ("create", "pods", "", &*owned));
             Ok(log)
         };
-        // The log is written after the answer.
-        let came = eventually("the creation is logged", || log().is_ok_and(|log| times_done(&log) > 0)).await;
+        // The log is written after the answer. The server may have made the pod though its answer came too late and is
+        // logged as failed: the pod is there.
+        let came = eventually("the creation is logged", || log().is_ok_and(|log| !log.is_empty())).await;
         came.with_context(|| format!("{:#?}", log()))?;
-        assert_eq!(times_done(&log()?), 1, "{:#?}", log());
+        assert!(times_done(&log()?) <= 1, "{:#?}", log());
         self.repairs(name).await
     }
 
