@@ -82,11 +82,17 @@ pub struct Options {
     pub apiserver_flags: Vec<String>,
     /// Whether etcd waits for the disk. Tests that measure nothing are quicker without.
     pub fsync: bool,
+    /// Whether workloads' programs that end are started again. kube-scheduler ends itself when it meets another pod under
+    /// a name it knew after a restart of the API server. Who reports it to somebody does it instead, by [`children`].
+    ///
+    /// [`children`]: ControlPlane::children
+    pub keep: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { directory: None, workloads: Some(Workloads::default()), apiserver_flags: Vec::new(), fsync: true }
+        let workloads = Some(Workloads::default());
+        Self { directory: None, workloads, apiserver_flags: Vec::new(), fsync: true, keep: true }
     }
 }
 
@@ -151,7 +157,7 @@ impl ControlPlane {
         };
         control_plane.kubeconfig_as(&User::admin()).await?;
         if let Some(workloads) = &options.workloads {
-            let running = workloads::start(&control_plane, &programs[2..], workloads).await?;
+            let running = workloads::start(&control_plane, &programs[2..], workloads, options.keep).await?;
             control_plane.workloads = Some(running);
         }
         Ok(control_plane)
@@ -181,17 +187,19 @@ impl ControlPlane {
         &self.etcd
     }
 
-    pub fn programs(&self) -> Vec<ProgramInfo> {
+    /// All its programs.
+    pub fn children(&self) -> impl Iterator<Item = &Child> {
         let workloads = self.workloads.iter().flat_map(workloads::Running::programs);
-        [&self.etcd, &self.apiserver]
-            .into_iter()
-            .chain(workloads)
-            .map(|child| ProgramInfo {
-                name: child.program().name.clone(),
-                pid: child.pid(),
-                log: child.program().log.clone(),
-            })
-            .collect()
+        [&self.etcd, &self.apiserver].into_iter().chain(workloads)
+    }
+
+    pub fn programs(&self) -> Vec<ProgramInfo> {
+        let info = |child: &Child| ProgramInfo {
+            name: child.program().name.clone(),
+            pid: child.pid(),
+            log: child.program().log.clone(),
+        };
+        self.children().map(info).collect()
     }
 
     /// `https://127.0.0.1:PORT`.

@@ -12,13 +12,16 @@ use std::{
     os::unix::{fs::fchown, process::CommandExt},
     path::{Path, PathBuf},
     process::{ChildStdin, Command, Stdio},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     thread::JoinHandle,
     time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process_group};
 use tokio::sync::watch;
+
+/// Before a program that ended is started again; a kubelet waits longer.
+pub(crate) const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// How often a program that was told to stop is looked at.
 const STOP_POLL: Duration = Duration::from_millis(1);
@@ -165,9 +168,21 @@ impl Child {
 
     /// Waits for the end and returns the exit status as a shell sees it (128 + signal when killed).
     pub async fn exited(&self) -> i32 {
+        self.end().await
+    }
+
+    /// As [`Self::exited`], without a hold on it.
+    fn end(&self) -> impl Future<Output = i32> + use<> {
         let mut exit = self.running().exit.clone();
-        let status = exit.wait_for(Option::is_some).await.ok().and_then(|status| *status);
-        status.unwrap_or(KILLED)
+        async move {
+            let status = exit.wait_for(Option::is_some).await.ok().and_then(|status| *status);
+            status.unwrap_or(KILLED)
+        }
+    }
+
+    /// Starts it again whenever it ends, as a kubelet does with what it is given, until it is dropped.
+    pub(crate) fn keep(self: &Arc<Self>) {
+        tokio::spawn(keep(Arc::downgrade(self)));
     }
 
     pub fn signal(&self, signal: Signal) -> Result<(), Error> {
@@ -228,6 +243,17 @@ impl Child {
     fn running(&self) -> std::sync::MutexGuard<'_, Running> {
         // Every update of the value is one assignment, so a poisoned lock still guards a whole value.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn keep(child: Weak<Child>) {
+    while let Some(end) = child.upgrade().map(|child| child.end()) {
+        end.await;
+        tokio::time::sleep(RESTART_PAUSE).await;
+        let Some(child) = child.upgrade() else { break };
+        if let Err(error) = child.restart().await {
+            tracing::warn!(program = child.program.name, %error, "a program cannot be started again");
+        }
     }
 }
 

@@ -39,7 +39,8 @@ impl Own {
     pub async fn start(place: &Place, report: &Report) -> Result<Self, Failure> {
         report.step("control plane", "starting etcd, kube-apiserver, controller-manager, scheduler, simulated nodes");
         let workloads = Some(Workloads { agent_nodes: true, ..Workloads::default() });
-        let options = Options { directory: Some(place.control_plane()), workloads, ..Options::default() };
+        let directory = Some(place.control_plane());
+        let options = Options { directory, workloads, keep: false, ..Options::default() };
         let control_plane = ControlPlane::start(options).await?;
         let client = control_plane.client().await?;
         for node in special_nodes() {
@@ -85,8 +86,7 @@ impl Own {
 
     /// Those that can be started again by themselves.
     pub fn children(&self) -> Vec<&Child> {
-        let control_plane = [self.control_plane.etcd(), self.control_plane.apiserver()];
-        control_plane.into_iter().chain(self.cluster_api.iter().map(ClusterApi::child)).collect()
+        self.control_plane.children().chain(self.cluster_api.iter().map(ClusterApi::child)).collect()
     }
 
     pub async fn stop(self) -> Result<(), Failure> {

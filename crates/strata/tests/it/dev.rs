@@ -114,7 +114,7 @@ async fn dev_survives_rivals_and_the_sigkill_of_its_supervisor() -> Result<()> {
     assert_eq!(dev.supervisors()?.len(), 1);
 
     let before = dev.status().await?;
-    for program in ["strata-operator", "registry", "capi"] {
+    for program in ["strata-operator", "registry", "capi", "kube-scheduler", "kwok"] {
         let pid = pid_of(program, &before)?;
         environment::signal(pid, Signal::KILL)?;
         eventually("it to come back", async || Ok(pid_of(program, &dev.status().await?)? != pid)).await?;

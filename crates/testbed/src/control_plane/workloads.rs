@@ -1,6 +1,6 @@
 //! What makes pods run: controller-manager, scheduler, simulated nodes, storage.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use futures::future::{select_all, try_join_all};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, ServiceAccount};
@@ -50,12 +50,12 @@ pub const CLIENT_LIMITS: [&str; 4] = ["--kube-api-qps", "500", "--kube-api-burst
 
 pub(super) struct Running {
     _provisioner: AbortOnDropHandle<()>,
-    programs: Vec<Child>,
+    programs: Vec<Arc<Child>>,
 }
 
 impl Running {
     pub(super) fn programs(&self) -> impl Iterator<Item = &Child> {
-        self.programs.iter()
+        self.programs.iter().map(Arc::as_ref)
     }
 }
 
@@ -63,6 +63,7 @@ pub(super) async fn start(
     control_plane: &ControlPlane,
     programs: &[PathBuf],
     workloads: &Workloads,
+    keep: bool,
 ) -> Result<Running, Error> {
     let [controller_manager, scheduler, kwok] = programs else { unreachable!("three programs were asked for") };
     let mut programs = vec![
@@ -80,6 +81,10 @@ pub(super) async fn start(
     tokio::select! {
         ready = ready(&client, workloads) => ready?,
         (end, ..) = select_all(ends) => return Err(Error::ended(end.0, end.1)),
+    }
+    let programs: Vec<_> = programs.into_iter().map(Arc::new).collect();
+    if keep {
+        programs.iter().for_each(Child::keep);
     }
     Ok(Running { _provisioner: provisioner, programs })
 }

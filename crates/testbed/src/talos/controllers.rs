@@ -1,16 +1,12 @@
 //! kube-controller-manager and kube-scheduler of a simulated cluster: one of each instead of one per control plane,
 //! which would take 200 MB more per node. Beside them, where asked for, a stand-in for the cloud controller.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use talos::{Authority, Pair};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{
-    Cluster, ClusterError, apiserver, cloud_controller,
-    node::{Node, RESTART_PAUSE},
-    world::Shared,
-};
+use super::{Cluster, ClusterError, apiserver, cloud_controller, node::Node, world::Shared};
 use crate::{
     control_plane::CLIENT_LIMITS,
     pki::write_private,
@@ -43,7 +39,8 @@ impl Default for ControllerOptions {
 /// started again.
 #[derive(Debug)]
 pub struct Controllers {
-    _running: Vec<AbortOnDropHandle<()>>,
+    _programs: Vec<Arc<Child>>,
+    _stand_in: Option<AbortOnDropHandle<()>>,
 }
 
 impl Cluster {
@@ -103,6 +100,7 @@ impl Of<'_> {
         ];
         let own: [&[(&str, String)]; 2] = [&manager, &[]];
         let mut running = Vec::new();
+        let mut stand_in = None;
         for ((name, path), own) in PROGRAMS.into_iter().zip(&programs).zip(own) {
             let kubeconfig = self.kubeconfig(&format!("system:{name}"))?;
             let text = serde_saphyr::to_string(&kubeconfig).expect("a JSON value has a YAML form");
@@ -113,16 +111,18 @@ impl Of<'_> {
                 .args(["--leader-elect=false", "--secure-port=0"])
                 .args(CLIENT_LIMITS)
                 .args(flags);
-            let child = Child::start(program).map_err(|error| error.to_string())?;
-            running.push(AbortOnDropHandle::new(tokio::spawn(keep(child))));
+            let child = Arc::new(Child::start(program).map_err(|error| error.to_string())?);
+            // Both also give up when they find no API server at their start.
+            child.keep();
+            running.push(child);
         }
         if options.cloud_controller {
             let kubeconfig = self.kubeconfig("system:cloud-controller-manager")?;
             let client = users::client(kubeconfig).await.map_err(|error| error.to_string())?;
             let lasting = cloud_controller::run(client, self.world.clone(), options.node_period);
-            running.push(AbortOnDropHandle::new(tokio::spawn(lasting)));
+            stand_in = Some(AbortOnDropHandle::new(tokio::spawn(lasting)));
         }
-        Ok(Controllers { _running: running })
+        Ok(Controllers { _programs: running, _stand_in: stand_in })
     }
 
     /// Its controllers act under this one name, which alone has too few rights for them.
@@ -130,16 +130,5 @@ impl Of<'_> {
         let authority = Authority::open(self.kubernetes.clone()).map_err(|error| error.to_string())?;
         let identity = apiserver::admin(&authority, user)?;
         Ok(users::kubeconfig(&self.server, authority.certificate(), &Proof::Certificate(identity)))
-    }
-}
-
-/// Both give up when they find no API server at their start.
-async fn keep(child: Child) {
-    loop {
-        child.exited().await;
-        tokio::time::sleep(RESTART_PAUSE).await;
-        if let Err(error) = child.restart().await {
-            tracing::warn!(program = child.program().name, %error, "a controller cannot be started again");
-        }
     }
 }

@@ -32,14 +32,11 @@ use super::{
 use crate::{
     control_plane::ProgramInfo,
     pki::write_private,
-    process::{self, Child, Program},
+    process::{self, Child, Program, RESTART_PAUSE},
 };
 
 /// How often a service that is not ready yet is asked again: invisible beside its own start.
 pub(super) const POLL: Duration = Duration::from_millis(100);
-
-/// Before a program that ended is started again; Talos waits five seconds.
-pub(super) const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// States of a service, as Talos names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,10 +10,11 @@ use k8s_openapi::api::{
 use kube::{
     Api,
     api::{ListParams, PostParams},
+    runtime::{conditions::is_pod_running, wait::await_condition},
 };
 use serde_json::json;
 use testbed::{
-    ControlPlane, User,
+    ControlPlane, Options, User,
     audit::{Entry, Mark},
     tools,
 };
@@ -99,6 +100,21 @@ async fn programs_are_listed_with_pid_and_log() -> Result<()> {
     let names: Vec<_> = programs.iter().map(|program| program.name.as_str()).collect();
     assert_eq!(names, ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"]);
     assert!(programs.iter().all(|program| program.pid > 1 && program.log.is_file()), "{programs:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_scheduler_that_ends_is_started_again() -> Result<()> {
+    let control_plane = ControlPlane::start(Options { fsync: false, ..Options::default() }).await?;
+    let scheduler = || control_plane.children().find(|child| child.program().name == "kube-scheduler");
+    scheduler().context("no scheduler")?.kill().await?;
+    let namespace = control_plane.namespace("later").await?;
+    let pod =
+        json!({ "metadata": { "name": "later" }, "spec": { "containers": [{ "name": "main", "image": "some:1" }] } });
+    let pods: Api<Pod> = Api::namespaced(control_plane.client().await?, &namespace);
+    pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    let running = await_condition(pods, "later", is_pod_running());
+    tokio::time::timeout(Duration::from_mins(2), running).await.context("no node was chosen")??;
     Ok(())
 }
 

@@ -315,7 +315,11 @@ impl Space {
     }
 
     pub async fn until(&self, name: &str, what: &str, holds: impl Fn(&Performer) -> bool) -> Result<Performer> {
-        until(&self.performers, name, what, holds).await
+        let waited = until(&self.performers, name, what, holds).await;
+        let Err(error) = waited else { return waited };
+        // Whether the operator or the node is to blame.
+        let pod = self.pods.get_opt(&format!("performer-{name}")).await?;
+        Err(error.context(format!("its pod is\n{}", serde_json::to_string_pretty(&pod)?)))
     }
 
     pub async fn until_ready(&self, name: &str) -> Result<Performer> {
