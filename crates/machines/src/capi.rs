@@ -7,49 +7,50 @@ use api::machine::{
     PAUSED_ANNOTATION, PRE_DRAIN_HOOK,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use runtime::{lean_metadata, readable};
 use serde::Deserialize;
 
-/// Group and version of Cluster API's own kinds.
-const CLUSTER_API_GROUP: &str = "cluster.x-k8s.io";
-const CLUSTER_API_VERSION: &str = "v1beta2";
+/// The group of Cluster API's own kinds.
+pub(crate) const CLUSTER_API_GROUP: &str = "cluster.x-k8s.io";
 
-/// Gives a view the identity of a kind of Cluster API, of which there is no Rust type.
+/// A view of a kind of Cluster API, of which there is no Rust type.
 macro_rules! cluster_api_kind {
-    ($view:ident, $kind:literal, $plural:literal, $spec:ty) => {
-        #[derive(Clone, Debug, Deserialize)]
-        pub(crate) struct $view {
-            #[serde(deserialize_with = "lean_metadata")]
-            metadata: ObjectMeta,
-            #[serde(default, deserialize_with = "readable")]
-            spec: Option<$spec>,
+    ($visibility:vis $view:ident, $kind:literal, $plural:literal $(, $spec:ty)?) => {
+        #[derive(Clone, Debug, serde::Deserialize)]
+        $visibility struct $view {
+            #[serde(deserialize_with = "runtime::lean_metadata")]
+            metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+            $(
+                #[serde(default, deserialize_with = "runtime::readable")]
+                spec: Option<$spec>,
+            )?
         }
 
         impl k8s_openapi::Resource for $view {
             const API_VERSION: &'static str = "cluster.x-k8s.io/v1beta2";
-            const GROUP: &'static str = CLUSTER_API_GROUP;
+            const GROUP: &'static str = $crate::capi::CLUSTER_API_GROUP;
             const KIND: &'static str = $kind;
-            const VERSION: &'static str = CLUSTER_API_VERSION;
+            const VERSION: &'static str = "v1beta2";
             const URL_PATH_SEGMENT: &'static str = $plural;
             type Scope = k8s_openapi::NamespaceResourceScope;
         }
 
         impl k8s_openapi::Metadata for $view {
-            type Ty = ObjectMeta;
+            type Ty = k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-            fn metadata(&self) -> &ObjectMeta {
+            fn metadata(&self) -> &Self::Ty {
                 &self.metadata
             }
 
-            fn metadata_mut(&mut self) -> &mut ObjectMeta {
+            fn metadata_mut(&mut self) -> &mut Self::Ty {
                 &mut self.metadata
             }
         }
     };
 }
+pub(crate) use cluster_api_kind;
 
-cluster_api_kind!(MachinePoolView, "MachinePool", "machinepools", MachinePoolSpec);
-cluster_api_kind!(MachineView, "Machine", "machines", MachineSpec);
+cluster_api_kind!(pub(crate) MachinePoolView, "MachinePool", "machinepools", MachinePoolSpec);
+cluster_api_kind!(pub(crate) MachineView, "Machine", "machines", MachineSpec);
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -79,15 +80,13 @@ pub(crate) struct MachineSpec {
     deletion: Deletion,
 }
 
+/// To an object in the same namespace.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Reference {
-    #[serde(default)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Reference {
     api_group: String,
-    #[serde(default)]
     kind: String,
-    #[serde(default)]
-    name: String,
+    pub name: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -99,7 +98,7 @@ struct Deletion {
 
 impl Reference {
     /// The name, if it is of this kind of ours.
-    fn to(self, kind: &str) -> Option<String> {
+    pub(crate) fn to(self, kind: &str) -> Option<String> {
         (self.api_group == GROUP && self.kind == kind).then_some(self.name)
     }
 }

@@ -2,26 +2,17 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use api::machine::{GROUP, NstanceCluster, NstanceControlPlane, PAUSED_ANNOTATION};
-use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use api::machine::{NstanceCluster, NstanceControlPlane, PAUSED_ANNOTATION};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use plan::machines::cluster::ClusterFacts;
-use runtime::{Key, Kind, Parts, lean_metadata, readable};
+use runtime::{Key, Kind, Parts};
 use serde::{Deserialize, de::DeserializeOwned};
 
-/// Cluster API's group and its version whose form is read.
-const CAPI_GROUP: &str = "cluster.x-k8s.io";
-const CAPI_VERSION: &str = "v1beta2";
+use crate::capi::{CLUSTER_API_GROUP, Reference, cluster_api_kind, has};
 
 pub(crate) type Clusters = Kind<ClusterView, ClusterFacts>;
 
-/// A Cluster of Cluster API.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct ClusterView {
-    #[serde(deserialize_with = "lean_metadata")]
-    metadata: ObjectMeta,
-    #[serde(default, deserialize_with = "readable")]
-    spec: Option<ClusterSpec>,
-}
+cluster_api_kind!(pub(crate) ClusterView, "Cluster", "clusters", ClusterSpec);
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -31,43 +22,13 @@ struct ClusterSpec {
     control_plane_ref: Option<Reference>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Reference {
-    api_group: String,
-    kind: String,
-    name: String,
-}
-
-impl k8s_openapi::Resource for ClusterView {
-    const API_VERSION: &'static str = "cluster.x-k8s.io/v1beta2";
-    const GROUP: &'static str = CAPI_GROUP;
-    const KIND: &'static str = "Cluster";
-    const VERSION: &'static str = CAPI_VERSION;
-    const URL_PATH_SEGMENT: &'static str = "clusters";
-    type Scope = NamespaceResourceScope;
-}
-
-impl k8s_openapi::Metadata for ClusterView {
-    type Ty = ObjectMeta;
-
-    fn metadata(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn metadata_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
-
 #[expect(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
 pub(crate) fn facts(cluster: ClusterView) -> Option<ClusterFacts> {
     let spec = cluster.spec.unwrap_or_default();
-    let is_ours = |reference: &Reference| reference.api_group == GROUP && reference.kind == NstanceCluster::KIND;
     Some(ClusterFacts {
         is_paused: spec.paused == Some(true) || is_paused(&cluster.metadata),
         is_deleting: cluster.metadata.deletion_timestamp.is_some(),
-        infrastructure: spec.infrastructure_ref.filter(is_ours).map(|reference| reference.name),
+        infrastructure: spec.infrastructure_ref.and_then(|reference| reference.to(NstanceCluster::KIND)),
         has_control_plane: spec.control_plane_ref.is_some_and(|reference| !reference.name.is_empty()),
         name: cluster.metadata.name.unwrap_or_default(),
         uid: cluster.metadata.uid.unwrap_or_default(),
@@ -77,13 +38,13 @@ pub(crate) fn facts(cluster: ClusterView) -> Option<ClusterFacts> {
 
 /// Whether the object's own annotation stops every change.
 pub(crate) fn is_paused(metadata: &ObjectMeta) -> bool {
-    metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(PAUSED_ANNOTATION))
+    has(metadata, PAUSED_ANNOTATION)
 }
 
 /// The Cluster that Cluster API made the owner of an object.
 pub(crate) fn owner(clusters: &Arc<Clusters>, metadata: &ObjectMeta) -> Option<ClusterFacts> {
     let owners = metadata.owner_references.iter().flatten();
-    let of_capi = |version: &str| version.split_once('/').is_some_and(|(group, _)| group == CAPI_GROUP);
+    let of_capi = |version: &str| version.split_once('/').is_some_and(|(group, _)| group == CLUSTER_API_GROUP);
     let owner = owners.into_iter().find(|owner| owner.kind == "Cluster" && of_capi(&owner.api_version))?;
     let found = clusters.get(&Key::new(metadata.namespace.as_deref()?, owner.name.as_str()))?;
     (found.value.uid == owner.uid).then(|| found.value.clone())

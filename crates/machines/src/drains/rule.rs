@@ -2,51 +2,17 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use plan::{
     drain::{Behaviour, Labels, MachineSelector, PodSelector, Rule, rules_for},
     fact::Fact,
 };
-use runtime::{Key, Kind, Operator, Selection, lean_metadata, readable};
+use runtime::{Key, Kind, Operator, Selection};
 use serde::Deserialize;
 
-use crate::MANAGER;
+use crate::{MANAGER, capi::cluster_api_kind};
 
-/// Gives a view the identity of a kind of Cluster API.
-macro_rules! identity {
-    ($view:ident, $kind:literal, $plural:literal) => {
-        impl k8s_openapi::Resource for $view {
-            const API_VERSION: &'static str = "cluster.x-k8s.io/v1beta2";
-            const GROUP: &'static str = "cluster.x-k8s.io";
-            const KIND: &'static str = $kind;
-            const VERSION: &'static str = "v1beta2";
-            const URL_PATH_SEGMENT: &'static str = $plural;
-            type Scope = k8s_openapi::NamespaceResourceScope;
-        }
-
-        impl k8s_openapi::Metadata for $view {
-            type Ty = ObjectMeta;
-
-            fn metadata(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-
-            fn metadata_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct RuleView {
-    #[serde(deserialize_with = "lean_metadata")]
-    metadata: ObjectMeta,
-    #[serde(default, deserialize_with = "readable")]
-    spec: Option<RuleSpec>,
-}
-
-identity!(RuleView, "MachineDrainRule", "machinedrainrules");
+cluster_api_kind!(RuleView, "MachineDrainRule", "machinedrainrules", RuleSpec);
 
 #[derive(Clone, Debug, Deserialize)]
 struct RuleSpec {
@@ -102,13 +68,7 @@ fn rule(view: RuleView) -> Option<Rule> {
     })
 }
 
-#[derive(Clone, Debug, Deserialize)]
-struct LabelledView {
-    #[serde(deserialize_with = "lean_metadata")]
-    metadata: ObjectMeta,
-}
-
-identity!(LabelledView, "Cluster", "clusters");
+cluster_api_kind!(LabelledView, "Cluster", "clusters");
 
 #[expect(clippy::unnecessary_wraps, reason = "the form that every projection has")]
 fn labels(view: LabelledView) -> Option<Labels> {
