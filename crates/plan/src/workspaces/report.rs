@@ -66,6 +66,16 @@ impl<'a> Attempts<'a> {
         problems
     }
 
+    /// What was to be applied and may not be: it failed in a way that may pass, or its turn did not come.
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = &'a ObjectId> {
+        self.all.iter().filter_map(|(action, progress)| match (action, progress) {
+            (Action::Apply { id, .. } | Action::Patch { id, .. }, Progress::Failed { .. } | Progress::Skipped) => {
+                Some(id)
+            }
+            _ => None,
+        })
+    }
+
     /// What the server made of applies, to be remembered for objects that are still there.
     pub(super) fn accepted(&self, objects: &Objects) -> Accepted {
         let of_object = |(id, found): (&ObjectId, &super::Found)| Some((id.clone(), found.accepted.clone()?));
@@ -121,6 +131,12 @@ impl<'a> Attempts<'a> {
             note,
         }
     }
+}
+
+/// Of an object that may not be applied.
+pub(super) fn unapplied(id: &ObjectId) -> Why {
+    let message = format!("{id} could not be applied yet; the operator goes on trying");
+    Why { reason: Reason::StateUnknown, message }
 }
 
 fn applied_id(action: &Action) -> Option<&ObjectId> {

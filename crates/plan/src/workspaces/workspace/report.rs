@@ -16,7 +16,7 @@ use crate::message::steady;
 use crate::round::{Report, Round};
 use crate::workspaces::derived::{Action, Done, Found, ObjectId, ObjectKind, inventory};
 use crate::workspaces::ingress::url;
-use crate::workspaces::report::{Attempts, Conditions, Problem};
+use crate::workspaces::report::{Attempts, Conditions, Problem, unapplied};
 use crate::workspaces::secret::Digested;
 
 /// The word for what has been written and not been worked on.
@@ -249,7 +249,7 @@ impl View<'_> {
             WorkspacePhase::Terminating
         } else if !self.problems.is_empty() || services.has_failed || users.has_failed {
             WorkspacePhase::Failed
-        } else if !services.are_ready() || !users.are_ready() {
+        } else if !services.are_ready() || !users.are_ready() || self.attempts.unfinished().next().is_some() {
             WorkspacePhase::Progressing
         } else if self.is_stopped() {
             WorkspacePhase::Stopped
@@ -287,6 +287,8 @@ impl View<'_> {
             (ConditionStatus::False, terminating())
         } else if let Some((_, (_, why))) = unready() {
             (ConditionStatus::False, why.clone())
+        } else if let Some(id) = self.attempts.unfinished().next() {
+            (ConditionStatus::False, unapplied(id))
         } else if self.is_stopped() {
             let message =
                 "Everything is scaled to zero because spec.stopped is true; releases and data are kept".to_owned();
@@ -333,6 +335,9 @@ impl View<'_> {
         let of_network = |problem: &&Problem| problem.id.as_ref().is_some_and(|id| is_network(id.kind));
         if let Some(problem) = self.problems.iter().find(of_network) {
             return (ConditionStatus::False, problem.why.clone());
+        }
+        if let Some(id) = self.attempts.unfinished().find(|id| is_network(id.kind)) {
+            return (ConditionStatus::Unknown, unapplied(id));
         }
         if self.round.object.spec.as_ref().is_some_and(|spec| !is_isolated(spec)) {
             let message =

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use plan::workspaces::{Action, Content, ObjectId, ObjectKind, Objects, fingerprint, user};
 use serde_json::{Value, json};
 
-use super::world::{World, at, golden};
+use super::world::{World, at, golden, outdated};
 
 const SET: &str = "code-server-ana";
 
@@ -43,6 +43,21 @@ fn w02_golden_objects_of_a_user() {
     });
     let derived = user::derive(&user_of(spec), &Objects::new()).unwrap();
     insta::assert_json_snapshot!(golden(&derived));
+}
+
+#[test]
+fn a_user_whose_service_could_not_be_applied_is_not_ready() {
+    let mut world = World::ready(one_user(json!({})));
+    let service = ObjectId::new(ObjectKind::Service, world.names(ObjectKind::Service)[0]);
+    world.objects.remove(&service);
+    world.refusals.insert(service.clone(), outdated());
+    world.user_round("ana");
+    let ready = status(&world).conditions.remove(0);
+    assert_eq!((status(&world).phase, ready.reason.as_str()), (Some(UserPhase::Progressing), "StateUnknown"));
+    assert!(ready.message.starts_with(&format!("{service} could not be applied")), "{}", ready.message);
+    world.refusals.clear();
+    world.settle();
+    assert_eq!(status(&world).phase, Some(UserPhase::Ready));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use plan::workspaces::{ObjectId, ObjectKind, workspace};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::world::{World, at, basic, chart, condition, golden, workspace};
+use super::world::{World, at, basic, chart, condition, golden, outdated, workspace};
 
 #[test]
 fn w02_golden_objects_of_a_workspace() {
@@ -199,6 +199,28 @@ fn what_needs_a_refused_config_waits_and_nothing_else_does() {
     world.refusals.clear();
     world.settle();
     assert!(world.condition("Ready").starts_with("True"));
+}
+
+#[test]
+fn what_could_not_be_applied_is_not_said_to_be_in_place() {
+    let mut spec = basic();
+    spec["configs"] = json!({ "settings": { "data": { "a": "1" } } });
+    let mut world = World::ready(spec);
+    for kind in [ObjectKind::Ingress, ObjectKind::NetworkPolicy, ObjectKind::ConfigMap] {
+        let lost = world.derived().into_iter().find(|derived| derived.id.kind == kind).unwrap().id;
+        world.objects.remove(&lost);
+        world.refusals.insert(lost.clone(), outdated());
+        world.workspace_round();
+        let why = format!("StateUnknown: {lost} could not be applied yet; the operator goes on trying");
+        assert_eq!(world.status().phase, Some(WorkspacePhase::Progressing));
+        assert_eq!(world.condition("Ready"), format!("False {why}"));
+        if kind != ObjectKind::ConfigMap {
+            assert_eq!(world.condition("NetworkReady"), format!("Unknown {why}"));
+        }
+        world.refusals.clear();
+        world.settle();
+        assert_eq!(world.status().phase, Some(WorkspacePhase::Ready));
+    }
 }
 
 #[test]

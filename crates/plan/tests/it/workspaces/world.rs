@@ -437,7 +437,7 @@ pub fn condition(status: &str, reason: &str, message: &str) -> Value {
         "lastTransitionTime": "2026-01-01T00:00:00Z" }])
 }
 
-fn outdated() -> Progress<Done> {
+pub fn outdated() -> Progress<Done> {
     Progress::Failed { class: Class::Conflict, retry: None, message: "what was planned on has changed".to_owned() }
 }
 
