@@ -17,6 +17,8 @@ const LONGEST_WAIT: Duration = Duration::from_hours(1);
 const SHORTEST_RENEWAL_PAUSE: Duration = Duration::from_secs(30);
 /// So many attempts are left before the certificate ends, each time anew: rare at first, often towards the end.
 const RENEWALS_LEFT: u32 = 16;
+/// So many failures that may pass are followed by a quick attempt: somebody touched the Secret, or the shard restarts.
+const QUICK_RENEWALS: u32 = 2;
 /// After a failure that may pass, as for every stream: a shard that restarts is back within seconds.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -153,9 +155,10 @@ fn valid(observed: &Observed, last: Option<&Attempt>, life: (Timestamp, Timestam
         return wait(standing, rest);
     }
     if until_half.is_zero() {
-        // Rare at first, often towards the end.
-        let pause = (positive(not_after, now) / RENEWALS_LEFT).clamp(SHORTEST_RENEWAL_PAUSE, LONGEST_WAIT);
-        return act(Action::Renew, standing, renewal.map(|attempt| (attempt, pause)));
+        let rarely = (positive(not_after, now) / RENEWALS_LEFT).clamp(SHORTEST_RENEWAL_PAUSE, LONGEST_WAIT);
+        let is_quick = |attempt: &Attempt| attempt.count <= QUICK_RENEWALS && !attempt.is_refused;
+        let pause = |attempt| if is_quick(attempt) { pause(attempt) } else { rarely };
+        return act(Action::Renew, standing, renewal.map(|attempt| (attempt, pause(attempt))));
     }
     if observed.nonce == Part::Present {
         let failure = failed(Action::DeleteNonce);
@@ -354,6 +357,10 @@ mod tests {
         let early = decide(&at_half, Some(&failed(Action::Renew, 3, false, 60)), now());
         assert_eq!((early.action, early.next_look), (None, Duration::from_mins(44)));
         assert!(early.standing.is_registered && early.standing.why.message.contains("renewal fails: no"));
+        let conflict = decide(&at_half, Some(&failed(Action::Renew, 1, false, 0)), now());
+        assert_eq!((conflict.action, conflict.next_look), (None, FIRST_PAUSE));
+        let refused = decide(&at_half, Some(&failed(Action::Renew, 1, true, 60)), now());
+        assert_eq!((refused.action, refused.next_look), (None, Duration::from_mins(44)));
         let due = decide(&at_half, Some(&failed(Action::Renew, 3, false, 45 * 60)), now());
         assert_eq!(due.action, Some(Action::Renew));
     }

@@ -103,10 +103,11 @@ pub async fn supervise(place: &Place, flags: UpFlags) -> Result<(), Failure> {
         // The pipe has no reader any more once the command that started us has returned.
         let _ = std::io::Write::write_all(&mut std::io::stdout(), format!("{line}\n").as_bytes());
     });
-    let Some(_hold) = place.hold()? else {
+    let Some(hold) = place.hold()? else {
         report.send(Event::Busy);
         return Ok(());
     };
+    hold.until_the_end();
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone()));
     stop_when_abandoned(stop.clone());

@@ -35,6 +35,13 @@ pub struct Hold {
     _lock: File,
 }
 
+impl Hold {
+    /// Leaves it to the kernel, so that whoever waits for it finds this process gone, not only about to go.
+    pub fn until_the_end(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Place {
     pub fn choose(chosen: Option<PathBuf>, state_home: Option<PathBuf>) -> Result<Self, Failure> {
         let non_empty = |path: &PathBuf| !path.as_os_str().is_empty();

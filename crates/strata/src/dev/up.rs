@@ -87,7 +87,8 @@ async fn others_start(place: &Place, report: &Report) -> Result<Option<Session>,
 
 /// Runs until a signal; `false` if another process was quicker.
 async fn foreground(place: &Place, flags: &UpFlags, report: &Report) -> Result<bool, Failure> {
-    let Some(_hold) = place.hold()? else { return Ok(false) };
+    let Some(hold) = place.hold()? else { return Ok(false) };
+    hold.until_the_end();
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone()));
     let shown = report.clone();

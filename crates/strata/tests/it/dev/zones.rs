@@ -85,17 +85,16 @@ impl<'a> Zones<'a> {
     /// Waits until the zones have these many instances, and accounts for each: by its process and by its Node, and no
     /// agent is left that is none.
     pub async fn settled(&self, sizes: [usize; 2]) -> Result<Pids> {
-        let last = tokio::sync::Mutex::new(String::new());
+        let last = tokio::sync::Mutex::new(Err(anyhow::anyhow!("not looked yet")));
         let is_so = async || {
-            let found = self.accounted(sizes).await;
-            *last.lock().await = format!("{found:?}");
-            Ok(found.is_ok())
+            let mut last = last.lock().await;
+            *last = self.accounted(sizes).await;
+            Ok(last.is_ok())
         };
-        if eventually("the zones to settle", is_so).await.is_err() {
-            let machines = self.logs()?;
-            anyhow::bail!("{}\n{machines}", last.into_inner());
-        }
-        self.accounted(sizes).await
+        let waited = eventually("the zones to settle", is_so).await;
+        let found = last.into_inner();
+        waited.with_context(|| format!("{found:?}\n{}", self.logs().unwrap_or_default()))?;
+        found
     }
 
     async fn accounted(&self, sizes: [usize; 2]) -> Result<Pids> {
@@ -107,6 +106,8 @@ impl<'a> Zones<'a> {
         let mut pids = Pids::new();
         for one in &instances {
             let id = one["instanceID"].as_str().context("no id")?;
+            // Its process may be seen for a moment after the signal.
+            ensure!(!self.killed.contains(id), "{id} was killed");
             let pid = u32::try_from(one["pid"].as_u64().with_context(|| format!("no process: {one}"))?)?;
             let expected = json!({
                 "instanceID": id, "providerID": format!("process:///{}/{id}", one["shard"].as_str().context("no shard")?),
