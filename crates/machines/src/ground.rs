@@ -14,6 +14,7 @@ use runtime::{
 use tokio::sync::watch;
 
 use crate::{
+    capi::CLUSTER_API_GROUP,
     cluster,
     config::{self, Settings, Shards, WORKLOAD_ACCOUNT},
     control_plane::{ApiServer, External},
@@ -76,7 +77,7 @@ pub const OWN_NAMESPACE: &[Right] = &[
         why: "give Cluster API tokens for the workload cluster, in its kubeconfig; of this account only",
     },
     Right {
-        group: "cluster.x-k8s.io",
+        group: CLUSTER_API_GROUP,
         resource: "clusters",
         verbs: &["get", "list", "watch", "create", "patch"],
         why: "make the operator's Cluster, give one that the original made its control plane, and see whether it is paused",

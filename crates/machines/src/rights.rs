@@ -2,10 +2,9 @@
 
 use runtime::rights::Right;
 
-use crate::ground;
+use crate::{capi::CLUSTER_API_GROUP, ground};
 
 const GROUP: &str = api::machine::GROUP;
-const CLUSTER_API: &str = "cluster.x-k8s.io";
 
 /// Nodes and Pods are of the whole cluster.
 pub const CLUSTER: &[Right] = &[
@@ -80,19 +79,19 @@ const GROUPS: &[Right] = &[
     },
     Right { group: GROUP, resource: "nstancemachines/status", verbs: &["patch"], why: "report conditions" },
     Right {
-        group: CLUSTER_API,
+        group: CLUSTER_API_GROUP,
         resource: "machinedrainrules",
         verbs: &["list", "watch"],
         why: "drain nodes as Cluster API's users say",
     },
     Right {
-        group: CLUSTER_API,
+        group: CLUSTER_API_GROUP,
         resource: "machinepools",
         verbs: &["get", "list", "watch", "create"],
         why: "read how many replicas a pool shall have; make one for an imported group",
     },
     Right {
-        group: CLUSTER_API,
+        group: CLUSTER_API_GROUP,
         resource: "machines",
         verbs: &["get", "list", "watch", "create", "patch", "delete"],
         why: "make one for a Pod that asks for it; hold a deletion until the node is drained; delete those that a \

@@ -82,8 +82,8 @@ pub struct Options {
     pub apiserver_flags: Vec<String>,
     /// Whether etcd waits for the disk. Tests that measure nothing are quicker without.
     pub fsync: bool,
-    /// Whether workloads' programs that end are started again. kube-scheduler ends itself when it meets another pod under
-    /// a name it knew after a restart of the API server. Who reports it to somebody does it instead, by [`children`].
+    /// Whether workloads' programs that end are started again. kube-scheduler ends itself when, after a restart of the API
+    /// server, it meets another pod under a name it knew. `strata dev` does it itself, by [`children`], and tells the user.
     ///
     /// [`children`]: ControlPlane::children
     pub keep: bool,

@@ -17,7 +17,7 @@ const LONGEST_WAIT: Duration = Duration::from_hours(1);
 const SHORTEST_RENEWAL_PAUSE: Duration = Duration::from_secs(30);
 /// So many attempts are left before the certificate ends, each time anew: rare at first, often towards the end.
 const RENEWALS_LEFT: u32 = 16;
-/// So many failures that may pass are followed by a quick attempt: somebody touched the Secret, or the shard restarts.
+/// So many failures that may pass are followed by a quick attempt: the Secret was changed meanwhile, or a shard restarts.
 const QUICK_RENEWALS: u32 = 2;
 /// After a failure that may pass, as for every stream: a shard that restarts is back within seconds.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);

@@ -36,7 +36,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Leaves it to the kernel, so that whoever waits for it finds this process gone, not only about to go.
+    /// Leaves it to the kernel, so that a command that waits for it finds this process gone, not only about to go.
     pub fn until_the_end(self) {
         std::mem::forget(self);
     }
