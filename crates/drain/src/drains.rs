@@ -49,10 +49,17 @@ pub struct Progress {
     pub cordon_failure: Option<Failure>,
 }
 
-/// Clones are the same.
+/// Clones are the same; with the last of them all drains end.
 #[derive(Clone)]
-pub struct Drains(Arc<Shared>);
+pub struct Drains(Arc<Owner>);
 
+/// No drain holds this: it would keep itself alive.
+struct Owner {
+    shared: Arc<Shared>,
+    running: Mutex<HashMap<String, Running>>,
+}
+
+/// What the drains have in common.
 pub(crate) struct Shared {
     pub cluster: Cluster,
     pub clock: Clock,
@@ -60,7 +67,6 @@ pub(crate) struct Shared {
     pub ledger: Arc<Mutex<Ledger>>,
     pub evictions: Semaphore,
     budgets: Mutex<Weak<Budgets>>,
-    running: Mutex<HashMap<String, Running>>,
     /// Drains so far.
     count: AtomicU64,
 }
@@ -111,16 +117,16 @@ impl Shared {
 impl Drains {
     /// `recorder` records events in the cluster itself, where the nodes are.
     pub fn new(cluster: Cluster, recorder: Recorder, clock: Clock) -> Self {
-        Self(Arc::new(Shared {
+        let shared = Shared {
             cluster,
             clock,
             recorder,
             ledger: Arc::default(),
             evictions: Semaphore::new(EVICTIONS_AT_ONCE),
             budgets: Mutex::default(),
-            running: Mutex::default(),
             count: AtomicU64::new(0),
-        }))
+        };
+        Self(Arc::new(Owner { shared: Arc::new(shared), running: Mutex::default() }))
     }
 
     /// From now on the node is drained. A drain of the same id goes on, with what is asked for now; one of another id
@@ -138,7 +144,7 @@ impl Drains {
         }
         let (request, requested) = signal::channel(request);
         let (report, progress) = signal::channel(Progress::default());
-        let run = Run::new(self.0.clone(), node, requested, report, Box::new(notify));
+        let run = Run::new(self.0.shared.clone(), node, requested, report, Box::new(notify));
         let task = AbortOnDropHandle::new(tokio::spawn(run.run()));
         running.insert(node.to_owned(), Running { request, progress: progress.clone(), task });
         progress
@@ -158,7 +164,7 @@ impl Drains {
     /// is left alone.
     pub async fn undo(&self, node: &str, id: &str) -> Result<(), Error> {
         self.release(node);
-        let (key, writer) = (Key::new("", node), self.0.cluster.writer(FIELD_MANAGER));
+        let (key, writer) = (Key::new("", node), self.0.shared.cluster.writer(FIELD_MANAGER));
         let found = writer.read::<NodeView>("nodes", &key).await?.and_then(NodeView::project);
         let Some(found) = found.filter(|found| found.drain.as_deref() == Some(id)) else { return Ok(()) };
         execute::uncordon(&Kind::new("nodes", writer, NodeView::project), &key, &found).await
@@ -166,8 +172,8 @@ impl Drains {
 
     /// What a drain of the node would do. Nothing is changed.
     pub async fn preview(&self, node: &str, order: &Order) -> Plan {
-        let mut scene = Scene::new(self.0.cluster.clone(), node);
-        scene.follow_pods(|| self.0.budgets(), order.asks_for_namespaces());
+        let mut scene = Scene::new(self.0.shared.cluster.clone(), node);
+        scene.follow_pods(|| self.0.shared.budgets(), order.asks_for_namespaces());
         loop {
             // Subscribed before the look: what changes after it is not missed.
             let news = scene.news();

@@ -126,6 +126,8 @@ fn test(executable: &Executable) -> Command {
     // For what the test starts; an operator gives helm an environment of its own.
     let (name, value) = GARBAGE_COLLECTION;
     command.env(name, value);
+    // A failed test returns an error that says what was wrong; two hundred lines of the executor's frames would hide it.
+    command.env("RUST_LIB_BACKTRACE", "0");
     command
 }
 

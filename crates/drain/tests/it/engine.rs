@@ -81,3 +81,9 @@ pub async fn until(
 pub async fn ended(progress: &mut signal::Receiver<Progress>) -> Result<Plan> {
     until(progress, "the end", |plan| plan.end.is_some()).await
 }
+
+/// Until the drain's task has ended, which is no end of the drain.
+pub async fn gone(progress: &mut signal::Receiver<Progress>) -> Result<()> {
+    let gone = async { while progress.changed().await.is_ok() {} };
+    tokio::time::timeout(PATIENCE, gone).await.context("the drain goes on without its process")
+}

@@ -5,24 +5,33 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use plan::drain::End;
 use serde_json::json;
-use testbed::fault::{Calls, Fault, Verb};
+use testbed::fault::{ApiRequest, Calls, Fault, Injected, Verb};
 
 use crate::{
     deadline::warnings,
-    engine::{Engine, ended, order},
+    engine::{Engine, ended, gone, order},
     place::Place,
 };
 
-const PODS: [&str; 3] = ["one", "two", "three"];
+static PODS: [&str; 3] = ["one", "two", "three"];
 
-/// Drains a node, killed at one of its writes, and a second time to the end.
-async fn strike(place: &Place, calls: Calls, fault: Fault, node: &str, limit: Option<Duration>) -> Result<Engine> {
-    let held = place.proxy.inject(calls, fault);
+/// Drains a node, killed when the first of these calls stands still and these pods are evicted, and starts the next
+/// process.
+async fn strike(
+    place: &Place,
+    held: &[Injected],
+    evicted: &[&str],
+    node: &str,
+    limit: Option<Duration>,
+) -> Result<Engine> {
+    let mark = place.control_plane.audit().mark()?;
     let engine = Engine::start(&place.proxy).await?;
-    let _drain = engine.begin(node, order("one"), limit);
-    held.reached().await?;
+    let mut drain = engine.begin(node, order("one"), limit);
+    held[0].reached().await?;
+    place.accepted(mark, evicted).await?;
     drop(engine);
-    held.cut();
+    gone(&mut drain).await?;
+    held.iter().for_each(Injected::cut);
     place.proxy.clear();
     Engine::start(&place.proxy).await
 }
@@ -37,14 +46,22 @@ async fn killed_at_any_write_a_drain_ends_the_same_and_evicts_each_pod_once() ->
             for name in PODS {
                 place.pod(name, &node, json!({})).await?;
             }
-            let evictions = Calls::of(Verb::Create, "pods/eviction").in_namespace(&place.namespace);
-            let calls = match at {
-                0 => Calls::of(Verb::Patch, "nodes").named(&node),
-                nth => evictions.nth(u64::try_from(nth)?),
+            let evictions = |pods: &'static [&str]| {
+                let of_one = move |request: &ApiRequest| pods.iter().any(|pod| request.name.as_deref() == Some(*pod));
+                Calls::of(Verb::Create, "pods/eviction").in_namespace(&place.namespace).only_if(of_one)
             };
+            // Evictions are sent side by side. Another one that is on its way when the process ends may be carried out
+            // after the next process has looked, which then asks again: the others are over, or have not begun.
+            let (before, from) = PODS.split_at(at.saturating_sub(1));
+            let (calls, after) = match at {
+                0 => (Calls::of(Verb::Patch, "nodes").named(&node), from),
+                _ => (evictions(&from[..1]), &from[1..]),
+            };
+            let proxy = &place.proxy;
+            let held = [proxy.inject(calls, fault), proxy.inject(evictions(after), Fault::HoldBeforeCommit)];
             let mark = place.control_plane.audit().mark()?;
             let what = format!("{fault:?} at write {at}");
-            let engine = strike(&place, calls, fault, &node, None).await.context(what.clone())?;
+            let engine = strike(&place, &held, before, &node, None).await.context(what.clone())?;
             let plan = ended(&mut engine.begin(&node, order("one"), None)).await.context(what.clone())?;
             ensure!(plan.end == Some(End::Drained), "{what}: {plan:?}");
             let accepted = place.accepted(mark, &PODS).await?;
@@ -65,7 +82,8 @@ async fn killed_at_the_warning_it_is_recorded_once() -> Result<()> {
         place.pod("one", &node, json!({})).await?;
         place.budget("web", 1, 0).await?;
         let limit = Some(Duration::from_secs(3));
-        let engine = strike(&place, Calls::of(Verb::Create, "events"), fault, &node, limit).await?;
+        let held = [place.proxy.inject(Calls::of(Verb::Create, "events"), fault)];
+        let engine = strike(&place, &held, &[], &node, limit).await?;
         let plan = ended(&mut engine.begin(&node, order("one"), limit)).await?;
         ensure!(plan.end == Some(End::Expired), "{plan:?}");
         engine.stop().await?;

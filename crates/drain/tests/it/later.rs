@@ -7,7 +7,7 @@ use plan::drain::{End, Plan, Standing, Stays};
 use serde_json::json;
 
 use crate::{
-    engine::{Engine, ended, order, until},
+    engine::{Engine, ended, gone, order, until},
     place::Place,
 };
 
@@ -30,6 +30,7 @@ async fn a_pod_bound_after_the_cordon_holds_no_drain_and_another_process_knows_i
     until(&mut drain, "left out", is_left_out).await?;
 
     drop(engine);
+    gone(&mut drain).await?;
     let engine = Engine::start(&place.proxy).await?;
     let mut drain = engine.begin(&node, order("one"), None);
     until(&mut drain, "left out by the next process", is_left_out).await?;
