@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use super::derived::{Accepted, Action, Done, ObjectId, ObjectKind, Objects};
 use crate::Why;
 use crate::event::{Event, EventKind};
+use crate::fact::Class;
 use crate::message::steady;
 use crate::round::{Plan, Progress, Refusal, Report, Round};
 
@@ -51,28 +52,31 @@ impl<'a> Attempts<'a> {
     /// Everything that is in the way, the most important first: known when it was planned, or refused by the API server.
     pub(super) fn problems(&self) -> Vec<Problem> {
         let refused = self.all.iter().filter_map(|(action, progress)| {
-            let id = applied_id(action)?;
+            let change = Change::of(action)?;
             let why = match progress {
-                Progress::Refused(Refusal::Rejected(message)) => {
-                    Why { reason: Reason::ObjectRejected, message: format!("{id} was refused: {message}") }
-                }
+                Progress::Refused(Refusal::Rejected(message))
+                | Progress::Failed { class: Class::Terminal, message, .. } => change.refused(message),
                 Progress::Refused(Refusal::Because(why)) => why.clone(),
                 _ => return None,
             };
-            Some(Problem { id: Some(id.clone()), why })
+            Some(Problem { id: Some(change.id.clone()), why })
         });
         let mut problems: Vec<_> = self.blocked.iter().cloned().chain(refused).collect();
         problems.sort_by_key(|problem| problem.why.reason);
         problems
     }
 
-    /// What was to be applied and may not be: it failed in a way that may pass, or its turn did not come.
-    pub(super) fn unfinished(&self) -> impl Iterator<Item = &'a ObjectId> {
-        self.all.iter().filter_map(|(action, progress)| match (action, progress) {
-            (Action::Apply { id, .. } | Action::Patch { id, .. }, Progress::Failed { .. } | Progress::Skipped) => {
-                Some(id)
-            }
-            _ => None,
+    /// What may not be as it is wanted: its change failed in a way that may pass, or its turn did not come.
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = (&'a ObjectId, Why)> {
+        self.all.iter().filter_map(|(action, progress)| {
+            let change = Change::of(action)?;
+            let why = match progress {
+                Progress::Failed { class: Class::Terminal, .. } => return None,
+                Progress::Failed { message, .. } => change.unfinished(Some(message)),
+                Progress::Skipped => change.unfinished(None),
+                _ => return None,
+            };
+            Some((change.id, why))
         })
     }
 
@@ -133,10 +137,32 @@ impl<'a> Attempts<'a> {
     }
 }
 
-/// Of an object that may not be applied.
-pub(super) fn unapplied(id: &ObjectId) -> Why {
-    let message = format!("{id} could not be applied yet; the operator goes on trying");
-    Why { reason: Reason::StateUnknown, message }
+/// What an action was to do to a derived object.
+struct Change<'a> {
+    id: &'a ObjectId,
+    is_removal: bool,
+}
+
+impl<'a> Change<'a> {
+    fn of(action: &'a Action) -> Option<Self> {
+        match action {
+            Action::Apply { id, .. } | Action::Patch { id, .. } => Some(Self { id, is_removal: false }),
+            Action::Delete { id, .. } => Some(Self { id, is_removal: true }),
+            Action::AddFinalizer { .. } | Action::ReleaseFinalizer { .. } => None,
+        }
+    }
+
+    fn refused(&self, message: &str) -> Why {
+        let what = if self.is_removal { "the removal of " } else { "" };
+        Why { reason: Reason::ObjectRejected, message: format!("{what}{} was refused: {message}", self.id) }
+    }
+
+    fn unfinished(&self, message: Option<&str>) -> Why {
+        let done = if self.is_removal { "removed" } else { "applied" };
+        let because = message.map_or_else(String::new, |message| format!(": {message}"));
+        let message = format!("{} could not be {done} yet{because}; the operator goes on trying", self.id);
+        Why { reason: Reason::StateUnknown, message }
+    }
 }
 
 fn applied_id(action: &Action) -> Option<&ObjectId> {
@@ -164,7 +190,7 @@ impl Conditions<'_> {
         let former = self.former.iter().find(|c| c.kind == kind && c.status == status);
         // Other numbers are no news in the server's words, but they are in ours.
         let is_same = |c: &&Condition| {
-            let is_foreign = why.reason == Reason::ObjectRejected;
+            let is_foreign = matches!(why.reason, Reason::ObjectRejected | Reason::StateUnknown);
             is_foreign && c.reason == why.reason && c.observed_generation == self.generation
         };
         let refusal = former.filter(is_same).map(|c| c.message.as_str());

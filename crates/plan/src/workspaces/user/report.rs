@@ -11,7 +11,7 @@ use crate::Why;
 use crate::round::{Report, Round};
 use crate::workspaces::derived::{Accepted, Action, Done, ObjectId, ObjectKind, inventory};
 use crate::workspaces::ingress::url;
-use crate::workspaces::report::{Attempts, Conditions, unapplied};
+use crate::workspaces::report::{Attempts, Conditions};
 
 /// A round as the controller sees it.
 pub type RoundOf<'a> = Round<'a, User, Observed, Action, Done, Accepted>;
@@ -58,8 +58,8 @@ fn state(round: &RoundOf<'_>, attempts: &Attempts<'_>) -> (UserPhase, Why) {
     if let Some(problem) = attempts.problems().into_iter().next() {
         return (UserPhase::Failed, problem.why);
     }
-    if let Some(id) = attempts.unfinished().next() {
-        return (UserPhase::Progressing, unapplied(id));
+    if let Some((_, why)) = attempts.unfinished().next() {
+        return (UserPhase::Progressing, why);
     }
     match round.object.spec.as_ref() {
         Some(spec) if spec.has_code_server() => compute(round, attempts, spec),

@@ -16,7 +16,7 @@ use crate::message::steady;
 use crate::round::{Report, Round};
 use crate::workspaces::derived::{Action, Done, Found, ObjectId, ObjectKind, inventory};
 use crate::workspaces::ingress::url;
-use crate::workspaces::report::{Attempts, Conditions, Problem, unapplied};
+use crate::workspaces::report::{Attempts, Conditions, Problem};
 use crate::workspaces::secret::Digested;
 
 /// The word for what has been written and not been worked on.
@@ -287,8 +287,8 @@ impl View<'_> {
             (ConditionStatus::False, terminating())
         } else if let Some((_, (_, why))) = unready() {
             (ConditionStatus::False, why.clone())
-        } else if let Some(id) = self.attempts.unfinished().next() {
-            (ConditionStatus::False, unapplied(id))
+        } else if let Some((_, why)) = self.attempts.unfinished().next() {
+            (ConditionStatus::False, why)
         } else if self.is_stopped() {
             let message =
                 "Everything is scaled to zero because spec.stopped is true; releases and data are kept".to_owned();
@@ -336,8 +336,8 @@ impl View<'_> {
         if let Some(problem) = self.problems.iter().find(of_network) {
             return (ConditionStatus::False, problem.why.clone());
         }
-        if let Some(id) = self.attempts.unfinished().find(|id| is_network(id.kind)) {
-            return (ConditionStatus::Unknown, unapplied(id));
+        if let Some((_, why)) = self.attempts.unfinished().find(|(id, _)| is_network(id.kind)) {
+            return (ConditionStatus::Unknown, why);
         }
         if self.round.object.spec.as_ref().is_some_and(|spec| !is_isolated(spec)) {
             let message =

@@ -61,6 +61,21 @@ fn a_user_whose_service_could_not_be_applied_is_not_ready() {
 }
 
 #[test]
+fn a_code_server_that_could_not_be_removed_is_not_called_disabled() {
+    let mut world = World::ready(one_user(json!({})));
+    world.change(|spec| spec["users"][0]["permissions"] = json!([]));
+    world.workspace_round();
+    world.refusals.insert(ObjectId::new(ObjectKind::StatefulSet, SET), outdated());
+    world.user_round("ana");
+    let ready = status(&world).conditions.remove(0);
+    assert_eq!((status(&world).phase, ready.reason.as_str()), (Some(UserPhase::Progressing), "StateUnknown"));
+    assert!(ready.message.contains(&format!("{SET} could not be removed yet")), "{}", ready.message);
+    world.refusals.clear();
+    world.settle();
+    assert_eq!(status(&world).phase, Some(UserPhase::Disabled));
+}
+
+#[test]
 fn w05_without_the_right_or_disabled_the_compute_goes_and_comes_back_as_it_was() {
     let mut world = World::ready(one_user(json!({})));
     let password = world.names(ObjectKind::Secret)[0].to_owned();

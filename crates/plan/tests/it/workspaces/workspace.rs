@@ -3,6 +3,7 @@
 use api::workspace::WorkspacePhase;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use plan::event::EventKind;
+use plan::fact::Class;
 use plan::round::{Progress, Refusal};
 use plan::workspaces::{ObjectId, ObjectKind, workspace};
 use proptest::prelude::*;
@@ -211,12 +212,41 @@ fn what_could_not_be_applied_is_not_said_to_be_in_place() {
         world.objects.remove(&lost);
         world.refusals.insert(lost.clone(), outdated());
         world.workspace_round();
-        let why = format!("StateUnknown: {lost} could not be applied yet; the operator goes on trying");
+        let why = format!(
+            "StateUnknown: {lost} could not be applied yet: what was planned on has changed; the operator goes on trying"
+        );
         assert_eq!(world.status().phase, Some(WorkspacePhase::Progressing));
         assert_eq!(world.condition("Ready"), format!("False {why}"));
         if kind != ObjectKind::ConfigMap {
             assert_eq!(world.condition("NetworkReady"), format!("Unknown {why}"));
         }
+        world.refusals.clear();
+        world.settle();
+        assert_eq!(world.status().phase, Some(WorkspacePhase::Ready));
+    }
+}
+
+#[test]
+fn what_could_not_be_removed_is_not_said_to_be_gone() {
+    let refused = Progress::Refused(Refusal::Rejected("not yours".to_owned()));
+    let too_large = Progress::Failed { class: Class::Terminal, retry: None, message: "too large".to_owned() };
+    let cases = [
+        (outdated(), WorkspacePhase::Progressing, "Unknown StateUnknown", "could not be removed yet: what was planned"),
+        (refused, WorkspacePhase::Failed, "False ObjectRejected", "was refused: not yours"),
+        (too_large, WorkspacePhase::Failed, "False ObjectRejected", "was refused: too large"),
+    ];
+    for (failure, phase, network, message) in cases {
+        let mut world = World::ready(basic());
+        let policies = world.names(ObjectKind::NetworkPolicy).into_iter();
+        let internet = policies.filter(|name| name.ends_with("-internet")).map(str::to_owned).next().unwrap();
+        let internet = ObjectId::new(ObjectKind::NetworkPolicy, internet);
+        world.change(|spec| spec["network"] = json!({ "internet": false }));
+        world.refusals.insert(internet.clone(), failure);
+        world.workspace_round();
+        let (ready, of_network) = (world.condition("Ready"), world.condition("NetworkReady"));
+        assert_eq!(world.status().phase, Some(phase), "{ready}");
+        assert!(ready.starts_with("False") && ready.contains(message), "{ready}");
+        assert!(of_network.starts_with(network) && of_network.contains(&internet.to_string()), "{of_network}");
         world.refusals.clear();
         world.settle();
         assert_eq!(world.status().phase, Some(WorkspacePhase::Ready));

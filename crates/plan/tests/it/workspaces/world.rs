@@ -353,6 +353,11 @@ impl World {
 
     fn carry_out(&mut self, action: &Action, user: Option<&str>) -> Progress<Done> {
         self.done.push(word(action));
+        if let Action::Apply { id, .. } | Action::Patch { id, .. } | Action::Delete { id, .. } = action
+            && let Some(refusal) = self.refusals.get(id)
+        {
+            return refusal.clone();
+        }
         match action {
             Action::AddFinalizer { finalizers } | Action::ReleaseFinalizer { finalizers } => match user {
                 Some(slug) => {
@@ -361,9 +366,6 @@ impl World {
                 None => self.workspace.metadata.finalizers = Some(finalizers.clone()),
             },
             Action::Apply { id, body, content } => {
-                if let Some(refusal) = self.refusals.get(id) {
-                    return refusal.clone();
-                }
                 if let Some(content) = content {
                     let Some(data) = self.read(id, content) else { return outdated() };
                     self.contents.insert(id.clone(), data);
