@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use futures::future::select_all;
+use futures::{StreamExt, future::OptionFuture, stream::FuturesUnordered};
 use shard::store::layout::CA_CERTIFICATE;
 use testbed::{node::RealNode, process::Child, tools};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
@@ -25,6 +25,15 @@ use super::{
     shards::Shards,
 };
 use crate::Failure;
+
+/// What happens to programs.
+enum News {
+    /// With this status.
+    Ended(String, i32),
+    /// It has waited long enough.
+    Due(String),
+    Started(Box<Result<Operator, Failure>>),
+}
 
 /// Everything that runs.
 pub struct Running {
@@ -126,25 +135,63 @@ impl Running {
     /// Starts again what ends. Comes back only with an error.
     pub async fn keep(&mut self, place: &Place, report: &Report) -> Result<(), Failure> {
         let mut restarts = Restarts::default();
+        let kubeconfig = self.credentials.kubeconfig.clone();
+        // Ready only when the API server is, which may have ended too.
+        let mut operator = OptionFuture::default();
         loop {
-            let children = self.own.iter().flat_map(Own::children).chain(self.ours());
-            let ends = children.map(|child| Box::pin(async move { (child, child.exited().await) }));
-            let ((child, status), ..) = select_all(ends).await;
-            let name = child.program().name.clone();
-            report.note(format!("{name} ended with status {status}; starting it again"));
-            let delay = restarts.delay(&name, Instant::now());
-            tokio::time::sleep(delay).await;
-            let mut had_become_ready = false;
-            if name == operator::NAME {
-                match Operator::start(place, &self.credentials.kubeconfig).await {
-                    Ok(operator) => (self.operator, had_become_ready) = (operator, true),
-                    Err(error) => report.note(error.to_string()),
+            match self.news(&restarts, &mut operator).await {
+                News::Ended(name, status) => {
+                    report.note(format!("{name} ended with status {status}; starting it again"));
+                    restarts.ended(&name, Instant::now());
+                    continue;
                 }
-            } else {
-                child.restart().await?;
+                News::Due(name) if name == operator::NAME => {
+                    operator = Some(Box::pin(Operator::start(place, &kubeconfig))).into();
+                    restarts.begins(&name);
+                    continue;
+                }
+                News::Due(name) => {
+                    let child = self.children().find(|child| child.program().name == name);
+                    let restart = child.map(Child::restart).expect("it is one of them");
+                    if let Err(error) = restart.await {
+                        report.note(error.to_string());
+                    }
+                    restarts.began(&name, Instant::now(), false);
+                }
+                News::Started(started) => {
+                    operator = OptionFuture::default();
+                    restarts.began(operator::NAME, Instant::now(), started.is_ok());
+                    match *started {
+                        Ok(started) => self.operator = started,
+                        Err(error) => report.note(error.to_string()),
+                    }
+                }
             }
-            restarts.began(name, Instant::now(), delay, had_become_ready);
             place.write_session(&self.session())?;
+        }
+    }
+
+    fn children(&self) -> impl Iterator<Item = &Child> {
+        self.own.iter().flat_map(Own::children).chain(self.ours())
+    }
+
+    async fn news(
+        &self,
+        restarts: &Restarts,
+        operator: &mut OptionFuture<impl Future<Output = Result<Operator, Failure>> + Unpin>,
+    ) -> News {
+        let up = self.children().filter(|child| !restarts.is_down(&child.program().name));
+        let ends = up.map(|child| async { (child.program().name.clone(), child.exited().await) });
+        let mut ends: FuturesUnordered<_> = ends.collect();
+        let next = restarts.next();
+        let due = OptionFuture::from(next.map(|(name, at)| async move {
+            sleep_until(at).await;
+            name.to_owned()
+        }));
+        tokio::select! {
+            Some((name, status)) = ends.next() => News::Ended(name, status),
+            Some(name) = due => News::Due(name),
+            Some(started) = operator => News::Started(Box::new(started)),
         }
     }
 
