@@ -25,6 +25,8 @@ pub(crate) const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 /// How often a program that was told to stop is looked at.
 const STOP_POLL: Duration = Duration::from_millis(1);
+/// Ten seconds: threads that run get the signal within their time slice.
+const STOP_LOOKS: u32 = 10_000;
 
 /// `$@` is the program. It writes to the guard's stderr, which is the log file. When the pipe closes the
 /// program is killed first, so that its end is seen and reported, and then with `kill 0` the whole group:
@@ -65,6 +67,8 @@ pub enum Error {
         #[source]
         source: rustix::io::Errno,
     },
+    #[error("{name} (pid {pid}) goes on although it was told to stand still")]
+    Moving { name: String, pid: u32 },
 }
 
 /// What to run; kept by the child so that it can be started again in the same way.
@@ -206,12 +210,17 @@ impl Child {
 
     /// SIGSTOP: the program keeps its sockets and answers nobody.
     pub fn pause(&self) -> Result<(), Error> {
+        let pid = self.pid();
         self.signal(Signal::STOP)?;
         // A thread goes on, and may answer, until the signal reaches it.
-        while self.is_running() && !is_still(self.pid()) {
+        for _ in 0..STOP_LOOKS {
+            // Another process, by a restart meanwhile, was not told to stop.
+            if !self.is_running() || self.pid() != pid || is_still(pid) {
+                return Ok(());
+            }
             std::thread::sleep(STOP_POLL);
         }
-        Ok(())
+        Err(Error::Moving { name: self.program.name.clone(), pid })
     }
 
     pub fn resume(&self) -> Result<(), Error> {
@@ -248,9 +257,13 @@ impl Child {
 
 async fn keep(child: Weak<Child>) {
     while let Some(end) = child.upgrade().map(|child| child.end()) {
-        end.await;
+        let status = end.await;
         tokio::time::sleep(RESTART_PAUSE).await;
         let Some(child) = child.upgrade() else { break };
+        if child.is_running() {
+            continue;
+        }
+        tracing::warn!(program = child.program.name, status, "a program has ended and is started again");
         if let Err(error) = child.restart().await {
             tracing::warn!(program = child.program.name, %error, "a program cannot be started again");
         }
