@@ -118,7 +118,11 @@ async fn a66_a_token_is_refreshed_before_it_expires_and_a98_not_while_paused() -
     // One that an operator wrote which reached the API server by another address.
     let moved = json!({ "metadata": { "annotations": { ADDRESS: "another" } }, "stringData": { "value": "old" } });
     space.secrets().patch(SECRET, &PatchParams::default(), &Patch::Merge(moved)).await?;
-    let is_renewed = async || Ok(space.secret_entry(SECRET, "value").await?.as_deref() != Some("old"));
+    let is_renewed = async || {
+        let annotations = space.secrets().get(SECRET).await?.metadata.annotations.unwrap_or_default();
+        let value = space.secret_entry(SECRET, "value").await?;
+        Ok(annotations[ADDRESS] != "another" && value.as_deref() != Some("old"))
+    };
     until("the address is the API server's own", is_renewed).await?;
 
     space.patch("Cluster", CLUSTER, json!({ "spec": { "paused": true } })).await?;

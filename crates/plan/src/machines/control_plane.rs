@@ -157,6 +157,11 @@ fn condition(kubeconfig: &Kubeconfig, round: &RoundOf<'_>, make: &Conditions<'_,
             Reason::KubeconfigStored,
             format!("Secret {secret} has a token of {account}; a new one is refused: {why}"),
         ),
+        Some(why) if *found == Found::Outdated => say(
+            False,
+            Reason::KubeconfigUnusable,
+            format!("Secret {secret} has an address that the API server had before; a new one is refused: {why}"),
+        ),
         Some(why) => say(
             False,
             Reason::TokenRefused,
@@ -165,6 +170,9 @@ fn condition(kubeconfig: &Kubeconfig, round: &RoundOf<'_>, make: &Conditions<'_,
             ),
         ),
         None if is_good => say(True, Reason::KubeconfigStored, format!("Secret {secret} has a token of {account}")),
+        None if *found == Found::Outdated => {
+            say(False, Reason::Reconciling, format!("Secret {secret} does not have the API server's new address yet"))
+        }
         None => say(False, Reason::Reconciling, format!("Secret {secret} has no valid token yet")),
     }
 }
@@ -284,6 +292,9 @@ mod tests {
         assert_eq!(kubeconfig(&report.status), (ConditionStatus::False, Reason::TokenRefused));
         assert_eq!(report.transitions[0].kind, EventKind::Warning);
         assert!(report.transitions[0].note.contains("no such account; create the ServiceAccount"));
+        let moved = reported(&object, &observed(Found::Outdated), failed());
+        assert_eq!(kubeconfig(&moved.status), (ConditionStatus::False, Reason::KubeconfigUnusable));
+        assert!(moved.transitions[0].note.contains("an address that the API server had before"));
         let serves = reported(&object, &observed(mins(9)), failed());
         assert_eq!(kubeconfig(&serves.status), (ConditionStatus::True, Reason::KubeconfigStored));
     }

@@ -11,7 +11,7 @@ use api::machine::{
 };
 use serde_json::{Value, json};
 
-use super::super::node::{is_same, last_segment};
+use super::super::node::{Places, last_segment};
 use super::super::shard::{Group, Shard};
 use super::super::{Distribution, Share, distribute};
 use super::marks::confirmed;
@@ -96,6 +96,11 @@ pub fn plan(pool: &NstanceMachinePool, observed: &Observed, inputs: &InputsOf) -
     members(&mut plan, pool, spec, latest, &sizes);
     if confirmed.is_some() {
         give_up(&mut plan, pool, spec, latest, &sizes, &resized);
+    }
+    let annotations = pool.metadata.annotations.as_ref();
+    let is_annotated = annotations.and_then(|all| all.get(MANAGED_BY_ANNOTATION)).is_some_and(|by| by == MANAGED_BY);
+    if !is_annotated && plan.blocked.is_empty() {
+        plan.push(Action::Annotate);
     }
     plan
 }
@@ -391,7 +396,8 @@ pub(super) fn provider_ids(
     let mut ids: BTreeSet<&str> = ours.iter().flat_map(|group| &group.provider_ids).map(String::as_str).collect();
     let is_synced = |shard: &String| ours.iter().any(|group| group.spec.shard == *shard && group.is_synced);
     if !spec.shards.iter().all(is_synced) || ours.iter().any(|group| !group.is_synced) {
-        let is_known = |id: &&String| ids.iter().any(|known| is_same(last_segment(id), known) || is_same(known, id));
+        let known = Places::new(ids.iter().copied());
+        let is_known = |id: &&String| !known.of(&[id, last_segment(id)]).is_empty();
         let kept: Vec<&str> = spec.provider_id_list.iter().filter(|id| !is_known(id)).map(String::as_str).collect();
         ids.extend(kept);
     }
@@ -407,10 +413,5 @@ fn publish(
     let ids = provider_ids(pool, spec, observed);
     if ids != spec.provider_id_list {
         plan.push(Action::PublishProviderIds { ids });
-    }
-    let annotations = pool.metadata.annotations.as_ref();
-    let is_annotated = annotations.and_then(|all| all.get(MANAGED_BY_ANNOTATION)).is_some_and(|by| by == MANAGED_BY);
-    if !is_annotated && plan.blocked.is_empty() {
-        plan.push(Action::Annotate);
     }
 }
