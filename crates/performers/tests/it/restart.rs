@@ -16,13 +16,11 @@ use runtime::Settings;
 use serde_json::json;
 use testbed::{
     ControlPlane, Options,
-    audit::Entry,
     fault::{Calls, Fault, Injected, Seen, Verb},
     process::Child,
 };
 
 use crate::{
-    fault::times_done,
     harness::{Running, Space, alone, hasty, spec},
     scene::{Scene, eventually},
 };
@@ -71,7 +69,6 @@ impl Stage {
     async fn paused(&self, name: &str, program: impl Fn(&ControlPlane) -> &Child) -> Result<()> {
         let create = Calls::of(Verb::Create, "pods").named(&format!("performer-{name}")).at_most(1);
         let held = self.scene.proxy.inject(create, Fault::HoldBeforeCommit);
-        let mark = self.scene.control_plane.audit().mark()?;
         self.space.create(name, spec()).await?;
         held.reached().await?;
         let before = self.failures();
@@ -82,17 +79,12 @@ impl Stage {
         gave_up?;
         self.scene.control_plane.ready().await?;
         self.space.until_ready(name).await?;
+        // The server may have made it though its answer came too late. It was made a second time only if it went before.
         let owned = format!("performer-{name}");
-        let log = || -> Result<Vec<Entry>> {
-            let mut log = self.scene.control_plane.audit().entries_after(mark)?;
-            log.retain(|e| (&*e.verb, &*e.resource, &*e.subresource, &*e.name) == ("create", "pods", "", &*owned));
-            Ok(log)
-        };
-        // The log is written after the answer. The server may have made the pod though its answer came too late and is
-        // logged as failed: the pod is there.
-        let came = eventually("the creation is logged", || log().is_ok_and(|log| !log.is_empty())).await;
-        came.with_context(|| format!("{:#?}", log()))?;
-        assert!(times_done(&log()?) <= 1, "{:#?}", log());
+        let is_deletion = |seen: &Seen| seen.request.verb == Verb::Delete && seen.request.is_for("pods");
+        let requests = self.scene.proxy.requests();
+        let deletions = requests.iter().filter(|seen| is_deletion(seen) && seen.request.name.as_ref() == Some(&owned));
+        assert_eq!(deletions.count(), 0);
         self.repairs(name).await
     }
 

@@ -318,8 +318,11 @@ impl Space {
         let waited = until(&self.performers, name, what, holds).await;
         let Err(error) = waited else { return waited };
         // Whether the operator or the node is to blame.
-        let pod = self.pods.get_opt(&format!("performer-{name}")).await?;
-        Err(error.context(format!("its pod is\n{}", serde_json::to_string_pretty(&pod)?)))
+        let pod = match self.pods.get_opt(&format!("performer-{name}")).await {
+            Ok(pod) => serde_json::to_string_pretty(&pod)?,
+            Err(unread) => unread.to_string(),
+        };
+        Err(error.context(format!("its pod is\n{pod}")))
     }
 
     pub async fn until_ready(&self, name: &str) -> Result<Performer> {
