@@ -44,7 +44,9 @@ async fn a_node_that_is_off_or_slow_or_refuses_is_told_apart() -> Result<()> {
     }
     worker.power_on().await?;
     eventually("the worker is back with its disk", || client.version()).await?;
-    client.upgrade("ghcr.io/siderolabs/installer:v1.12.2", false).await?;
+    worker.fail("Upgrade", CallFault::LostReply, 1);
+    let lost = client.upgrade("ghcr.io/siderolabs/installer:v1.12.2", false).await;
+    ensure!(lost.as_ref().is_err_and(Error::is_transient), "{lost:?}");
     let upgraded = || async {
         let version = client.version().await.map_err(|error| error.to_string())?.version.unwrap_or_default().tag;
         if version == "v1.12.2" { Ok(()) } else { Err(version) }

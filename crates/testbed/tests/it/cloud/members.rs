@@ -4,11 +4,17 @@ use anyhow::{Context, Result, bail, ensure};
 use talos::{Error, client::Stage};
 use testbed::{
     process::{Child, Program},
-    talos::{eventually, reaches_stage},
+    talos::{CallFault, eventually, reaches_stage},
 };
 use tonic::Code;
 
 use super::{Node, Person};
+
+/// The call may have been done or not: what there is now says which.
+fn is_lost(reply: &Result<(), Error>) -> Result<()> {
+    ensure!(reply.as_ref().is_err_and(Error::is_transient), "{reply:?}");
+    Ok(())
+}
 
 pub async fn leadership_moves(person: &Person<'_>, nodes: [&Node; 3]) -> Result<()> {
     let client = person.client(nodes[0])?;
@@ -87,7 +93,13 @@ pub async fn a_dead_voter_blocks_additions_until_it_is_removed(
         if said.contains("unhealthy cluster") { Ok(()) } else { Err(said) }
     };
     eventually("etcd refuses the newcomer", refused).await?;
-    client.etcd_remove_member(member).await?;
+    first.machine.fail("EtcdRemoveMemberByID", CallFault::LostReply, 1);
+    is_lost(&client.etcd_remove_member(member).await)?;
+    // A second call learns that it was done.
+    match client.etcd_remove_member(member).await {
+        Err(Error::Refused { code: Code::NotFound, .. }) => {}
+        other => bail!("{other:?}"),
+    }
     let voters = || async {
         let members = client.etcd_members().await.map_err(|error| error.to_string())?;
         let is_voter = members.iter().any(|member| member.hostname == "stock-cp-late" && !member.is_learner);
@@ -97,7 +109,8 @@ pub async fn a_dead_voter_blocks_additions_until_it_is_removed(
 }
 
 pub async fn a_graceful_reset_leaves_etcd(person: &Person<'_>, first: &Node, leaving: &Node) -> Result<()> {
-    person.client(leaving)?.reset(true, true).await?;
+    leaving.machine.fail("Reset", CallFault::LostReply, 1);
+    is_lost(&person.client(leaving)?.reset(true, true).await)?;
     reaches_stage(&leaving.machine, &Stage::Maintenance { version: None }).await?;
     let members = person.client(first)?.etcd_members().await?;
     ensure!(members.len() == 2 && members.iter().all(|member| member.hostname != leaving.name), "{members:?}");
