@@ -29,7 +29,10 @@ async fn a98_past_the_deadline_a_warning_names_the_pods_left() -> Result<()> {
     place.pod("free", &node, json!({ "metadata": { "labels": { "app": "other" } } })).await?;
     place.budget("web", 1, 0).await?;
     let engine = Engine::start(&place.proxy).await?;
-    let mut drain = engine.begin(&node, order("one"), Some(Duration::from_secs(4)));
+    let mut drain = engine.begin(&node, order("one"), Some(Duration::from_hours(1)));
+    until(&mut drain, "one is held, the other gone", |plan| plan.blocked().is_some() && plan.left().count() == 1)
+        .await?;
+    engine.begin(&node, order("one"), Some(Duration::ZERO));
     assert_eq!(ended(&mut drain).await?.end, Some(End::Expired));
     engine.stop().await?;
     let [warning] = <[Event; 1]>::try_from(warnings(&place, &node).await?).ok().context("one warning")?;

@@ -27,9 +27,10 @@ impl Engine {
         Self::with(proxy, Duration::from_secs(30)).await
     }
 
-    /// A request without answer is given up soon, so that faults of that kind cost little time.
+    /// A request without answer is given up soon, so that faults of that kind cost little time; but not while a busy
+    /// server still carries it out, which would be asked for it twice.
     pub async fn hasty(proxy: &FaultProxy) -> Result<Self> {
-        Self::with(proxy, Duration::from_secs(2)).await
+        Self::with(proxy, Duration::from_secs(5)).await
     }
 
     async fn with(proxy: &FaultProxy, request_timeout: Duration) -> Result<Self> {

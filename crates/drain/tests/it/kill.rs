@@ -3,30 +3,32 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use drain::Progress;
 use plan::drain::End;
 use serde_json::json;
 use testbed::fault::{ApiRequest, Calls, Fault, Injected, Verb};
+use tokio::sync::watch as signal;
 
 use crate::{
     deadline::warnings,
-    engine::{Engine, ended, gone, order},
+    engine::{Engine, ended, gone, order, until},
     place::Place,
 };
 
 static PODS: [&str; 3] = ["one", "two", "three"];
 
-/// Drains a node, killed when the first of these calls stands still and these pods are evicted, and starts the next
-/// process.
+type Drain = signal::Receiver<Progress>;
+
+/// A drain that is killed when the first of these calls stands still and these pods are evicted, and the next process.
 async fn strike(
     place: &Place,
     held: &[Injected],
     evicted: &[&str],
-    node: &str,
-    limit: Option<Duration>,
+    begin: impl AsyncFnOnce(&Engine) -> Result<Drain>,
 ) -> Result<Engine> {
     let mark = place.control_plane.audit().mark()?;
     let engine = Engine::start(&place.proxy).await?;
-    let mut drain = engine.begin(node, order("one"), limit);
+    let mut drain = begin(&engine).await?;
     held[0].reached().await?;
     place.accepted(mark, evicted).await?;
     drop(engine);
@@ -61,8 +63,9 @@ async fn killed_at_any_write_a_drain_ends_the_same_and_evicts_each_pod_once() ->
             let held = [proxy.inject(calls, fault), proxy.inject(evictions(after), Fault::HoldBeforeCommit)];
             let mark = place.control_plane.audit().mark()?;
             let what = format!("{fault:?} at write {at}");
-            let engine = strike(&place, &held, before, &node, None).await.context(what.clone())?;
-            let plan = ended(&mut engine.begin(&node, order("one"), None)).await.context(what.clone())?;
+            let begin = async |engine: &Engine| Ok(engine.begin(&node, order("one"), None));
+            let engine = strike(&place, &held, before, begin).await.context(what.clone())?;
+            let plan = ended(&mut begin(&engine).await?).await.context(what.clone())?;
             ensure!(plan.end == Some(End::Drained), "{what}: {plan:?}");
             let accepted = place.accepted(mark, &PODS).await?;
             ensure!(accepted == ["one", "three", "two"], "{what}: {accepted:?}");
@@ -81,10 +84,15 @@ async fn killed_at_the_warning_it_is_recorded_once() -> Result<()> {
         let node = place.node().await?;
         place.pod("one", &node, json!({})).await?;
         place.budget("web", 1, 0).await?;
-        let limit = Some(Duration::from_secs(3));
         let held = [place.proxy.inject(Calls::of(Verb::Create, "events"), fault)];
-        let engine = strike(&place, &held, &[], &node, limit).await?;
-        let plan = ended(&mut engine.begin(&node, order("one"), limit)).await?;
+        // Its time is up when it is known what holds it: the warning names that.
+        let begin = async |engine: &Engine| {
+            let mut drain = engine.begin(&node, order("one"), Some(Duration::from_hours(1)));
+            until(&mut drain, "blocked", |plan| plan.blocked().is_some()).await?;
+            Ok(engine.begin(&node, order("one"), Some(Duration::ZERO)))
+        };
+        let engine = strike(&place, &held, &[], begin).await?;
+        let plan = ended(&mut begin(&engine).await?).await?;
         ensure!(plan.end == Some(End::Expired), "{plan:?}");
         engine.stop().await?;
         ensure!(warnings(&place, &node).await?.len() == 1, "{fault:?}");

@@ -113,9 +113,9 @@ async fn a_node_is_drained_with_progress_and_a_dry_run_changes_nothing() -> Resu
 async fn past_the_timeout_pod_and_budget_are_named_and_a_warning_is_recorded() -> Result<()> {
     let drained = Drained::new(2).await?;
     drained.budget(2).await?;
-    let said = drained.drain(&["--timeout", "4s"]).await?.refusal(3)?;
+    let said = drained.drain(&["--timeout", "15s"]).await?.refusal(3)?;
     let (namespace, node) = (&drained.place.namespace, &drained.node);
-    assert!(said.contains(&format!("error: node {node} is not drained after 4s:\n  {namespace}/web-")), "{said}");
+    assert!(said.contains(&format!("error: node {node} is not drained after 15s:\n  {namespace}/web-")), "{said}");
     assert!(said.contains(&format!("PodDisruptionBudget {namespace}/web allows no eviction now")), "{said}");
     assert!(
         said.contains(&format!("hint: the node stays cordoned: run it again to go on, or `kubectl uncordon {node}`")),
