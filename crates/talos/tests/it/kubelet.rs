@@ -18,6 +18,7 @@ use crate::one_cluster;
 /// Of the administrator, through the kubeconfig that Talos gives out.
 async fn kubernetes(cluster: &Cluster) -> Result<kube::Client> {
     let talos = cluster.client(&cluster.control_planes[0])?;
+    let _alone = one_cluster::KUBECONFIG.lock().await;
     let kubeconfig = kube::config::Kubeconfig::from_yaml(&talos.kubeconfig().await?)?;
     testbed::install_crypto();
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;

@@ -4,9 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Result, anyhow};
 use testbed::talos::{CallFault, Cluster, Machine, World, WorldOptions};
-use tokio::sync::{OnceCell, oneshot};
+use tokio::sync::{Mutex, OnceCell, oneshot};
 
 static SHARED: OnceCell<Arc<Cluster>> = OnceCell::const_new();
+
+/// Held while the control plane is asked for a kubeconfig: one test makes such a call fail.
+pub static KUBECONFIG: Mutex<()> = Mutex::const_new(());
 
 /// Lives on a thread and runtime of its own, because those of a test end with the test.
 pub async fn running() -> Result<Arc<Cluster>> {

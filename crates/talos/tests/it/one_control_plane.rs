@@ -89,11 +89,13 @@ async fn a_snapshot_is_streamed_and_whole() -> Result<()> {
 async fn k50_the_kubeconfig_works() -> Result<()> {
     let cluster = one_cluster::running().await?;
     let machine = &cluster.control_planes[0];
+    let alone = one_cluster::KUBECONFIG.lock().await;
     machine.fail("Kubeconfig", CallFault::EndsEarly { after: 200 }, 1);
     match cluster.client(machine)?.kubeconfig().await {
         Err(Error::Kubeconfig { .. }) => {}
         other => bail!("half of a stream is no kubeconfig: {other:?}"),
     }
+    drop(alone);
     let kubeconfig = cluster.client(machine)?.kubeconfig().await?;
     testbed::install_crypto();
     let config = kube::config::Kubeconfig::from_yaml(&kubeconfig)?;

@@ -102,7 +102,9 @@ async fn talosctl_fetches_a_kubeconfig() -> Result<()> {
     let cluster = one_cluster::running().await?;
     let person = Person::at(&cluster, &cluster.control_planes[0])?;
     let kubeconfig = person.file("kubeconfig");
+    let alone = one_cluster::KUBECONFIG.lock().await;
     person.talosctl(&["kubeconfig", &kubeconfig]).await?.succeeded()?;
+    drop(alone);
     let nodes = run("kubectl", &["--kubeconfig", &kubeconfig, "get", "nodes"]).await?.succeeded()?;
     ensure!(nodes.contains(cluster.control_planes[0].name()) && nodes.contains("v1.35.0"), "{nodes}");
     Ok(())

@@ -116,8 +116,10 @@ impl Agent {
         rpc: &'static str,
         run: &(impl Fn(Arc<Machine>) -> BoxFuture<'static, Result<M, Status>> + Sync),
     ) -> Result<M, Status> {
-        let fault = machine.take_fault(rpc);
-        let answer = match (allowed(&machine, caller, rpc), fault) {
+        // One who may not call meets no fault, and uses none up.
+        let allowed = allowed(&machine, caller, rpc);
+        let fault = allowed.as_ref().ok().and_then(|()| machine.take_fault(rpc));
+        let answer = match (allowed, fault) {
             (Err(status), _) => Err(status),
             (Ok(()), Some(CallFault::Refused(code))) => Err(Status::new(code, "a fault was asked for")),
             (Ok(()), _) => run(machine.clone()).await,
@@ -148,7 +150,9 @@ impl Agent {
             },
         };
         let mut limit = usize::MAX;
-        let refused = match (allowed(&machine, &caller(request), rpc), machine.take_fault(rpc)) {
+        let allowed = allowed(&machine, &caller(request), rpc);
+        let fault = allowed.as_ref().ok().and_then(|()| machine.take_fault(rpc));
+        let refused = match (allowed, fault) {
             (Err(status), _) => Some(status),
             (Ok(()), Some(CallFault::Refused(code))) => Some(Status::new(code, "a fault was asked for")),
             (Ok(()), Some(CallFault::EndsEarly { after })) => {

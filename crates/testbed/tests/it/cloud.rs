@@ -22,6 +22,9 @@ use tokio::process::Command;
 /// off ends by its own limit.
 const LIMIT: Duration = Duration::from_mins(6);
 
+/// For a member that may be away, which is not waited for.
+const HEALTH: [&str; 3] = ["endpoint", "health", "--command-timeout=3s"];
+
 /// A person with the vendors' programs.
 struct Person<'a> {
     cloud: &'a Cloud,
@@ -92,9 +95,14 @@ impl Person<'_> {
         let file = |flag: &str, name: &str| format!("--{flag}={}", self.stock.folder.join(name).display());
         let keys = [file("cacert", "etcd-ca.crt"), file("cert", "etcd.crt"), file("key", "etcd.key")];
         let mut all: Vec<&str> = keys.iter().map(String::as_str).collect();
-        all.extend([endpoint.as_str(), "--command-timeout=3s"]);
+        // What is fine may be slow, on a busy machine.
+        all.extend([endpoint.as_str(), "--command-timeout=30s"]);
         all.extend(arguments);
         self.run(&tools::path("etcdctl").await?, &all).await
+    }
+
+    async fn is_unhealthy(&self, node: &Node) -> Result<()> {
+        self.etcdctl(node, &HEALTH).await?.refused(&["unhealthy"])
     }
 
     /// Certificates for etcdctl, from the secrets that talosctl made.
@@ -132,7 +140,7 @@ impl Person<'_> {
 
     async fn until_member_is_back(&self, node: &Node) -> Result<()> {
         let healthy = || async {
-            let said = self.etcdctl(node, &["endpoint", "health"]).await.map_err(|error| error.to_string())?;
+            let said = self.etcdctl(node, &HEALTH).await.map_err(|error| error.to_string())?;
             if said.is_fine { Ok(()) } else { Err(said.text) }
         };
         Ok(eventually("the member is back", healthy).await?)

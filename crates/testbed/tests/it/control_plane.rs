@@ -76,7 +76,9 @@ async fn owner_references_need_the_right_to_their_owner() -> Result<()> {
         json!({ "apiVersion": "v1", "kind": "Node", "name": "simulated-0", "uid": "1", "blockOwnerDeletion": true });
     let map: ConfigMap = serde_json::from_value(json!({ "metadata": { "name": "owned", "ownerReferences": [node] } }))?;
     let bob = control_plane.client_as(&User::named("bob")).await?;
-    let error = Api::namespaced(bob, &namespace).create(&PostParams::default(), &map).await.unwrap_err();
+    let maps: Api<ConfigMap> = Api::namespaced(bob, &namespace);
+    granted(async || maps.list(&ListParams::default()).await).await?;
+    let error = maps.create(&PostParams::default(), &map).await.unwrap_err();
     assert!(error.to_string().contains("cannot set blockOwnerDeletion"), "{error}");
     Ok(())
 }

@@ -126,7 +126,7 @@ async fn a_stopped_etcd_and_a_silent_kubelet_are_seen(person: &Person<'_>, node:
         anyhow::Ok(())
     };
     person.fault_of(node, "etcd-stopped").await?;
-    person.etcdctl(node, &["endpoint", "health"]).await?.refused(&["unhealthy"])?;
+    person.is_unhealthy(node).await?;
     services_are("Finished", "").await?;
     person.clear().await?;
     person.until_member_is_back(node).await?;
@@ -195,7 +195,7 @@ async fn a_whole_partition_costs_a_member(person: &Person<'_>, node: &Node, othe
     person.fault_of(node, "partition").await?;
     let machine = person.cloud.world().machine(&node.name).context("no server")?;
     ensure!(machine.impairments() == [Impairment::Partition]);
-    person.etcdctl(node, &["endpoint", "health"]).await?.refused(&["unhealthy"])?;
+    person.is_unhealthy(node).await?;
     person.talosctl_at(node, &["version"]).await?.refused(&UNREACHABLE)?;
     person.until_ready_is(node, "Unknown").await?;
     // The others are a quorum and go on.
@@ -222,7 +222,7 @@ pub async fn a_lost_server_is_absent_everywhere(person: &Person<'_>, node: &Node
     person.talosctl_at(node, &["version"]).await?.refused(&UNREACHABLE)?;
     let through = ["--endpoints", &other.public, "--nodes", &node.private, "version"];
     person.talosctl(&through).await?.refused(&UNREACHABLE)?;
-    person.etcdctl(node, &["endpoint", "health"]).await?.refused(&["unhealthy"])?;
+    person.is_unhealthy(node).await?;
     let members = person.talosctl_at(other, &["etcd", "members"]).await?.fine()?;
     ensure!(members.contains(&node.name), "etcd keeps a member whose server is gone: {members}");
     Ok(())
