@@ -13,7 +13,7 @@ use plan::{
     fact::Failure,
 };
 use process::Clock;
-use runtime::{Cluster, Error, Key, Kind, Recorder, Selection};
+use runtime::{Class, Cluster, Error, Key, Kind, Recorder, Selection};
 use tokio::{
     sync::{Semaphore, watch as signal},
     time::Instant,
@@ -31,6 +31,9 @@ use crate::{
 /// Evictions of one cluster at once. Each is three writes for the server, which does a little over a thousand writes a
 /// second: more in flight would only wait there, in the way of others.
 const EVICTIONS_AT_ONCE: usize = 32;
+
+/// As often as a node may change between our read and our write, one after another.
+const UNDO_TRIES: u32 = 5;
 
 /// What is asked for, and until when.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -165,9 +168,18 @@ impl Drains {
     pub async fn undo(&self, node: &str, id: &str) -> Result<(), Error> {
         self.release(node);
         let (key, writer) = (Key::new("", node), self.0.shared.cluster.writer(FIELD_MANAGER));
-        let found = writer.read::<NodeView>("nodes", &key).await?.and_then(NodeView::project);
-        let Some(found) = found.filter(|found| found.drain.as_deref() == Some(id)) else { return Ok(()) };
-        execute::uncordon(&Kind::new("nodes", writer, NodeView::project), &key, &found).await
+        let nodes = Kind::new("nodes", writer.clone(), NodeView::project);
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let found = writer.read::<NodeView>("nodes", &key).await?.and_then(NodeView::project);
+            let Some(found) = found.filter(|found| found.drain.as_deref() == Some(id)) else { return Ok(()) };
+            match execute::uncordon(&nodes, &key, &found).await {
+                // A node changes all the time: its kubelet reports, its labels are set.
+                Err(error) if error.class() == Class::Conflict && tries < UNDO_TRIES => {}
+                result => return result,
+            }
+        }
     }
 
     /// What a drain of the node would do. Nothing is changed.
