@@ -175,7 +175,10 @@ impl Waiting<'_> {
     }
 
     fn too_late(&self, name: &str, last: &str, is_seen: bool) -> Failure {
-        let hint = if is_seen {
+        let hint = if last.is_empty() {
+            "check that the API server answers, with `kubectl get --raw /readyz`, or wait longer with --timeout"
+                .to_owned()
+        } else if is_seen {
             format!(
                 "the operator continues; check again with {}, or wait longer with --timeout",
                 self.objects.status_command(name)
