@@ -25,4 +25,4 @@ pub use control_plane::{Backup, ControlPlane, Lent, Options, Workloads};
 pub use looks::Looks;
 pub use random::Random;
 pub use skip::{published, skip};
-pub use users::{User, install_crypto};
+pub use users::{User, install_crypto, may, until_allowed};

@@ -1,10 +1,14 @@
 //! Who speaks to the API server, and the kubeconfig that says so.
 
-use k8s_openapi::ByteString;
-use kube::config::Kubeconfig;
+use k8s_openapi::{ByteString, api::authorization::v1::SubjectAccessReview};
+use kube::{Api, Client, api::PostParams, config::Kubeconfig};
 use serde_json::{Value, json};
 
-use crate::pki::Identity;
+use crate::{
+    Looks,
+    control_plane::{Error, READY_PATIENCE},
+    pki::Identity,
+};
 
 /// Someone the API server can tell apart from others, in RBAC and in the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +36,46 @@ impl User {
     pub fn service_account(namespace: impl Into<String>, name: impl Into<String>) -> Self {
         Self::ServiceAccount { namespace: namespace.into(), name: name.into() }
     }
+}
+
+/// Whether a user may do this: the `resourceAttributes` of a review, which an administrator's client asks for. The API
+/// server's authorizer learns of roles, of bindings and of their end by watches, so a moment later.
+pub async fn may(client: &Client, user: &User, what: &Value) -> Result<bool, kube::Error> {
+    let (name, groups) = match user {
+        User::Named { name, group } => (name.clone(), group.iter().collect::<Vec<_>>()),
+        User::ServiceAccount { namespace, name } => (format!("system:serviceaccount:{namespace}:{name}"), Vec::new()),
+    };
+    let review = json!({ "spec": { "user": name, "groups": groups, "resourceAttributes": what } });
+    let review: SubjectAccessReview = serde_json::from_value(review).expect("tests ask in the form of a review");
+    let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
+}
+
+/// Waits until a user may do this; `resource` may have a subresource, and the namespace is `""` for the whole cluster.
+///
+/// The authorizer learns of each kind of role and binding in the order in which they were made: a right of the last of
+/// them shows that it knows those before it too.
+pub async fn until_allowed(
+    client: &Client,
+    user: &User,
+    verb: &str,
+    group: &str,
+    resource: &str,
+    namespace: &str,
+) -> Result<(), Error> {
+    let (plural, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+    let what = json!({
+        "verb": verb, "group": group, "resource": plural, "subresource": subresource, "namespace": namespace,
+    });
+    let asking = async {
+        let mut looks = Looks::default();
+        while !may(client, user, &what).await? {
+            looks.next().await;
+        }
+        Ok::<_, Error>(())
+    };
+    let late = || Error::NotReady { what: format!("{user:?} may {verb} {resource}"), waited: READY_PATIENCE };
+    tokio::time::timeout(READY_PATIENCE, asking).await.unwrap_or_else(|_| Err(late()))
 }
 
 /// How a kubeconfig proves who its bearer is.
