@@ -10,7 +10,7 @@ use kube::{
     api::{DeleteParams, PostParams},
 };
 use serde_json::json;
-use testbed::User;
+use testbed::{User, until_allowed};
 
 use crate::{
     harness::{Space, World, until},
@@ -45,7 +45,10 @@ impl Executor {
             "subjects": [{ "apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user }],
         });
         create::<RoleBinding>(&Api::namespaced(space.client.clone(), &space.namespace), binding).await?;
-        let client: Client = World::calm().await.control_plane.client_as(&User::named(user)).await?;
+        let user = User::named(user);
+        until_allowed(&space.client, &user, "create", "hourglass.eigenlayer.io", "performers", &space.namespace)
+            .await?;
+        let client: Client = World::calm().await.control_plane.client_as(&user).await?;
         Ok(Self { performers: Api::namespaced(client, &space.namespace), namespace: space.namespace.clone() })
     }
 

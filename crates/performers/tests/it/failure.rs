@@ -4,21 +4,24 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use api::performer::REPLACEMENTS_ANNOTATION;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::{
     admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding},
     core::v1::{LimitRange, Pod, ResourceQuota, ServiceAccount},
 };
 use kube::{
     Api,
-    api::{DeleteParams, PostParams},
+    api::{DeleteParams, ListParams},
 };
+use performers::Config;
+use plan::performers::Policy;
 use serde_json::{Value, json};
 use testbed::{audit::Mark, kwok::Behaviour};
 
 use crate::{
-    harness::{Space, World, condition, spec, spec_with},
-    observe::{create, eventually, line, more_rounds, rounds, uid, writes},
+    harness::{Space, World, condition, hasty, spec, spec_with},
+    observe::{create, eventually, history, line, rounds, uid, writes},
+    webhook::probe,
 };
 
 pub fn replacements(pod: &Pod) -> u32 {
@@ -31,16 +34,21 @@ fn ended_at(pod: &Pod) -> Option<Timestamp> {
     Some(statuses.first()?.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref()?.0)
 }
 
-/// Follows a Performer whose pods end: the pause before each of the next pods, in whole seconds.
-async fn pauses(space: &Space, count: u32) -> Result<Vec<i64>> {
+/// Creates a Performer whose pods end, and follows them: the pause before each of the next pods, in whole seconds.
+async fn pauses(space: &Space, behaviour: Behaviour, count: u32) -> Result<Vec<i64>> {
+    // All versions since before the first pod, so that none is missed that is soon replaced.
+    let mut before = Pod::default();
+    before.metadata.resource_version = space.pods.list(&ListParams::default()).await?.metadata.resource_version;
+    space.create("a", spec_with(json!({ "image": behaviour.image() }))).await?;
+    let has_ended = |pod: &Pod, number: u32| replacements(pod) == number && ended_at(pod).is_some();
+    let pods = history(&space.pods, "performer-a", &before, |pod| has_ended(pod, count)).await?;
     let mut pauses = Vec::new();
     let mut former: Option<Timestamp> = None;
     for number in 0..=count {
-        let what = format!("ended as number {number}");
-        let pod = space.until_pod("a", &what, |pod| replacements(pod) == number && ended_at(pod).is_some()).await?;
+        let pod = pods.iter().find(|pod| has_ended(pod, number)).with_context(|| format!("no pod {number} ended"))?;
         let created = pod.metadata.creation_timestamp.as_ref().context("creation time")?.0;
         pauses.extend(former.map(|former| created.duration_since(former).as_secs()));
-        former = ended_at(&pod);
+        former = ended_at(pod);
     }
     Ok(pauses)
 }
@@ -55,8 +63,7 @@ fn check_pauses(pauses: &[i64]) {
 #[tokio::test]
 async fn p27_failed_pods_are_replaced_with_growing_delay() -> Result<()> {
     let space = World::hasty().await.space("failed").await;
-    space.create("a", spec_with(json!({ "image": Behaviour::Failed.image() }))).await?;
-    check_pauses(&pauses(&space, 5).await?);
+    check_pauses(&pauses(&space, Behaviour::Failed, 5).await?);
     let degraded = space.until_condition("a", "Degraded", "True", "PodFailed").await?;
     assert_eq!(condition(&degraded, "Available")["status"], "False");
     // A new spec is a new beginning.
@@ -69,15 +76,17 @@ async fn p27_failed_pods_are_replaced_with_growing_delay() -> Result<()> {
 #[tokio::test]
 async fn p27_succeeded_pods_are_replaced_with_growing_delay() -> Result<()> {
     let space = World::hasty().await.space("succeeded").await;
-    space.create("a", spec_with(json!({ "image": Behaviour::Succeeded.image() }))).await?;
-    check_pauses(&pauses(&space, 5).await?);
+    check_pauses(&pauses(&space, Behaviour::Succeeded, 5).await?);
     space.until_condition("a", "Degraded", "True", "PodSucceeded").await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn p28_pods_pending_for_their_image_are_replaced_and_those_without_a_node_are_not() -> Result<()> {
-    let space = World::hasty().await.space("pending").await;
+    // In a world of its own: in the others no pod is replaced for a slow start.
+    let policy = Policy { pending_limit: Duration::from_secs(3), ..hasty().policy };
+    let world = World::start(Config { policy, ..hasty() }).await?;
+    let space = world.space("pending").await;
     space.create("waiting", spec_with(json!({ "scheduling": { "nodeSelector": { "no": "node" } } }))).await?;
     space.until_condition("waiting", "Degraded", "True", "SchedulingFailed").await?;
     let waiting = space.pod("waiting").await?;
@@ -142,9 +151,11 @@ pub async fn backed_off(world: &World, space: &Space, mark: Mark) -> Result<usiz
     };
     eventually("it was tried six times", || async { Ok(attempts()?.len() >= 6) }).await?;
     let pauses: Vec<_> = attempts()?.windows(2).map(|pair| pair[1].duration_since(pair[0])).collect();
-    // Any may be longer than planned, on a busy machine; none is shorter.
-    let shortest = pauses[..3].iter().min().expect("six tries");
-    assert!(pauses[4] > *shortest * 4, "the pauses grow: {pauses:?}");
+    // Doubled from 100 ms, less a tenth of jitter. Any may be longer, on a busy machine; none is shorter but the first,
+    // which may be cut short by the events of what the first round wrote.
+    for (pause, least) in pauses.iter().skip(1).zip([180, 360, 720, 1440]) {
+        assert!(*pause >= SignedDuration::from_millis(least), "the pauses grow: {pauses:?}");
+    }
     let written = writes(&world.control_plane, space, mark)?;
     Ok(written.iter().filter(|entry| line(entry) == "patch performers/status").count())
 }
@@ -222,10 +233,7 @@ async fn p37_admission_policy_is_told_and_recovered_from() -> Result<()> {
     let binding =
         json!({ "metadata": { "name": name }, "spec": { "policyName": name, "validationActions": ["Deny"] } });
     create::<ValidatingAdmissionPolicyBinding>(&Api::all(space.client.clone()), binding).await?;
-    let probe = json!({ "metadata": { "name": "probe" }, "spec": { "containers": [{ "name": "a", "image": "a" }] } });
-    let probe: Pod = serde_json::from_value(probe)?;
-    let params = PostParams { dry_run: true, ..PostParams::default() };
-    eventually("the policy is in force", || async { Ok(space.pods.create(&params, &probe).await.is_err()) }).await?;
+    eventually("the policy is in force", || async { Ok(probe(&space).await.is_err()) }).await?;
     check_refusal(space, json!({}), |space| async move {
         let found = space.performers.get("a").await?;
         let message = condition(&found, "Available")["message"].as_str().unwrap_or_default().to_owned();
@@ -234,27 +242,4 @@ async fn p37_admission_policy_is_told_and_recovered_from() -> Result<()> {
         Ok(())
     })
     .await
-}
-
-/// From a Performer's creation to its pod's, with two hundred failing ones elsewhere. Namespaces take turns, so it
-/// waits for at most one round of each other namespace; the rest is the API server's time on a loaded machine.
-const BOUND: Duration = Duration::from_secs(5);
-
-#[tokio::test]
-async fn p39_a_namespace_of_failing_performers_does_not_delay_another() -> Result<()> {
-    let world = World::calm().await;
-    let (failing, other) = (world.space("failing").await, world.space("patient").await);
-    create::<ResourceQuota>(&Api::namespaced(failing.client.clone(), &failing.namespace), no_pods()).await?;
-    for number in 0..200 {
-        failing.create(&format!("p{number}"), spec()).await?;
-    }
-    let mark = world.control_plane.audit().mark()?;
-    let created = other.create("a", spec()).await?;
-    other.until_ready("a").await?;
-    let made = writes(&world.control_plane, &other, mark)?;
-    let made = made.iter().find(|entry| line(entry) == "create pods").context("the pod was created")?.received_at;
-    let waited = made.duration_since(created.metadata.creation_timestamp.context("creation time")?.0);
-    assert!(waited.unsigned_abs() < BOUND, "{waited:?}");
-    more_rounds(&world.operator, &failing, 1).await?;
-    Ok(())
 }

@@ -16,12 +16,15 @@ use tokio::net::TcpListener;
 
 use crate::{
     harness::{PATIENCE, Space, World, spec, spec_with},
+    observe,
     scene::eventually,
+    webhook::probe,
 };
 
 /// A webhook for the pods of one namespace at an address where nothing ever answers. It lasts as long as the listener.
 async fn silent_webhook(space: &Space) -> Result<TcpListener> {
-    // Connections are made by the kernel and never accepted: the API server waits for the TLS handshake.
+    // Connections are made by the kernel and, but for the first, never accepted: the API server waits for the TLS
+    // handshake.
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let webhook: ValidatingWebhookConfiguration = serde_json::from_value(json!({
         "metadata": { "name": space.namespace },
@@ -37,6 +40,14 @@ async fn silent_webhook(space: &Space) -> Result<TcpListener> {
         }],
     }))?;
     Api::all(space.client.clone()).create(&PostParams::default(), &webhook).await?;
+    // The API server learns of it by a watch, so a moment later: until then pods are created.
+    observe::eventually("the webhook is asked", || async {
+        tokio::select! {
+            asked = listener.accept() => Ok(asked.is_ok()),
+            probed = probe(space) => Ok(probed.is_err()),
+        }
+    })
+    .await?;
     Ok(listener)
 }
 

@@ -18,8 +18,9 @@ use testbed::{
 use tokio::time::Instant;
 
 use crate::{
-    harness::{OPERATOR_USER, Space, alone, condition, spec},
+    harness::{OPERATOR_USER, Running, Space, alone, condition, spec},
     scene::{Scene, Shared, eventually},
+    turn::REQUEST_TIMEOUT,
 };
 
 /// Longer than the request timeout of the shared operator.
@@ -190,7 +191,8 @@ async fn p41_every_kind_of_failure_is_retried_after_growing_delays() -> Result<(
     let operator = scene.operator(settings, Config::default()).await?;
     let check = async |name: &'static str, fault, answer: Duration| -> Result<()> {
         let gaps = pauses(&scene, &space, name, fault, 5).await?;
-        ensure!(gaps.len() == 5, "{name}: retries came after {gaps:?}");
+        // More on a machine so busy that a create without a fault has no answer in time.
+        ensure!(gaps.len() >= 5, "{name}: retries came after {gaps:?}");
         // Doubled from 100 ms, less a tenth of jitter. The first may be cut short by the event of the finalizer, which
         // is a change.
         for (gap, least) in gaps.iter().skip(1).zip([180, 360, 720, 1440]) {
@@ -208,7 +210,7 @@ async fn p41_every_kind_of_failure_is_retried_after_growing_delays() -> Result<(
         check("silence", Fault::HoldBeforeCommit, TIMEOUT),
         async {
             let gaps = pauses(&scene, &space, "asked", Fault::TooManyRequests { retry_after_seconds: 2 }, 1).await?;
-            ensure!(matches!(gaps[..], [gap] if gap >= Duration::from_secs(2)), "asked again after {gaps:?}");
+            ensure!(matches!(gaps[..], [gap, ..] if gap >= Duration::from_secs(2)), "asked again after {gaps:?}");
             Ok(())
         },
     )?;
@@ -248,11 +250,22 @@ async fn p37_a_lasting_silence_is_told_and_recovered_from() -> Result<()> {
     Ok(())
 }
 
+/// Whether a round of this namespace ever failed.
+fn has_failed(operator: &Running, namespace: &str) -> bool {
+    let of_class = |class| {
+        let labels = format!(r#"controller="performer",namespace="{namespace}",class="{class}""#);
+        operator.metric(&format!("strata_reconcile_errors_total{{{labels}}}"))
+    };
+    ["transient", "conflict", "invalid", "terminal"].map(of_class).iter().any(|failures| *failures > 0.0)
+}
+
 #[tokio::test]
 async fn p41_a_performer_that_vanishes_under_a_round_ends_it_quietly() -> Result<()> {
-    let shared = Scene::shared().await;
-    let space = shared.scene.space("vanished").await?;
-    let held = shared.scene.proxy.inject(calls("status", &space.namespace, "a").at_most(1), Fault::HoldBeforeCommit);
+    let scene = Scene::lent().await?;
+    let space = scene.space("vanished").await?;
+    let settings = Settings { request_timeout: REQUEST_TIMEOUT, ..alone() };
+    let operator = scene.operator(settings, Config::default()).await?;
+    let held = scene.proxy.inject(calls("status", &space.namespace, "a").at_most(1), Fault::HoldBeforeCommit);
     let created = space.create("a", spec()).await?;
     held.reached().await?;
     space.patch("a", json!({ "metadata": { "finalizers": null } })).await?;
@@ -260,13 +273,13 @@ async fn p41_a_performer_that_vanishes_under_a_round_ends_it_quietly() -> Result
     space.until_gone(&space.performers, "a", created.metadata.uid.as_deref().context("a uid")?).await?;
     held.release();
     let statuses = || -> Vec<_> {
-        let writes = shared.scene.writes(&space.namespace).into_iter();
+        let writes = scene.writes(&space.namespace).into_iter();
         writes.filter(|seen| seen.request.subresource.is_some()).map(|seen| seen.code).collect()
     };
     eventually("the round ends", || statuses().contains(&Some(404))).await?;
     assert_eq!(statuses(), [Some(404)]);
-    assert!(!shared.has_failed(&space.namespace));
-    Ok(())
+    assert!(!has_failed(&operator, &space.namespace));
+    operator.stop().await
 }
 
 /// The operator knows nothing of the end of a Performer but what a read tells it.

@@ -36,7 +36,7 @@ impl Stage {
         let scene = Scene::start(Options::default()).await?;
         let space = scene.space("restart").await?;
         let settings = Settings { request_timeout: Duration::from_secs(2), ..alone() };
-        // The simulated nodes need their time after the server was away: no pod is replaced for starting slowly.
+        // The server is away for longer than the short delays.
         let config = Config { policy: Policy::default(), ..hasty() };
         let operator = scene.operator(settings, config).await?;
         Ok(Self { scene, space, operator })

@@ -70,7 +70,7 @@ impl Webhook {
         create(&configurations, json!({ "metadata": { "name": name }, "webhooks": [webhook] })).await?;
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let webhook = Self { name, configurations, acceptor, socket: Some(socket), server: None };
-        eventually("the webhook is asked", || async { Ok(webhook.probe(space).await.is_err()) }).await?;
+        eventually("the webhook is asked", || async { Ok(probe(space).await.is_err()) }).await?;
         Ok(webhook)
     }
 
@@ -107,12 +107,13 @@ impl Webhook {
         self.configurations.delete(&self.name, &DeleteParams::default()).await?;
         Ok(())
     }
+}
 
-    async fn probe(&self, space: &Space) -> Result<Pod> {
-        let pod = json!({ "metadata": { "name": "probe" }, "spec": { "containers": [{ "name": "a", "image": "a" }] } });
-        let params = PostParams { dry_run: true, ..PostParams::default() };
-        Ok(space.pods.create(&params, &serde_json::from_value(pod)?).await?)
-    }
+/// Whether a pod would be created in the namespace now.
+pub async fn probe(space: &Space) -> Result<Pod> {
+    let pod = json!({ "metadata": { "name": "probe" }, "spec": { "containers": [{ "name": "a", "image": "a" }] } });
+    let params = PostParams { dry_run: true, ..PostParams::default() };
+    Ok(space.pods.create(&params, &serde_json::from_value(pod)?).await?)
 }
 
 fn answered(review: &[u8], judge: impl Fn(&Pod) -> Verdict) -> Value {

@@ -128,15 +128,6 @@ impl Shared {
         self.operator.metric(&format!("strata_reconcile_total{{{labels}}}"))
     }
 
-    /// Whether a round of this namespace ever failed.
-    pub fn has_failed(&self, namespace: &str) -> bool {
-        let of_class = |class| {
-            let labels = format!(r#"controller="performer",namespace="{namespace}",class="{class}""#);
-            self.operator.metric(&format!("strata_reconcile_errors_total{{{labels}}}"))
-        };
-        ["transient", "conflict", "invalid", "terminal"].map(of_class).iter().any(|failures| *failures > 0.0)
-    }
-
     async fn start() -> Result<Self> {
         let scene = Scene::start(Options::default()).await?;
         // A request without answer is given up soon, so that faults of that kind cost little time.
