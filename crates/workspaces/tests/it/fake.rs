@@ -267,6 +267,9 @@ async fn w24_values_are_private_and_always_removed() -> Result<()> {
     Ok(())
 }
 
+/// Enough for a shell to begin on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
 #[tokio::test]
 async fn w25_timeout_ends_the_whole_group() -> Result<()> {
     let deaf = r#"trap '' TERM; sh -c 'trap "" TERM; sleep 1000; true' & echo "$! $$" >"$SCENE/pids"
@@ -274,7 +277,7 @@ async fn w25_timeout_ends_the_whole_group() -> Result<()> {
     let scene = Scene::fake(deaf, |_| {})?;
     let key = Key::new("a", "web");
     let mut short = install(&key);
-    short.timeout = Duration::from_secs(1);
+    short.timeout = TIMEOUT;
     let finished = scene.run(short).await?;
     assert_eq!(finished.result.as_ref().unwrap_err().class, Class::Timeout, "{finished:?}");
     let pids = scene.lines("pids").concat();
@@ -290,7 +293,7 @@ async fn w25_what_takes_too_long_is_asked_to_end_before_it_is_killed() -> Result
                     trap 'sleep 0.2; echo "gentle $2" >>"$SCENE/log"; exit 1' TERM; while :; do sleep 0.02; done"#;
     let scene = Scene::fake(gentle, |config| config.grace = Duration::from_mins(1))?;
     let mut short = install(&Key::new("a", "web"));
-    short.timeout = Duration::from_secs(1);
+    short.timeout = TIMEOUT;
     let finished = scene.run(short).await?;
     assert_eq!(finished.result.as_ref().unwrap_err().class, Class::Timeout, "{finished:?}");
     assert_eq!(scene.lines("log"), ["gentle web"]);

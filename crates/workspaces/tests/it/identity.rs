@@ -1,13 +1,10 @@
 //! Whom helm acts as.
 
 use anyhow::Result;
-use k8s_openapi::api::{authorization::v1::SubjectAccessReview, rbac::v1::RoleBinding};
-use kube::{
-    Api, Client,
-    api::{DeleteParams, PostParams},
-};
+use k8s_openapi::api::rbac::v1::RoleBinding;
+use kube::{Api, Client, api::DeleteParams};
 use serde_json::json;
-use testbed::audit::Entry;
+use testbed::{User, audit::Entry, may};
 
 use crate::{
     space::{HelmRole, OPERATOR_USER, condition, eventually, message},
@@ -102,18 +99,10 @@ async fn w38_an_uninstall_without_the_rights_for_it_is_told_and_leaves_nothing_b
 
 const RBAC: &str = "rbac.authorization.k8s.io/v1";
 
-/// The API server's authorizer learns of a binding's end by a watch, so a moment later.
 async fn until_forbidden(client: &Client, namespace: &str) -> Result<()> {
-    let review: SubjectAccessReview = serde_json::from_value(json!({ "spec": {
-        "user": format!("system:serviceaccount:{namespace}:deployer"),
-        "resourceAttributes": { "verb": "get", "group": "apps", "resource": "deployments", "namespace": namespace },
-    }}))?;
-    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
-    eventually("the account may no longer", async || {
-        let answer = reviews.create(&PostParams::default(), &review).await?;
-        Ok(!answer.status.is_some_and(|status| status.allowed))
-    })
-    .await
+    let account = User::service_account(namespace, "deployer");
+    let read = json!({ "verb": "get", "group": "apps", "resource": "deployments", "namespace": namespace });
+    eventually("the account may no longer", async || Ok(!may(client, &account, &read).await?)).await
 }
 
 #[tokio::test]

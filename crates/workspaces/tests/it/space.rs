@@ -12,7 +12,6 @@ use k8s_openapi::{
     NamespaceResourceScope,
     api::{
         apps::v1::Deployment,
-        authorization::v1::SubjectAccessReview,
         coordination::v1::Lease,
         core::v1::{ConfigMap, Namespace, Secret},
         events::v1::Event,
@@ -32,6 +31,7 @@ use testbed::{
     ControlPlane, Lent, Looks, User,
     audit::{Entry, Mark},
     helm::Helm,
+    may,
 };
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
@@ -89,16 +89,8 @@ async fn unbind(client: &Client) -> Result<()> {
         return Ok(());
     }
     bindings.delete(&binding, &DeleteParams::default()).await?;
-    let review: SubjectAccessReview = serde_json::from_value(json!({ "spec": {
-        "user": OPERATOR_USER, "resourceAttributes": { "verb": "*", "group": "*", "resource": "*" },
-    }}))?;
-    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
-    // The authorizer learns of it by a watch.
-    eventually("the operator may no longer do all", async || {
-        let answer = reviews.create(&PostParams::default(), &review).await?;
-        Ok(!answer.status.is_some_and(|status| status.allowed))
-    })
-    .await
+    let all = json!({ "verb": "*", "group": "*", "resource": "*" });
+    eventually("the operator may no longer do all", async || Ok(!may(client, &operator_user(), &all).await?)).await
 }
 
 /// Removes all objects of a kind, where it is served, without the operator that their finalizers wait for.

@@ -92,12 +92,13 @@ pub async fn config(control_plane: &ControlPlane, directory: &Path) -> Result<Co
     Ok(config)
 }
 
+/// So long that a busy machine does not cost the leader its lead; one that stops gives it up at once.
 pub fn lease(identity: &str) -> LeaseConfig {
     LeaseConfig {
         namespace: OPERATOR_NAMESPACE.into(),
         name: "test".into(),
         identity: identity.into(),
-        duration: Duration::from_secs(3),
+        duration: Duration::from_secs(15),
     }
 }
 

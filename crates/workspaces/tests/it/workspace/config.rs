@@ -116,7 +116,7 @@ async fn w10_what_does_not_fit_into_the_operator_is_named() -> Result<()> {
     let workspace = space.until_phase("team", WorkspacePhase::Failed).await?;
     let ready = condition(&workspace, "Ready");
     assert!(ready.starts_with("False ValuesInvalid: spec.configs.d: with Secret d more than 4 MiB"), "{ready}");
-    assert_eq!(space.names::<Secret>().await?.len(), 3, "the others are there");
+    eventually("the others are there", async || Ok(space.names::<Secret>().await?.len() == 3)).await?;
     space.patch::<Secret>("a", json!({ "data": null, "stringData": { "values.yaml": "a: 1" } })).await?;
     space.until_phase("team", WorkspacePhase::Ready).await?;
     Ok(())

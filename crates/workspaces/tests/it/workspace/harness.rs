@@ -38,10 +38,12 @@ use workspaces::workspace;
 use crate::space::{self, HelmRole, OPERATOR_USER, lent, operator_user};
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
-pub const PATIENCE: Duration = Duration::from_mins(3);
+pub const PATIENCE: Duration = Duration::from_mins(5);
 
 /// Requests are given up soon, so that faults of that kind cost little time.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Where there are no such faults: a busy server needs its time.
+const PATIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the stand-in for helm makes of a chart of this name.
 pub const BROKEN: &str = "broken";
@@ -61,22 +63,22 @@ static HASTY: OnceCell<World> = OnceCell::const_new();
 impl World {
     /// The default resync: what happens within seconds here was not caused by it.
     pub async fn shared() -> &'static Self {
-        WORLD.get_or_init(|| Self::on_own_thread(workspace::Config::default())).await
+        WORLD.get_or_init(|| Self::on_own_thread(workspace::Config::default(), REQUEST_TIMEOUT)).await
     }
 
     /// A short resync.
     pub async fn hasty() -> &'static Self {
         let config = workspace::Config { resync: Duration::from_millis(500), ..workspace::Config::default() };
-        HASTY.get_or_init(|| Self::on_own_thread(config)).await
+        HASTY.get_or_init(|| Self::on_own_thread(config, PATIENT_TIMEOUT)).await
     }
 
     /// On a thread and runtime of its own, because those of a test end with the test.
-    async fn on_own_thread(config: workspace::Config) -> Self {
+    async fn on_own_thread(config: workspace::Config, request_timeout: Duration) -> Self {
         let (sender, receiver) = oneshot::channel();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
-                if sender.send(Self::on(space::SHARED, config, REQUEST_TIMEOUT).await).is_ok() {
+                if sender.send(Self::on(space::SHARED, config, request_timeout).await).is_ok() {
                     std::future::pending::<()>().await;
                 }
             });
@@ -176,8 +178,15 @@ async fn play_helm(client: Client) {
         let api: Api<HelmRelease> =
             Api::namespaced(client.clone(), release.metadata.namespace.as_deref().unwrap_or(""));
         let name = release.metadata.name.clone().unwrap_or_default();
-        // One that was deleted meanwhile is of no interest.
-        let _ = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(json!({ "status": status }))).await;
+        let (params, status) = (PatchParams::default(), Patch::Merge(json!({ "status": status })));
+        let mut looks = Looks::default();
+        while let Err(error) = api.patch_status(&name, &params, &status).await {
+            // One that was deleted meanwhile is of no interest.
+            if matches!(&error, kube::Error::Api(status) if status.is_not_found()) {
+                break;
+            }
+            looks.next().await;
+        }
     }
 }
 
