@@ -6,13 +6,14 @@ use std::{
     time::Duration,
 };
 
+use plan::shard::election::Timing;
 use rustix::fs::{FlockOperation, fcntl_lock};
 use shard::{client::Watched, identity::key_pair, server::Ports};
 use tonic::Code;
 
 use crate::{
     DAY, Instance, exists, operator, reported, run,
-    zone::{Zone, eventually, free},
+    zone::{QUICK, Zone, eventually, free},
 };
 
 #[tokio::test]
@@ -70,14 +71,14 @@ async fn a43_an_agent_follows_the_leader_to_another_address() {
         Ports { election: (ip, 0).into(), registration, operator, agent }
     };
     let (first, second) = (ports(Ipv4Addr::LOCALHOST.into()).await, ports(Ipv6Addr::LOCALHOST.into()).await);
-    let mut server = zone.start_at("s1", first);
+    let mut server = zone.start_with("s1", first, Timing::default());
     server.leads().await;
     let instance = Instance::new(&zone).await;
     let registration = format!("{},{}", first.registration, second.registration);
     let agent = run(&zone, instance.options(&registration, &format!("{},{}", first.agent, second.agent), None));
     reported(&operator(&zone, first.operator), &instance.id).await;
     server.kill();
-    let mut next = zone.start_at("s2", second);
+    let mut next = zone.start_with("s2", second, QUICK);
     next.leads().await;
     reported(&operator(&zone, second.operator), &instance.id).await;
     agent.stop().await;

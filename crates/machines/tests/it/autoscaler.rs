@@ -1,9 +1,11 @@
 //! The calls of the cluster autoscaler's provider `clusterapi`, version 1.36: what it lists, how it finds a node's group and
 //! Machine, and how it grows and shrinks a group. Its informers are lists here.
 
+use std::fmt::Debug;
+
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{
-    core::v1::{Node, Pod},
+    core::v1::{Node, Pod, Taint},
     policy::v1::PodDisruptionBudget,
 };
 use kube::{
@@ -11,6 +13,7 @@ use kube::{
     api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams},
 };
 use process::Clock;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{
@@ -238,30 +241,21 @@ impl<'a> Autoscaler<'a> {
         Ok(())
     }
 
-    /// Stores the whole object as it was read, with the mark: a change in between is a conflict, and its caller tries again
-    /// later.
     async fn mark(&self, machine: &str) -> Result<()> {
-        let machines = self.api("Machine");
-        loop {
-            let mut found = machines.get(machine).await?;
-            let at = Clock::default().now().to_string();
-            found.metadata.annotations.get_or_insert_default().insert(MARK.to_owned(), at);
-            match machines.replace(machine, &PostParams::default(), &found).await {
-                Err(kube::Error::Api(status)) if status.code == 409 => {}
-                result => return result.map(drop).map_err(Into::into),
-            }
-        }
+        let at = Clock::default().now().to_string();
+        let mark = |found: &mut DynamicObject| {
+            found.metadata.annotations.get_or_insert_default().insert(MARK.to_owned(), at.clone());
+        };
+        store(&self.api("Machine"), machine, mark).await
     }
 
     /// As its core does before it deletes a node.
     async fn taint(&self, node: &str) -> Result<()> {
-        let nodes = Api::<Node>::all(self.scene.client.clone());
-        let mut found = nodes.get(node).await?;
-        let taint = json!({ "key": TAINT, "value": "1", "effect": "NoSchedule" });
-        let spec = found.spec.get_or_insert_default();
-        spec.taints.get_or_insert_default().push(serde_json::from_value(taint)?);
-        nodes.replace(node, &PostParams::default(), &found).await?;
-        Ok(())
+        let taint: Taint = serde_json::from_value(json!({ "key": TAINT, "value": "1", "effect": "NoSchedule" }))?;
+        let add = |found: &mut Node| {
+            found.spec.get_or_insert_default().taints.get_or_insert_default().push(taint.clone());
+        };
+        store(&Api::<Node>::all(self.scene.client.clone()), node, add).await
     }
 
     /// Nodes of the group, by their exact provider IDs; `None` until all of them have joined.
@@ -277,6 +271,22 @@ impl<'a> Autoscaler<'a> {
         let look = || async { Ok(self.joined(group).await?.is_some_and(|nodes| nodes.len() == count)) };
         self.scene.until(&format!("{count} nodes of {} have joined", group.id), look).await?;
         self.joined(group).await?.context("they had joined")
+    }
+}
+
+/// Stores the whole object as it was read, with a change: another's in between is a conflict, and its caller tries again
+/// later.
+async fn store<K>(api: &Api<K>, name: &str, change: impl Fn(&mut K)) -> Result<()>
+where
+    K: Clone + DeserializeOwned + Serialize + Debug,
+{
+    loop {
+        let mut found = api.get(name).await?;
+        change(&mut found);
+        match api.replace(name, &PostParams::default(), &found).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            result => return result.map(drop).map_err(Into::into),
+        }
     }
 }
 

@@ -132,6 +132,10 @@ async fn a66_a_token_is_refreshed_before_it_expires_and_a98_not_while_paused() -
     // Its own annotation counts as well: a round of the object has seen the Secret by then.
     let paused = |value: Value| json!({ "metadata": { "annotations": { "cluster.x-k8s.io/paused": value } } });
     space.patch("NstanceControlPlane", CLUSTER, paused(json!(""))).await?;
+    // It and the Cluster are followed by two watches: a round that fills the status again has seen the annotation.
+    let lacking = Patch::Merge(json!({ "status": { "conditions": null } }));
+    space.api("NstanceControlPlane").patch_status(CLUSTER, &PatchParams::default(), &lacking).await?;
+    space.condition("NstanceControlPlane", "Paused", "True", "Paused").await?;
     space.patch("Cluster", CLUSTER, json!({ "spec": { "paused": null } })).await?;
     space.condition("NstanceCluster", "Paused", "False", "NotPaused").await?;
     assert_eq!(space.expiry().await?, Some(soon), "nothing is written while it is paused");

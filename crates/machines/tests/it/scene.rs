@@ -34,7 +34,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     bed,
-    zones::{CLUSTER, TENANT, Zones},
+    zones::{CLUSTER, TENANT, Zones, listed},
 };
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
@@ -350,7 +350,7 @@ impl Scene {
     pub async fn sizes(&self, group: &str, shards: &[&str]) -> Result<Vec<Option<i32>>> {
         let mut sizes = Vec::new();
         for shard in shards {
-            let groups = self.zones.client(shard)?.list_groups().await?;
+            let groups = listed(&self.zones.client(shard)?).await?;
             sizes.push(groups.iter().find(|found| found.key == group).map(|found| found.size));
         }
         Ok(sizes)

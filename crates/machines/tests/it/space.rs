@@ -21,7 +21,7 @@ use machines::{
 use process::{Clock, Health};
 use runtime::{Metrics, Operator, Settings, rights};
 use serde_json::{Value, json};
-use testbed::{ControlPlane, User};
+use testbed::{ControlPlane, User, until_allowed};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -87,8 +87,13 @@ impl Space {
         objects.extend([json!(role), json!(binding)]);
         objects.extend(ground::roles().iter().map(|role| json!(role)));
         control_plane.install(&objects).await?;
+        let (client, user) = (control_plane.client().await?, User::service_account(&namespace, ACCOUNT));
+        // One of the whole cluster and one of the namespace: the operator must not ask before it has them.
+        for right in [rights::CLUSTER[0], ground::OWN_NAMESPACE[0]] {
+            until_allowed(&client, &user, right.verbs[0], right.group, right.resource, &namespace).await?;
+        }
         let config_file = tempfile::tempdir()?;
-        Ok(Self { control_plane, client: control_plane.client().await?, namespace, config_file })
+        Ok(Self { control_plane, client, namespace, config_file })
     }
 
     /// The account by which Cluster API reaches the workload cluster, with its role.

@@ -21,6 +21,7 @@ use crate::{
     gate::{Gate, STREAMS},
     machine::{budget, is_there, pod, settled},
     scene::Scene,
+    zones::listed,
 };
 
 /// No test lasts so long.
@@ -97,7 +98,7 @@ async fn a19_a33_a90_what_was_lost_or_changed_is_asked_for_once_per_poll_and_wha
         scene.until_shard_group(pool, "a", "Ready", "True/SyncSucceeded").await?;
     }
     assert_eq!(gate.count("UpsertGroup"), declared + 2, "once each: {:?}", gate.calls());
-    let groups = another.list_groups().await?;
+    let groups = listed(&another).await?;
     let color = groups.iter().find(|group| group.key == "api").and_then(|group| group.vars.get("color"));
     assert_eq!((groups.len(), color.map(String::as_str)), (2, Some("red")));
     let spec = scene.pool("api").await?.and_then(|pool| pool.spec).unwrap_or_default();

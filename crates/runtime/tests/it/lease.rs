@@ -36,7 +36,8 @@ fn electing(namespace: &str) -> Settings {
         namespace: namespace.to_owned(),
         name: "lease".into(),
         identity: "me".into(),
-        duration: Duration::from_secs(6),
+        // Its renewals survive a busy machine, and every lead here ends by a release.
+        duration: Duration::from_secs(15),
     };
     Settings { lease: Some(lease), ..settings() }
 }

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use plan::shard::election::Timing;
 use shard::{client::Watched, identity::Role, server::Ports, wire::Fence};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -12,7 +13,7 @@ use tokio::{
 };
 use tonic::Code;
 
-use super::zone::{Zone, eventually, free, upsert};
+use super::zone::{QUICK, Zone, eventually, free, upsert};
 
 const OPERATOR: (&str, &str, Role) = ("dev", "default", Role::Operator);
 
@@ -25,9 +26,9 @@ fn ports(operator: SocketAddr) -> Ports {
 async fn a88_a_client_with_several_addresses_finds_the_next_leader() {
     let zone = Zone::new().await;
     let (here, there) = (free(Ipv4Addr::LOCALHOST).await, free(Ipv6Addr::LOCALHOST).await);
-    let mut first = zone.start_at("s1", ports(here));
+    let mut first = zone.start_with("s1", ports(here), Timing::default());
     first.leads().await;
-    let mut second = zone.start_at("s2", ports(there));
+    let mut second = zone.start_with("s2", ports(there), Timing::default());
     let client = zone.client(&format!("{there},{here}"), OPERATOR);
     let fence = Fence::default();
     client.upsert_group(upsert("web", 2), &fence).await.unwrap();
@@ -51,8 +52,8 @@ async fn a88_a_client_with_several_addresses_finds_the_next_leader() {
         }
     }
     assert!(matches!(groups.next().await, Watched::Connected), "the watch came back");
-    let mut third = zone.start_at("s3", ports(here));
     second.kill();
+    let mut third = zone.start_with("s3", ports(here), QUICK);
     third.leads().await;
     let after = eventually("an answer after a kill", full).await;
     assert_eq!(after.provider_ids, before.provider_ids);

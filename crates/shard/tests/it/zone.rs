@@ -29,8 +29,8 @@ const CONFIG: &str = r#"{
     "groups": {"default": {"fixed": {"template": "web", "size": 1}}},
 }"#;
 
-/// Short, so that a fail-over after a kill takes seconds; long enough for a busy machine to renew.
-const QUICK: Timing = Timing { renew: Duration::from_millis(300), timeout: Duration::from_secs(3) };
+/// For a server that follows a killed one within seconds. It takes a lock sooner than a living holder renews it.
+pub const QUICK: Timing = Timing { renew: Duration::from_millis(300), timeout: Duration::from_secs(3) };
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -71,11 +71,6 @@ impl Zone {
     /// Starts a server that binds any ports and is not replaced.
     pub fn start(&self, holder: &str) -> Server {
         self.start_with(holder, any(), Timing::default())
-    }
-
-    /// Starts one of several servers.
-    pub fn start_at(&self, holder: &str, ports: Ports) -> Server {
-        self.start_with(holder, ports, QUICK)
     }
 
     pub fn start_with(&self, holder: &str, ports: Ports, timing: Timing) -> Server {

@@ -17,6 +17,7 @@ use testbed::{
     ControlPlane, User,
     fault::{Calls, Fault, FaultProxy, Verb},
     kwok::Behaviour,
+    until_allowed,
 };
 
 use crate::{
@@ -64,6 +65,13 @@ impl<'a> Life<'a> {
         objects.extend([json!(role), json!(binding)]);
         control_plane.install(&objects).await?;
         let user = User::service_account(&namespace, ACCOUNT);
+        // One of the whole cluster and one of the namespace: the operator must not ask before it has them.
+        for right in [rights::CLUSTER[0], own[0]] {
+            until_allowed(&scene.client, &user, right.verbs[0], right.group, right.resource, &namespace).await?;
+        }
+        // A controller of the control plane adds the layer's role to that of Cluster API's managers.
+        let manager = User::service_account("capi-system", "capi-manager");
+        until_allowed(&scene.client, &manager, "get", GROUP, "nstanceclusters", "").await?;
         let upstream = Kubeconfig::read_from(control_plane.kubeconfig_as(&user).await?)?;
         let proxy = FaultProxy::start(upstream, 17).await?;
         for resource in WRITTEN {

@@ -1,9 +1,6 @@
 //! What there is, and what a place lacks of it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use api::machine::{NstanceMachine, NstanceMachinePool, NstanceMachineSpec, NstanceShardGroup, POOL_LABEL};
@@ -13,32 +10,12 @@ use kube::{
     api::{DynamicObject, ListParams},
 };
 use serde_json::json;
-use shard::{client::Client, wire::GroupStatus};
-use tokio::time::Instant;
+use shard::client::Client;
 
 use super::place::{Place, Stage};
-use crate::scene::Scene;
+use crate::{scene::Scene, zones::listed};
 
 const HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/strata";
-
-/// A server on a loaded machine may lose its lead for a moment; it takes it again within seconds.
-const SHARD_PATIENCE: Duration = Duration::from_mins(1);
-
-/// Between two attempts.
-const RETRY: Duration = Duration::from_millis(200);
-
-async fn listed(shard: &Client) -> Result<Vec<GroupStatus>> {
-    let deadline = Instant::now() + SHARD_PATIENCE;
-    loop {
-        match shard.list_groups().await {
-            Err(error) if Instant::now() < deadline => {
-                println!("a shard is asked again: {error}");
-                tokio::time::sleep(RETRY).await;
-            }
-            result => return Ok(result?),
-        }
-    }
-}
 
 pub struct World {
     machines: BTreeMap<String, DynamicObject>,
