@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result};
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use kube::{
-    Api,
+    Api, Client,
     api::{Patch, PatchParams},
 };
 use runtime::rights::{self, Right};
@@ -14,10 +14,11 @@ use serde_json::json;
 use testbed::{
     audit::Entry,
     fault::{Calls, Fault, Verb},
+    until_allowed,
 };
 
 use crate::{
-    harness::{OPERATOR_ACCOUNT, OPERATOR_USER, Space, apply, spec},
+    harness::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, OPERATOR_USER, Space, apply, operator_user, spec},
     process::operator,
     scene::{Scene, eventually},
 };
@@ -28,6 +29,14 @@ pub fn texts<'a>(rights: impl IntoIterator<Item = &'a Right>) -> BTreeSet<String
         right.verbs.iter().map(|verb| format!("{} {} {verb}", right.group, right.resource)).collect::<Vec<_>>()
     };
     rights.into_iter().flat_map(text).collect()
+}
+
+/// Waits until the operator has what it was granted in the whole cluster and in its own namespace, whichever its layers.
+pub async fn until_granted(client: &Client) -> Result<()> {
+    for Right { group, resource, verbs, .. } in [rights::CLUSTER[0], rights::OWN_NAMESPACE[0]] {
+        until_allowed(client, &operator_user(), verbs[0], group, resource, OPERATOR_NAMESPACE).await?;
+    }
+    Ok(())
 }
 
 pub fn used(entries: &[Entry]) -> BTreeSet<String> {
@@ -78,6 +87,7 @@ async fn lead_a_life(space: &Space) -> Result<()> {
 async fn p44_what_is_granted_is_what_is_used() -> Result<()> {
     let scene = Scene::lent().await?;
     let space = scene.space("rights").await?;
+    until_granted(&space.client).await?;
     let mark = scene.control_plane.audit().mark()?;
     conflicts(&scene);
     // Each process leads in turn; the one fills its caches by streaming lists, the other page by page.

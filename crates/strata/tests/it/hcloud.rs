@@ -16,7 +16,7 @@ use testbed::{
     process::{Child, Program},
 };
 
-use crate::shard::{Server, Zone, config, eventually};
+use crate::shard::{Server, Zone, config, eventually, quick_election};
 
 const TOKEN: &str = "token-of-the-project";
 
@@ -194,7 +194,9 @@ async fn a_wrong_token_is_named_in_the_log_deletes_nothing_and_is_replaced_witho
     place.zone.environment.retain(|(name, _)| *name != "HCLOUD_TOKEN");
     let file = place.zone.file("token");
     fs::write(&file, TOKEN)?;
-    place.zone.init_with(&hcloud(json!({ "kind": "hcloud", "token_file": file }))).await?.data()?;
+    let mut config = hcloud(json!({ "kind": "hcloud", "token_file": file }));
+    config["shard"]["election"] = quick_election();
+    place.zone.init_with(&config).await?.data()?;
     let server = place.zone.start()?;
     let before = place.servers(&server, "two servers", |names| names.len() == 2).await?;
     // While it leads.

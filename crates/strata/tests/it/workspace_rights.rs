@@ -20,7 +20,7 @@ use testbed::{
 };
 
 use crate::{
-    chart_rights::{texts, used},
+    chart_rights::{texts, until_granted, used},
     harness::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, OPERATOR_USER, namespace, observe::eventually, operator_user},
 };
 
@@ -191,6 +191,7 @@ async fn w38_what_is_granted_is_what_is_used_but_for_what_is_passed_on() -> Resu
     let charts = ChartRepository::start(Access::Anyone).await?;
     samples().await?.iter().try_for_each(|archive| charts.publish(archive))?;
     let (client, directory) = (control_plane.client().await?, control_plane.directory());
+    until_granted(&client).await?;
     let kubeconfig = control_plane.kubeconfig_as(&operator_user()).await?;
     // Behind the proxy everybody is the operator, so it is for the part without Helm.
     let proxy = FaultProxy::start(Kubeconfig::read_from(&kubeconfig)?, 7).await?;

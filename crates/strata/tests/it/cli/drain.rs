@@ -13,7 +13,7 @@ use kube::{
     runtime::wait::await_condition,
 };
 use serde_json::json;
-use testbed::{User, kwok};
+use testbed::{User, kwok, until_allowed};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use super::place::{Place, Said, run, strata};
@@ -197,9 +197,10 @@ async fn a_missing_node_and_missing_rights_end_the_command_at_once() -> Result<(
         "subjects": [{ "apiGroup": group, "kind": "User", "name": "reader" }],
     });
     drained.place.control_plane.install(&[role, binding]).await?;
-    let reader = drained.place.control_plane.kubeconfig_as(&User::named("reader")).await?;
+    let reader = User::named("reader");
+    until_allowed(&drained.place.control_plane.client().await?, &reader, "watch", "", "pods", "").await?;
     let mut command = strata(&["drain", &drained.node, "--kubeconfig"]);
-    command.arg(reader);
+    command.arg(drained.place.control_plane.kubeconfig_as(&reader).await?);
     let said = run(command).await?.refusal(1)?;
     assert!(said.contains(&format!("error: cannot cordon node {}: ", drained.node)), "{said}");
     Ok(())

@@ -12,7 +12,7 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use testbed::{User, capi};
+use testbed::{User, capi, until_allowed};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     sync::OnceCell,
@@ -336,9 +336,10 @@ async fn scaling_needs_the_right_to_the_subresource_alone() -> Result<()> {
             "subjects": [{ "apiGroup": group, "kind": "User", "name": name }],
         });
         bed.place.control_plane.install(&[role, binding]).await?;
-        let kubeconfig = bed.place.control_plane.kubeconfig_as(&User::named(name)).await?;
+        let (client, user) = (bed.place.control_plane.client().await?, User::named(name));
+        until_allowed(&client, &user, "list", "cluster.x-k8s.io", "machinepools", &bed.place.namespace).await?;
         let mut command = strata(&["group", "scale", "web", "1", "-n", &bed.place.namespace, "--kubeconfig"]);
-        command.arg(&kubeconfig);
+        command.arg(bed.place.control_plane.kubeconfig_as(&user).await?);
         said.push(run(command).await?);
     }
     assert_eq!(said[1].code, 0, "{said:?}");

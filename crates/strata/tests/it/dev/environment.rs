@@ -20,7 +20,7 @@ use testbed::Looks;
 use tokio::{process::Command, time::Instant};
 
 /// Processes that were just killed and programs that were just started are looked at this long.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 pub struct Environment {
     parent: TempDir,
