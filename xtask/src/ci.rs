@@ -1,6 +1,7 @@
 //! The one command that checks everything.
 
 mod compiled;
+mod processors;
 mod programs;
 
 use std::io::Read;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use compiled::Used;
+use processors::Processors;
 
 use crate::report::{self, Executables, Report, Verdict};
 use crate::workspace::{self, cargo};
@@ -85,7 +87,7 @@ fn timed<T>(work: impl FnOnce() -> Result<T>) -> Beside<T> {
 
 /// Runs all steps, prints where the time went and the counts, and fails if any step did.
 pub fn run() -> Result<()> {
-    let start = Instant::now();
+    let (start, processors) = (Instant::now(), Processors::now());
     let mut steps = Steps::default();
     // Where caches are empty, Go and cargo-deny take as long as the Rust build does.
     let report = std::thread::scope(|scope| {
@@ -94,7 +96,7 @@ pub fn run() -> Result<()> {
         let built = build_and_check(&mut steps);
         steps.join("real programs, beside the builds", programs);
         steps.run("generated files", || codegen::run(true));
-        let report = built.and_then(|()| steps.run("tests", run_tests));
+        let report = built.and_then(|()| steps.run("tests", || run_tests(processors)));
         if steps.join("cargo-deny, beside the builds", deny).is_some() {
             steps.run("dependencies", deny::run);
         }
@@ -176,10 +178,11 @@ fn build_tests() -> Result<String> {
     Ok(messages)
 }
 
-/// Runs all tests, shows their output and keeps it, and says which took long.
-fn run_tests() -> Result<Report> {
+/// Runs all tests, shows their output and keeps it, and says which took long. `processors` are those at the beginning of
+/// what was built before.
+fn run_tests(processors: Processors) -> Result<Report> {
     let executables = saved_executables()?;
-    let mut runs = programs::run_all(&executables)?;
+    let mut runs = programs::run_all(&executables, processors)?;
     let output: String = runs.iter().map(|run| run.output.as_str()).collect();
     workspace::write(&report_file(), output.as_bytes())?;
     runs.sort_by_key(|run| std::cmp::Reverse(run.took));
