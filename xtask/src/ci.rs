@@ -1,7 +1,6 @@
 //! The one command that checks everything.
 
 mod compiled;
-mod processors;
 mod programs;
 
 use std::io::Read;
@@ -12,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use compiled::Used;
-use processors::Processors;
 
 use crate::report::{self, Executables, Report, Verdict};
 use crate::workspace::{self, cargo};
@@ -87,7 +85,7 @@ fn timed<T>(work: impl FnOnce() -> Result<T>) -> Beside<T> {
 
 /// Runs all steps, prints where the time went and the counts, and fails if any step did.
 pub fn run() -> Result<()> {
-    let (start, processors) = (Instant::now(), Processors::now());
+    let start = Instant::now();
     let mut steps = Steps::default();
     // Where caches are empty, Go and cargo-deny take as long as the Rust build does.
     let report = std::thread::scope(|scope| {
@@ -96,7 +94,7 @@ pub fn run() -> Result<()> {
         let built = build_and_check(&mut steps);
         steps.join("real programs, beside the builds", programs);
         steps.run("generated files", || codegen::run(true));
-        let report = built.and_then(|()| steps.run("tests", || run_tests(processors)));
+        let report = built.and_then(|()| steps.run("tests", run_tests));
         if steps.join("cargo-deny, beside the builds", deny).is_some() {
             steps.run("dependencies", deny::run);
         }
@@ -178,11 +176,10 @@ fn build_tests() -> Result<String> {
     Ok(messages)
 }
 
-/// Runs all tests, shows their output and keeps it, and says which took long. `processors` are those at the beginning of
-/// what was built before.
-fn run_tests(processors: Processors) -> Result<Report> {
+/// Runs all tests, shows their output and keeps it, and says which took long.
+fn run_tests() -> Result<Report> {
     let executables = saved_executables()?;
-    let mut runs = programs::run_all(&executables, processors)?;
+    let mut runs = programs::run_all(&executables)?;
     let output: String = runs.iter().map(|run| run.output.as_str()).collect();
     workspace::write(&report_file(), output.as_bytes())?;
     runs.sort_by_key(|run| std::cmp::Reverse(run.took));

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::minutes;
-use super::processors::Processors;
 use crate::report::{Executable, Executables};
 use crate::workspace;
 
@@ -19,11 +18,8 @@ use crate::workspace;
 /// supported machine keeps it busy; more would only make every wait longer.
 const TEST_THREADS: &str = "4";
 /// Two at a time keep two cores busy: 14 to 17 minutes instead of 18.5 to 22 on a slow machine, 8 instead of 16 on a
-/// quick one. Each brings four tests at once.
-const MOST_AT_ONCE: u64 = 2;
-/// Above this percentage, of what is wanted of the processors, that other machines get, only one program runs at a time:
-/// two of them had tests that gave up waiting when others got 70 %.
-const MOST_STOLEN: u64 = 15;
+/// quick one. Each brings four tests at once. Not before several whole runs in a row were steady under that load.
+const MOST_AT_ONCE: u64 = 1;
 /// A Go program collects its garbage when its heap has grown by this percentage. With Go's own 100, etcd and
 /// kube-apiserver that start and serve a little took 5.7 to 7.2 s of a core, with 400 they took 3.8 to 5.0 s; a whole
 /// control plane grows from 0.7 to 1.0 GB.
@@ -47,9 +43,8 @@ pub struct Run {
     pub output: String,
 }
 
-/// Runs every program, shows its output when it ends, and returns all in the order in which they ended. What was stolen
-/// since `then` tells how many run at a time.
-pub fn run_all(executables: &Executables, then: Processors) -> Result<Vec<Run>> {
+/// Runs every program, shows its output when it ends, and returns all in the order in which they ended.
+pub fn run_all(executables: &Executables) -> Result<Vec<Run>> {
     let folder = workspace::target().join("test-output");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let programs = executables.values().map(|one| Job { name: &one.prefix, executable: Some(one) });
@@ -59,10 +54,8 @@ pub fn run_all(executables: &Executables, then: Processors) -> Result<Vec<Run>> 
     let at_once = at_once(available_memory());
     eprintln!("    {at_once} at a time; until a program ends its output is in {}", folder.display());
     std::thread::scope(|scope| {
-        let work = |number: u64| -> Result<()> {
-            let mut then = then;
-            while number == 0 || is_ours(&mut then) {
-                let Some(job) = next(&queue) else { break };
+        let work = || -> Result<()> {
+            while let Some(job) = next(&queue) {
                 eprintln!("    {} …", job.name);
                 let run = run_one(&job, &folder)?;
                 let mut runs = runs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,22 +66,12 @@ pub fn run_all(executables: &Executables, then: Processors) -> Result<Vec<Run>> 
             }
             Ok(())
         };
-        let workers: Vec<_> = (0..at_once).map(|number| scope.spawn(move || work(number))).collect();
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
         workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
     })?;
     let runs = runs.into_inner().unwrap_or_else(PoisonError::into_inner);
     remember_times(&runs);
     Ok(runs)
-}
-
-/// Whether others leave the processors to us, as far as is known since `then`.
-fn is_ours(then: &mut Processors) -> bool {
-    let now = Processors::now();
-    let stolen = now.stolen_since(std::mem::replace(then, now));
-    if stolen > MOST_STOLEN {
-        eprintln!("    one less at a time from here: other machines get {stolen} % of the processors");
-    }
-    stolen <= MOST_STOLEN
 }
 
 fn next<'a>(queue: &Mutex<VecDeque<Job<'a>>>) -> Option<Job<'a>> {
