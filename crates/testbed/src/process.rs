@@ -23,7 +23,7 @@ use tokio::sync::watch;
 /// Before a program that ended is started again; a kubelet waits longer.
 pub(crate) const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often a program that was told to stop is looked at.
+/// How often a program that is to stand still is looked at.
 const STOP_POLL: Duration = Duration::from_millis(1);
 /// Ten seconds: threads that run get the signal within their time slice.
 const STOP_LOOKS: u32 = 10_000;
@@ -67,7 +67,7 @@ pub enum Error {
         #[source]
         source: rustix::io::Errno,
     },
-    #[error("{name} (pid {pid}) goes on although it was told to stand still")]
+    #[error("{name} (pid {pid}) goes on although SIGSTOP was sent to it")]
     Moving { name: String, pid: u32 },
 }
 
@@ -214,7 +214,7 @@ impl Child {
         self.signal(Signal::STOP)?;
         // A thread goes on, and may answer, until the signal reaches it.
         for _ in 0..STOP_LOOKS {
-            // Another process, by a restart meanwhile, was not told to stop.
+            // A restart meanwhile has made another process, which got no signal.
             if !self.is_running() || self.pid() != pid || is_still(pid) {
                 return Ok(());
             }

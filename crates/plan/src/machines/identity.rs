@@ -157,8 +157,8 @@ fn valid(observed: &Observed, last: Option<&Attempt>, life: (Timestamp, Timestam
     if until_half.is_zero() {
         let rarely = (positive(not_after, now) / RENEWALS_LEFT).clamp(SHORTEST_RENEWAL_PAUSE, LONGEST_WAIT);
         let is_quick = |attempt: &Attempt| attempt.count <= QUICK_RENEWALS && !attempt.is_refused;
-        let rest = |attempt| if is_quick(attempt) { pause(attempt) } else { rarely };
-        return act(Action::Renew, standing, renewal.map(|attempt| (attempt, rest(attempt))));
+        let until_next = |attempt| if is_quick(attempt) { pause(attempt) } else { rarely };
+        return act(Action::Renew, standing, renewal.map(|attempt| (attempt, until_next(attempt))));
     }
     if observed.nonce == Part::Present {
         let failure = failed(Action::DeleteNonce);

@@ -116,13 +116,9 @@ impl Agent {
         rpc: &'static str,
         run: &(impl Fn(Arc<Machine>) -> BoxFuture<'static, Result<M, Status>> + Sync),
     ) -> Result<M, Status> {
-        // One who may not call meets no fault, and uses none up.
-        let allowed = allowed(&machine, caller, rpc);
-        let fault = allowed.as_ref().ok().and_then(|()| machine.take_fault(rpc));
-        let answer = match (allowed, fault) {
-            (Err(status), _) => Err(status),
-            (Ok(()), Some(CallFault::Refused(code))) => Err(Status::new(code, "a fault was asked for")),
-            (Ok(()), _) => run(machine.clone()).await,
+        let (answer, fault) = match admitted(&machine, caller, rpc) {
+            Err(status) => (Err(status), None),
+            Ok(fault) => (run(machine.clone()).await, fault),
         };
         record(&machine, rpc, answer.as_ref().map_or_else(Status::code, |_| Code::Ok));
         match fault {
@@ -150,24 +146,15 @@ impl Agent {
             },
         };
         let mut limit = usize::MAX;
-        let allowed = allowed(&machine, &caller(request), rpc);
-        let fault = allowed.as_ref().ok().and_then(|()| machine.take_fault(rpc));
-        let refused = match (allowed, fault) {
-            (Err(status), _) => Some(status),
-            (Ok(()), Some(CallFault::Refused(code))) => Some(Status::new(code, "a fault was asked for")),
-            (Ok(()), Some(CallFault::EndsEarly { after })) => {
-                limit = after;
-                None
-            }
-            (Ok(()), _) => None,
-        };
-        match refused {
-            Some(status) => {
+        match admitted(&machine, &caller(request), rpc) {
+            Err(status) => {
                 record(&machine, rpc, status.code());
-                Err(status)
+                return Err(status);
             }
-            None => Ok(StreamTarget { machine, metadata, limit }),
+            Ok(Some(CallFault::EndsEarly { after })) => limit = after,
+            Ok(_) => {}
         }
+        Ok(StreamTarget { machine, metadata, limit })
     }
 
     /// Another node of the same cluster, by its address.
@@ -208,6 +195,15 @@ fn targets<T>(request: &Request<T>) -> Targets {
 }
 
 /// What a server in maintenance implements, or what the caller's roles allow.
+/// The fault that a call meets after it was let in. A caller who may not call meets none, and uses none up.
+fn admitted(machine: &Machine, caller: &Caller, rpc: &str) -> Result<Option<CallFault>, Status> {
+    allowed(machine, caller, rpc)?;
+    match machine.take_fault(rpc) {
+        Some(CallFault::Refused(code)) => Err(Status::new(code, "a fault was asked for")),
+        fault => Ok(fault),
+    }
+}
+
 fn allowed(machine: &Machine, caller: &Caller, rpc: &str) -> Result<(), Status> {
     if machine.node().is_none() {
         let is_open = rpc == "ApplyConfiguration" || (rpc == "Version" && machine.dialect() == Dialect::Answers);

@@ -62,12 +62,12 @@ async fn w30_a_failure_is_told_everywhere_and_tried_again_only_after_a_change() 
     space.change("web", json!({ "values": { "fault": "" } })).await?;
     let mended = space.ready("web").await?;
     assert_eq!((failures(&mended), mended.status.unwrap().last_output), (0, None));
-    let told = async || -> Result<usize> {
+    let recorded = async || -> Result<usize> {
         Ok(space.recorded("web").await?.iter().filter(|event| event.starts_with("InstallFailed")).count())
     };
     // Events are published beside the rounds.
-    eventually("both attempts are told", async || Ok(told().await? >= 2)).await?;
-    assert_eq!(told().await?, 2, "one for each attempt");
+    eventually("both attempts are recorded", async || Ok(recorded().await? >= 2)).await?;
+    assert_eq!(recorded().await?, 2, "one for each attempt");
     Ok(())
 }
 

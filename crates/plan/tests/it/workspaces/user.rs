@@ -45,19 +45,24 @@ fn w02_golden_objects_of_a_user() {
     insta::assert_json_snapshot!(golden(&derived));
 }
 
+/// The User is not ready while a change of the object fails, and what it says of it; then it comes to this phase.
+fn is_unfinished_until_done(world: &mut World, id: &ObjectId, says: &str, then: UserPhase) {
+    world.refusals.insert(id.clone(), outdated());
+    world.user_round("ana");
+    let ready = status(world).conditions.remove(0);
+    assert_eq!((status(world).phase, ready.reason.as_str()), (Some(UserPhase::Progressing), "StateUnknown"));
+    assert!(ready.message.starts_with(&format!("{id} {says}")), "{}", ready.message);
+    world.refusals.clear();
+    world.settle();
+    assert_eq!(status(world).phase, Some(then));
+}
+
 #[test]
 fn a_user_whose_service_could_not_be_applied_is_not_ready() {
     let mut world = World::ready(one_user(json!({})));
     let service = ObjectId::new(ObjectKind::Service, world.names(ObjectKind::Service)[0]);
     world.objects.remove(&service);
-    world.refusals.insert(service.clone(), outdated());
-    world.user_round("ana");
-    let ready = status(&world).conditions.remove(0);
-    assert_eq!((status(&world).phase, ready.reason.as_str()), (Some(UserPhase::Progressing), "StateUnknown"));
-    assert!(ready.message.starts_with(&format!("{service} could not be applied")), "{}", ready.message);
-    world.refusals.clear();
-    world.settle();
-    assert_eq!(status(&world).phase, Some(UserPhase::Ready));
+    is_unfinished_until_done(&mut world, &service, "could not be applied yet", UserPhase::Ready);
 }
 
 #[test]
@@ -65,14 +70,8 @@ fn a_code_server_that_could_not_be_removed_is_not_called_disabled() {
     let mut world = World::ready(one_user(json!({})));
     world.change(|spec| spec["users"][0]["permissions"] = json!([]));
     world.workspace_round();
-    world.refusals.insert(ObjectId::new(ObjectKind::StatefulSet, SET), outdated());
-    world.user_round("ana");
-    let ready = status(&world).conditions.remove(0);
-    assert_eq!((status(&world).phase, ready.reason.as_str()), (Some(UserPhase::Progressing), "StateUnknown"));
-    assert!(ready.message.contains(&format!("{SET} could not be removed yet")), "{}", ready.message);
-    world.refusals.clear();
-    world.settle();
-    assert_eq!(status(&world).phase, Some(UserPhase::Disabled));
+    let set = ObjectId::new(ObjectKind::StatefulSet, SET);
+    is_unfinished_until_done(&mut world, &set, "could not be removed yet", UserPhase::Disabled);
 }
 
 #[test]

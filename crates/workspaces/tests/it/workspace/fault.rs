@@ -15,13 +15,10 @@ use serde_json::{Value, json};
 use testbed::fault::{Calls, Fault, Injected};
 use workspaces::workspace;
 
-use super::harness::{Object, Space, World, chart, eventually, uid, user};
+use super::harness::{Object, PATIENT_TIMEOUT, Space, World, chart, eventually, uid, user};
 
 /// Longer than the request timeout of the shared world.
 const SLOW: Duration = Duration::from_secs(3);
-
-/// Longer than a request takes on a busy machine: a create that is given up and carried out later would be repeated.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 const FAULTS: [(&str, Fault); 8] = Fault::of_a_write(SLOW);
 
@@ -158,7 +155,7 @@ fn check_log(world: &World, space: &Space, mark: testbed::audit::Mark) -> Result
 #[tokio::test]
 async fn w02_every_write_of_a_workspace_survives_every_fault_and_nothing_is_made_twice() -> Result<()> {
     let quick = World::shared().await;
-    let patient = &World::with_timeout(workspace::Config::default(), REQUEST_TIMEOUT).await?;
+    let patient = &World::with_timeout(workspace::Config::default(), PATIENT_TIMEOUT).await?;
     let live = async |fault: (&'static str, Fault)| {
         // Each call that meets one of these two lasts until it is given up.
         let world = if matches!(fault.1, Fault::Latency(_) | Fault::HoldAfterCommit) { quick } else { patient };

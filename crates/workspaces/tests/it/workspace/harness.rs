@@ -42,8 +42,9 @@ pub const PATIENCE: Duration = Duration::from_mins(5);
 
 /// Requests are given up soon, so that faults of that kind cost little time.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Where there are no such faults: a busy server needs its time.
-const PATIENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Where there are no such faults. Longer than a request takes on a busy machine: a create that is given up and carried
+/// out later would be repeated.
+pub const PATIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the stand-in for helm makes of a chart of this name.
 pub const BROKEN: &str = "broken";
