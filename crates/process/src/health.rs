@@ -28,18 +28,25 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    pub fn beat(&self) {
+    fn beat(&self) {
         let elapsed = self.clock.instant().saturating_duration_since(self.started);
         self.last_millis.store(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// Waits for the next beat and notes it; to be raced against what the task really waits for. All tasks beat at the
     /// same moments, so that a process at rest wakes once for all of them.
-    pub async fn tick(&self) {
+    ///
+    /// Beginning to wait is a sign of life too, even if the wait is never polled: a task that is woken by its work each
+    /// time would otherwise show none.
+    pub fn tick(&self) -> impl Future<Output = ()> + use<'_> {
+        self.beat();
         let elapsed = self.clock.instant().saturating_duration_since(self.started);
         let beats = u32::try_from(elapsed.as_nanos() / BEAT.as_nanos()).unwrap_or(u32::MAX);
-        tokio::time::sleep_until(self.started + BEAT * beats.saturating_add(1)).await;
-        self.beat();
+        let wait = tokio::time::sleep_until(self.started + BEAT * beats.saturating_add(1));
+        async {
+            wait.await;
+            self.beat();
+        }
     }
 
     /// Waits for `future`, beating meanwhile.
@@ -213,6 +220,20 @@ mod tests {
         assert!(health.readiness()["task watch pods"].is_ok());
         pulse.retire();
         tokio::time::advance(STALLED * 2).await;
+        assert_eq!(health.stalled(), [""; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_is_always_woken_by_its_work_is_not_stalled() {
+        let health = Health::default();
+        let pulse = health.pulse("source shards");
+        tokio::time::advance(STALLED * 2).await;
+        assert_eq!(health.stalled(), ["source shards"]);
+        tokio::select! {
+            biased;
+            () = std::future::ready(()) => {}
+            () = pulse.tick() => unreachable!("the work is ready"),
+        }
         assert_eq!(health.stalled(), [""; 0]);
     }
 

@@ -77,7 +77,7 @@ impl Elector {
                 // Not cut off by a stop: the server may have carried it out, and only its answer holds the version that
                 // the release must state.
                 let succeeded = self.attempt().await;
-                stop.run_until_cancelled(self.rest(succeeded, &pulse)).await;
+                stop.run_until_cancelled(self.rest(succeeded)).await;
             }
             self.release().await;
         };
@@ -168,7 +168,7 @@ impl Elector {
     }
 
     /// Waits for the next reason to attempt: renewal time, an expiry, or a change of the Lease.
-    async fn rest(&self, succeeded: bool, pulse: &Pulse) {
+    async fn rest(&self, succeeded: bool) {
         let leads = matches!(*self.term.borrow(), Term::Leading { .. });
         let held = self.held_for();
         let wait = match (held.is_zero(), succeeded) {
@@ -178,7 +178,6 @@ impl Elector {
             (true, false) if self.interruption.get().is_some() => self.config.renew_interval(),
             (true, false) => self.config.renew_interval() / 8,
         };
-        pulse.beat();
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             // A leader's own renewals come back as changes: only a standby has to hurry.
