@@ -80,7 +80,6 @@ impl Driver {
         let slots = Arc::new(Semaphore::new(driver.concurrency));
         let mut rounds = JoinSet::new();
         while !stop.is_cancelled() {
-            pulse.beat();
             while rounds.try_join_next().is_some() {}
             let turn = tokio::select! {
                 () = stop.cancelled() => break,

@@ -14,10 +14,11 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
 use kube::{
-    Api, Client,
-    api::{ObjectMeta, PostParams},
+    Client, Resource,
+    api::{ObjectMeta, PostParams, Request},
 };
 use process::{Clock, Pulse};
+use serde::de::IgnoredAny;
 use tokio::{sync::Notify, time::sleep};
 
 use self::waiting::{Item, Waiting};
@@ -137,7 +138,6 @@ impl Publisher {
     pub(crate) async fn run(self, pulse: Pulse) {
         let mut writes = FuturesUnordered::new();
         loop {
-            pulse.beat();
             while writes.len() < WRITES
                 && let Some((namespace, item, limit)) = self.take()
             {
@@ -189,10 +189,17 @@ impl Publisher {
     async fn publish(&self, item: Item, limit: Duration) -> bool {
         let Item { occurrence, cluster, at, .. } = item;
         let client = cluster.map_or_else(|| self.client.clone(), |cluster| cluster.client());
-        let api: Api<Event> = Api::namespaced(client, occurrence.regarding.namespace.as_deref().unwrap_or("default"));
+        let namespace = occurrence.regarding.namespace.as_deref().unwrap_or("default");
+        let path = Event::url_path(&(), Some(namespace));
         let event = event(occurrence, &self.instance, at);
-        match tokio::time::timeout(limit, api.create(&PostParams::default(), &event)).await {
-            Ok(Ok(_)) => return true,
+        let body = serde_json::to_vec(&event).expect("an event is plain data");
+        let create = async {
+            let request = Request::new(path).create(&PostParams::default(), body).map_err(kube::Error::BuildRequest)?;
+            // The answer repeats what was sent.
+            client.request::<IgnoredAny>(request).await
+        };
+        match tokio::time::timeout(limit, create).await {
+            Ok(Ok(IgnoredAny)) => return true,
             Ok(Err(kube::Error::Api(status))) if status.is_already_exists() => return true,
             Ok(Err(error)) => tracing::debug!(error = %Brief(&error), reason = event.reason, "event not stored"),
             Err(_) => tracing::debug!(reason = event.reason, "event not stored: no answer"),

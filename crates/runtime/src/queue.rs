@@ -3,7 +3,8 @@
 //! A key is queued at most once and never runs twice at a time; a change that arrives while it runs makes it run once
 //! more. Changes, and looks that are due, go before keys that keep failing, and these before resyncs; within each of
 //! the three the namespaces take turns, so a namespace with a thousand keys waiting delays another by one round, not
-//! by a thousand. Nor can it occupy every slot (see [`waiting::Slots`]). Memory is bounded by the number of keys.
+//! by a thousand. Nor can it occupy every slot (see [`waiting::Slots`]). Within its namespace a key whose status was put
+//! off for the others goes first once its time is over. Memory is bounded by the number of keys.
 
 mod waiting;
 
@@ -54,6 +55,8 @@ struct Entry {
     /// A change arrived during the run.
     run_again: bool,
     failing: Option<Failing>,
+    /// The run put off the status until then.
+    put_off: Option<Instant>,
     timer: Option<Timer>,
     /// When all acting so far would be paid for at one round per [`COOL_DOWN`].
     paid_at: Option<Instant>,
@@ -177,6 +180,14 @@ impl Queue {
         self.wake.notify_one();
     }
 
+    /// The round that runs leaves its status to a later one, within this time.
+    pub(crate) fn put_off(&self, key: &Key, within: Duration) {
+        let at = self.clock.instant() + within;
+        if let Some(entry) = self.lock().entries.get_mut(key) {
+            entry.put_off = Some(at);
+        }
+    }
+
     /// The next key to run, as soon as there is one. The caller ends the run with [`Queue::done`].
     pub async fn next(&self) -> Turn {
         loop {
@@ -219,7 +230,7 @@ impl Queue {
             entry.acted(now);
         }
         let run_again = std::mem::take(&mut entry.run_again);
-        let before = entry.failing.take();
+        let (before, put_off) = (entry.failing.take(), entry.put_off.take());
         let (delay, urgency) = match next {
             _ if is_paused => return inner.remove(key),
             Next::Forget if !run_again => return inner.remove(key),
@@ -250,6 +261,10 @@ impl Queue {
             inner.enqueue(key, Urgency::Changed, now);
         } else {
             inner.set_timer(key, now + delay, urgency);
+        }
+        if let Some(at) = put_off {
+            let sooner = inner.entries.get(key).and_then(|entry| entry.timer).map(|timer| timer.at.0);
+            inner.set_timer(key, sooner.map_or(at, |sooner| sooner.min(at)), Urgency::Overdue);
         }
         false
     }
@@ -421,10 +436,16 @@ impl Inner {
     fn push(&mut self, key: &Key, urgency: Urgency, now: Instant) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         entry.queued = Some((urgency, now));
-        if let Some(timer) = entry.timer.take() {
+        self.end_timer(key, urgency);
+        self.waiting.push(key.clone(), urgency);
+    }
+
+    /// Ends the key's timer, unless what it is for is more urgent than this.
+    fn end_timer(&mut self, key: &Key, urgency: Urgency) {
+        let timer = self.entries.get_mut(key).and_then(|entry| entry.timer.take_if(|timer| timer.urgency <= urgency));
+        if let Some(timer) = timer {
             self.timers.remove(&timer.at);
         }
-        self.waiting.push(key.clone(), urgency);
     }
 
     fn set_timer(&mut self, key: &Key, at: Instant, urgency: Urgency) {
@@ -456,6 +477,7 @@ impl Inner {
         let since = entry.queued.take().map_or(now, |(_, since)| since);
         entry.running_since = Some(now);
         entry.is_named_slow = false;
+        self.end_timer(&key, Urgency::Overdue);
         self.slots.take(&key);
         Some(Turn { key, waited: now.saturating_duration_since(since) })
     }

@@ -194,6 +194,7 @@ impl<C: Controller> Running<'_, C> {
         self.record(&report.discriminator, report.done);
         if let Some(rest) = self.deferral(report.is_provisional) {
             self.plan.look_within(rest);
+            self.shared.queue.put_off(self.key, rest);
             return Ok(());
         }
         let stored = match self.store(&report.status, report.fallback.as_ref()).await {

@@ -371,3 +371,38 @@ async fn a_change_during_a_failed_run_does_not_shorten_what_the_server_asked_for
     queue.next().await;
     assert_eq!(before.elapsed(), RESYNC);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_status_that_was_put_off_is_not_put_off_behind_all_others() {
+    let queue = queue();
+    let (put_off, second) = (key("big", "new"), Duration::from_secs(1));
+    queue.changed(&put_off);
+    queue.next().await;
+    queue.put_off(&put_off, second);
+    for name in ["1", "2", "3"] {
+        queue.changed(&key("big", name));
+    }
+    queue.changed(&key("small", "x"));
+    queue.done(&put_off, Next::Again, true);
+    // Its pod was seen: no reason to forget when its time is over.
+    queue.changed(&put_off);
+    assert_eq!(queue.next().await.key, key("big", "1"), "the others go first");
+    tokio::time::advance(second).await;
+    assert_eq!(ready(&queue).await, ["small/x", "big/new", "big/2", "big/3"], "and other namespaces keep their turn");
+    queue.done(&put_off, Next::Settled, true);
+    tokio::time::advance(second).await;
+    assert_eq!(ready(&queue).await, [""; 0], "once is enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_status_that_was_put_off_waits_no_longer_than_that_without_a_change() {
+    let queue = queue();
+    let (put_off, second) = (key("n", "new"), Duration::from_secs(1));
+    queue.changed(&put_off);
+    queue.next().await;
+    queue.put_off(&put_off, second);
+    queue.done(&put_off, Next::Settled, true);
+    assert_eq!(ready(&queue).await, [""; 0]);
+    tokio::time::advance(second).await;
+    assert_eq!(ready(&queue).await, ["n/new"]);
+}

@@ -16,6 +16,8 @@ pub(super) enum Urgency {
     Retry,
     /// A change, a look that is due, or the first retries after one of them.
     Changed,
+    /// A change whose status was put off for the others of its namespace, for as long as it may be.
+    Overdue,
 }
 
 /// Keys of one urgency; their namespaces take turns.
@@ -26,13 +28,17 @@ struct Turns {
 }
 
 impl Turns {
-    fn push(&mut self, key: Key) {
+    fn push(&mut self, key: Key, is_first: bool) {
         let namespace = key.namespace.clone();
         let waiting = self.waiting.entry(namespace.clone()).or_default();
         if waiting.is_empty() {
             self.order.push_back(namespace);
         }
-        waiting.push_back(key);
+        if is_first {
+            waiting.push_front(key);
+        } else {
+            waiting.push_back(key);
+        }
     }
 
     /// The first key of the first namespace that `admits` lets run. A namespace that is passed over keeps its place.
@@ -49,7 +55,7 @@ impl Turns {
         key
     }
 
-    /// Rare (a resync or retry that turns urgent), so a scan of one namespace is fine.
+    /// Rare (a resync or retry that turns urgent, once for each new object), so a scan of one namespace is fine.
     fn remove(&mut self, key: &Key) {
         if let Some(waiting) = self.waiting.get_mut(&key.namespace) {
             waiting.retain(|other| other != key);
@@ -76,14 +82,14 @@ impl Waiting {
     }
 
     pub(super) fn push(&mut self, key: Key, urgency: Urgency) {
-        self.turns(urgency).push(key);
+        self.turns(urgency).push(key, urgency == Urgency::Overdue);
         self.len += 1;
     }
 
     /// Moves a key that waits already.
     pub(super) fn raise(&mut self, key: &Key, from: Urgency, to: Urgency) {
         self.turns(from).remove(key);
-        self.turns(to).push(key.clone());
+        self.turns(to).push(key.clone(), to == Urgency::Overdue);
     }
 
     /// The next key to run within `slots`, the most urgent first.
@@ -97,7 +103,7 @@ impl Waiting {
 
     fn turns(&mut self, urgency: Urgency) -> &mut Turns {
         match urgency {
-            Urgency::Changed => &mut self.changed,
+            Urgency::Changed | Urgency::Overdue => &mut self.changed,
             Urgency::Retry => &mut self.retry,
             Urgency::Resync => &mut self.resync,
         }
