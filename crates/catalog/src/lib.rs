@@ -6,13 +6,24 @@
 mod shelf;
 
 pub use shelf::Shelf;
-use std::{ffi::OsString, path::Path};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use sha2::{Digest, Sha256};
 
 /// Go's own settings for every build: static programs, because they must run wherever the cache is mounted, and no
 /// workspace of the user's.
 pub const GO_ENVIRONMENT: [(&str, &str); 2] = [("CGO_ENABLED", "0"), ("GOWORK", "off")];
+
+/// Where everything is kept that outlives a clone: `${XDG_CACHE_HOME:-~/.cache}/strata`.
+#[expect(clippy::disallowed_methods, reason = "the launcher and strata must look for programs in the same place")]
+pub fn cache() -> PathBuf {
+    let named = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || named("HOME").unwrap_or_else(std::env::temp_dir).join(".cache");
+    named("XDG_CACHE_HOME").unwrap_or_else(home).join("strata")
+}
 
 /// A Go module under `tools/` that pins one upstream project.
 #[derive(Debug)]
@@ -50,7 +61,10 @@ static KWOK: Module = module!("kwok", "sigs.k8s.io/kwok");
 static HELM: Module = module!("helm", "helm.sh/helm/v4");
 /// Its releases are still in many clusters; tests hand them over.
 static HELM3: Module = module!("helm3", "helm.sh/helm/v3");
-static REGISTRY: Module = module!("registry", "github.com/distribution/distribution/v3");
+static REGISTRY: Module = Module {
+    main_go: Some(include_str!("../../../tools/registry/main.go")),
+    ..module!("registry", "github.com/distribution/distribution/v3")
+};
 /// Its core controllers.
 static CLUSTER_API: Module = module!("capi", "sigs.k8s.io/cluster-api");
 static CONTAINERD: Module = module!("containerd", "github.com/containerd/containerd/v2");
@@ -110,17 +124,20 @@ impl Tool {
 const CLUSTER_API_FILES: &[&str] =
     &["core/config/crd/bases", "core/config/rbac/role.yaml", "core/config/webhook/manifests.yaml"];
 
-/// What the first start of `strata dev up` needs, in the order of use: the control plane, then what its user works with,
-/// then what only some examples need.
+/// What charts come from, and what installs them: all that `strata dev up --kubeconfig` needs.
+pub const CHARTS: [&str; 2] = ["helm", "registry"];
+
+/// What the first start of `strata dev up` needs, in the order of use: the control plane, then what releases and
+/// workspaces need, then kubectl, which only the commands to try need, and Cluster API.
 pub const FIRST_START: [&str; 9] = [
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
     "kube-scheduler",
     "kwok",
-    "kubectl",
     "helm",
     "registry",
+    "kubectl",
     "capi",
 ];
 
@@ -136,7 +153,7 @@ pub static CATALOG: [Tool; 22] = [
     tool("kube-proxy", &KUBERNETES, "/cmd/kube-proxy"),
     tool("helm", &HELM, "/cmd/helm"),
     tool("helm3", &HELM3, "/cmd/helm"),
-    tool("registry", &REGISTRY, "/cmd/registry"),
+    tool("registry", &REGISTRY, ""),
     tool("capi", &CLUSTER_API, "/core").with_files(CLUSTER_API_FILES),
     tool("containerd", &CONTAINERD, "/cmd/containerd").without_btrfs_and_zfs(),
     tool("containerd-shim-runc-v2", &CONTAINERD, "/cmd/containerd-shim-runc-v2").without_btrfs_and_zfs(),
@@ -186,7 +203,9 @@ impl Tool {
 
     /// Arguments of `go build`, apart from output and package.
     fn build_flags(&self) -> Vec<String> {
-        let mut flags = vec!["-trimpath".to_owned(), "-buildvcs=false".to_owned()];
+        // Not -trimpath: it writes the version that was asked for into what it compiles, also where another replaces it, and
+        // so would compile the same sources again.
+        let mut flags = vec!["-buildvcs=false".to_owned()];
         if !self.tags.is_empty() {
             flags.extend(["-tags".to_owned(), self.tags.to_owned()]);
         }
@@ -243,6 +262,8 @@ pub fn major_minor(text: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]
@@ -253,14 +274,43 @@ mod tests {
     }
 
     #[test]
-    fn a_first_start_builds_the_control_plane_before_what_only_some_examples_need() {
+    fn a_first_start_builds_the_control_plane_then_what_charts_need_then_the_rest() {
         let at = |name: &str| FIRST_START.iter().position(|one| *one == name).unwrap();
         assert!(FIRST_START.iter().all(|name| Tool::named(name).is_some()));
-        for serving in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"] {
-            assert!(
-                ["kubectl", "helm", "registry", "capi"].into_iter().all(|later| at(serving) < at(later)),
-                "{serving}"
-            );
+        let serving = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"];
+        for chart in CHARTS {
+            assert!(serving.into_iter().all(|sooner| at(sooner) < at(chart)), "{chart}");
+            assert!(["kubectl", "capi"].into_iter().all(|later| at(chart) < at(later)), "{chart}");
+        }
+    }
+
+    /// Of every module that `go_mod` names, as it is built.
+    fn versions(go_mod: &str) -> BTreeMap<&str, &str> {
+        let mut versions = BTreeMap::new();
+        for line in go_mod.lines() {
+            match line.split_whitespace().collect::<Vec<_>>()[..] {
+                [name, "=>", _, version] => versions.insert(name, version),
+                [name, version, ..] | ["require", name, version] if version.starts_with('v') => {
+                    Some(*versions.entry(name).or_insert(version))
+                }
+                _ => None,
+            };
+        }
+        versions
+    }
+
+    /// Go compiles a package again where it, or one below it, has another version. Kubernetes' and Helm's programs are
+    /// built with what they ask for themselves; the others follow them.
+    #[test]
+    fn what_programs_have_in_common_is_compiled_once() {
+        let follow = [(&KWOK, &KUBERNETES), (&CLUSTER_API, &KUBERNETES), (&REGISTRY, &KUBERNETES)];
+        for (module, first) in follow.into_iter().chain([(&TALOSCTL, &KUBERNETES), (&HELM3, &HELM)]) {
+            let (own, others) = (versions(module.go_mod), versions(first.go_mod));
+            let both: Vec<_> = own.keys().filter(|name| others.contains_key(*name)).collect();
+            assert!(both.len() > 30, "{}: {}", module.name, both.len());
+            for name in both {
+                assert_eq!(own[name], others[name], "{name} of {} and of {}", module.name, first.name);
+            }
         }
     }
 

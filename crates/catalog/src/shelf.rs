@@ -18,7 +18,7 @@ pub struct Shelf {
 static WRITES: AtomicU64 = AtomicU64::new(0);
 
 impl Shelf {
-    /// `cache` is `${XDG_CACHE_HOME:-~/.cache}/strata`.
+    /// `cache` is [`crate::cache`], or a folder of a test.
     pub fn new(cache: &Path) -> Self {
         Self { folder: cache.join("tools") }
     }

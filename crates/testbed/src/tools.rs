@@ -17,7 +17,7 @@ use std::{
 };
 
 use build::Workshop;
-pub use catalog::{CATALOG, FIRST_START, Tool};
+pub use catalog::{CATALOG, CHARTS, FIRST_START, Tool};
 pub(crate) use module_files::copy;
 pub use progress::{Plain, Progress, State, Step};
 

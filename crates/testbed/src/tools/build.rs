@@ -10,7 +10,7 @@ use std::{
 use catalog::{GO_ENVIRONMENT, Shelf};
 use rustix::fs::{FlockOperation, flock};
 
-use super::{Error, Progress, State, Step, Tool, non_empty};
+use super::{Error, Progress, State, Step, Tool};
 use crate::process::{Child, Program, tail};
 
 /// How often progress is reported and a lock that another process holds is tried again.
@@ -25,9 +25,7 @@ pub(super) struct Workshop {
 
 impl Workshop {
     pub(super) fn from_environment() -> Self {
-        let home = || non_empty("HOME").map_or_else(std::env::temp_dir, PathBuf::from);
-        let cache = non_empty("XDG_CACHE_HOME").map_or_else(|| home().join(".cache"), PathBuf::from);
-        Self { shelf: Shelf::new(&cache.join("strata")), go: "go".into() }
+        Self { shelf: Shelf::new(&catalog::cache()), go: "go".into() }
     }
 
     pub(super) fn cached(&self, tool: &Tool) -> PathBuf {
