@@ -28,6 +28,8 @@ const MANAGER: &str = "kubelet";
 const LEASE_SECONDS: i32 = 40;
 /// While the API server cannot be reached.
 const RETRY: Duration = Duration::from_millis(500);
+/// As long as the client itself would wait for an answer, minutes, a Node would be silent for one lost connection.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Plays the kubelet for as long as the node runs.
 pub(super) async fn run(node: &Node) {
@@ -58,12 +60,17 @@ async fn silenced(impaired: &mut watch::Receiver<Vec<Impairment>>) -> bool {
 async fn session(node: &Node) -> Result<Infallible, String> {
     let user = format!("system:node:{}", node.hostname);
     let client = apiserver::client(node, &node.applied.endpoint, &user).await?;
-    register(&client, node).await.map_err(reason)?;
+    within(register(&client, node)).await?;
     node.report("kubelet", State::Running, "Started");
     tokio::select! {
         end = renew(&client, node) => end,
         end = play_pods(&client, node) => end,
     }
+}
+
+async fn within<T>(requests: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
+    let ended = tokio::time::timeout(PATIENCE, requests).await;
+    ended.map_err(|_| format!("the API server did not answer within {PATIENCE:?}"))?.map_err(reason)
 }
 
 fn reason(error: impl Display) -> String {
@@ -90,12 +97,12 @@ async fn renew(client: &Client, node: &Node) -> Result<Infallible, String> {
     let interval = node.world.upgrade().map(|world| world.options.lease_interval).ok_or("the testbed has ended")?;
     loop {
         tokio::time::sleep(interval).await;
-        renew_once(client, node).await.map_err(reason)?;
+        within(renew_once(client, node)).await?;
         // A Node that was deleted is registered again, and one that was called unknown is ready again.
         let nodes = Api::<NodeObject>::all(client.clone());
-        let known = nodes.get_opt(&node.hostname).await.map_err(reason)?;
+        let known = within(nodes.get_opt(&node.hostname)).await?;
         if !crate::kwok::is_node_ready(known.as_ref()) {
-            register(client, node).await.map_err(reason)?;
+            within(register(client, node)).await?;
         }
     }
 }
