@@ -59,6 +59,7 @@ impl Findings {
         match report.tests.get(test) {
             Some(Verdict::Passed) => {}
             Some(Verdict::Failed) => self.problems.push(format!("{id}: {test} failed")),
+            Some(Verdict::Unfinished) => self.problems.push(format!("{id}: {test} did not end")),
             Some(Verdict::Ignored) => self.problems.push(format!("{id}: {test} is ignored")),
             Some(Verdict::Skipped(reason)) => {
                 let line = format!("{id}: {test} skipped: {reason}");

@@ -1,4 +1,4 @@
-//! `cargo xtask campaign`: tests with seeded chance, for as long as somebody wants. A short part runs with the tests.
+//! `cargo xtask campaign`: tests with seeded chance, for as long as the user wants. A short part runs with the tests.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -48,14 +48,16 @@ pub enum Campaign {
 const POINTS_PER_KILL: u32 = 25;
 
 pub fn run(campaign: &Campaign) -> Result<()> {
-    // The packages of the tests alone: the features of their dependencies are those of the whole workspace.
+    // Not the whole workspace. With strata among them, features of dependencies are those of the workspace all the same.
     let (packages, test, points, seed, minutes) = match campaign {
         Campaign::Releases { points, seed } => (&["strata"][..], "w27_whoever_is_killed", points, seed, None),
         // Two tests: one with servers on the stepped clock, one with processes.
         Campaign::Shard { points, seed, minutes } => {
             (&["shard", "strata"][..], "a78_servers_", points, seed, Some(*minutes))
         }
-        Campaign::Machines { points, seed } => (&["machines"][..], "killed_at_any_write_or_call", points, seed, None),
+        Campaign::Machines { points, seed } => {
+            (&["machines", "strata"][..], "killed_at_any_write_or_call", points, seed, None)
+        }
     };
     let kills = points.div_ceil(POINTS_PER_KILL);
     let new = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());

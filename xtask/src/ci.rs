@@ -11,13 +11,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use compiled::Used;
+use programs::Run;
 
 use crate::report::{self, Executables, Report, Verdict};
-use crate::workspace::{self, cargo};
+use crate::workspace::{self, MESSAGES, cargo};
 use crate::{acceptance as table, codegen, deny, tidy, tools};
 
-/// What was compiled is read by us, what is wrong by people.
-const MESSAGES: &str = "--message-format=json-render-diagnostics";
 /// Enough to see what to work on.
 const SLOWEST_SHOWN: usize = 15;
 
@@ -35,7 +34,7 @@ type Beside<T> = (Result<T>, Duration);
 struct Steps(Vec<Step>);
 
 impl Steps {
-    /// Runs one step. A failure is kept, not returned: later steps still tell what they know.
+    /// Runs one step. A failure is kept, not returned: later steps still say what they know.
     fn run<T>(&mut self, name: &'static str, step: impl FnOnce() -> Result<T>) -> Option<T> {
         eprintln!("==> {name}");
         let (result, took) = timed(step);
@@ -191,7 +190,17 @@ fn run_tests() -> Result<Report> {
     for (took, name) in report::slowest(&output, &executables).iter().take(SLOWEST_SHOWN) {
         eprintln!("  {:>12}  {name}", minutes(*took));
     }
-    saved_report()
+    let mut report = saved_report()?;
+    add_ended(&mut report, &runs);
+    Ok(report)
+}
+
+/// What had to be ended is broken, also where its output is complete or names no test at all.
+fn add_ended(report: &mut Report, runs: &[Run]) {
+    let ended = runs.iter().filter(|run| run.is_ended).map(|run| run.name.clone());
+    report.broken.extend(ended);
+    report.broken.sort();
+    report.broken.dedup();
 }
 
 /// Runs a command to its end.
@@ -213,12 +222,13 @@ fn judge(report: &Report) -> Result<()> {
     for (name, verdict) in &report.tests {
         match verdict {
             Verdict::Failed => eprintln!("    failed: {name}"),
+            Verdict::Unfinished => eprintln!("    still running when its program ended: {name}"),
             Verdict::Skipped(reason) => eprintln!("    skipped: {name}: {reason}"),
             Verdict::Passed | Verdict::Ignored => {}
         }
     }
     for binary in &report.broken {
-        eprintln!("    broken: {binary} ended without an account of all its tests");
+        eprintln!("    broken: {binary} had to be ended, or gave no account of all its tests");
     }
     if report.tests.is_empty() {
         bail!("no test ran");
@@ -227,11 +237,10 @@ fn judge(report: &Report) -> Result<()> {
     if skipped > 0 && in_ci() {
         bail!("{skipped} tests skipped, which CI=true does not allow");
     }
-    let failed = report.count(|verdict| *verdict == Verdict::Failed) + report.broken.len();
-    if failed > 0 {
-        bail!("{failed} failed");
+    match report.failures() {
+        0 => Ok(()),
+        failed => bail!("{failed} failed"),
     }
-    Ok(())
 }
 
 fn check_acceptance(report: &Report) -> Result<()> {
@@ -320,6 +329,17 @@ mod tests {
         assert_eq!(steps.failed(), ["first"]);
         let summary = steps.summary(Duration::ZERO);
         assert!(summary.contains("FAILED  first\n") && summary.contains("ok      second\n"), "{summary}");
+    }
+
+    #[test]
+    fn a_program_that_had_to_be_ended_is_broken_once_whatever_it_wrote() {
+        let run =
+            |name: &str, is_ended| Run { name: name.to_owned(), took: Duration::ZERO, output: String::new(), is_ended };
+        let tests = [("plan::good".to_owned(), Verdict::Passed)].into();
+        let mut report = Report { tests, broken: vec!["strata::it".to_owned()] };
+        add_ended(&mut report, &[run("strata::it", true), run("plan", false), run("documentation tests", true)]);
+        assert_eq!(report.broken, ["documentation tests", "strata::it"]);
+        assert_eq!(judge(&report).unwrap_err().to_string(), "2 failed");
     }
 
     #[test]

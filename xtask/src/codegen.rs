@@ -116,7 +116,7 @@ fn from_code() -> Result<Vec<Generated>> {
     Ok(generated)
 }
 
-/// What whoever may edit a namespace may do with the kinds of strata in it.
+/// What a user who may edit a namespace may do with the kinds of strata in it.
 const EDIT: [&str; 5] = ["create", "update", "patch", "delete", "deletecollection"];
 
 /// Rules for people: the verbs on every kind, and on the parts of it that are named.

@@ -1,12 +1,13 @@
 //! `cargo xtask first-start`: how long a newcomer waits, with every cache empty but downloads.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use testbed::tools::CATALOG;
 
 use crate::workspace;
 
@@ -22,9 +23,7 @@ pub fn run() -> Result<()> {
     workspace::run(git.args(["clone", "--quiet"]).arg(workspace::root()).arg(&clone))?;
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     println!("first start on {cores} cores, load before: {}", load());
-    let started = Instant::now();
-    let result = follow(&mut start(&clone, &folder, ["up", "--detach"]), started);
-    println!("{} strata is up", stamp(started.elapsed()));
+    let result = follow(&mut start(&clone, &folder, ["up", "--detach"]));
     let ended = workspace::run(&mut start(&clone, &folder, ["down"]));
     result.and(ended)?;
     remove(&folder)
@@ -34,26 +33,40 @@ pub fn run() -> Result<()> {
 fn start<const N: usize>(clone: &Path, folder: &Path, arguments: [&str; N]) -> Command {
     let mut cargo = workspace::cargo([OsStr::new("dev")]);
     cargo.args(arguments).current_dir(clone);
-    for variable in ["CARGO_TARGET_DIR", "GOCACHE", "KUBEBUILDER_ASSETS"] {
+    for variable in ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR", "GOCACHE", "KUBEBUILDER_ASSETS"] {
         cargo.env_remove(variable);
+    }
+    // A program that is there already would not be built.
+    for tool in &CATALOG {
+        cargo.env_remove(tool.variable());
     }
     // Go's own cache follows the first; downloads of Cargo and Go lie elsewhere and stay.
     cargo.env("XDG_CACHE_HOME", folder.join("cache")).env("STRATA_DEV_DIR", folder.join("dev"));
     cargo
 }
 
-/// Prints each line of progress with the time since the start.
-fn follow(command: &mut Command, started: Instant) -> Result<()> {
+/// Prints each line of progress with the time since the start, and at last that it succeeded.
+fn follow(command: &mut Command) -> Result<()> {
+    let started = Instant::now();
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().context("cannot start cargo")?;
-    let lines = BufReader::new(child.stderr.take().context("standard error is piped")?).lines();
-    for line in lines {
-        let line = line?;
+    let shown = child.stderr.take().context("standard error is piped").and_then(|stderr| show(stderr, started));
+    if shown.is_err() {
+        let _ = child.kill();
+    }
+    let status = child.wait()?;
+    shown?;
+    ensure!(status.success(), "cargo dev up ended with {status}");
+    println!("{} strata is up", stamp(started.elapsed()));
+    Ok(())
+}
+
+fn show(progress: impl Read, started: Instant) -> Result<()> {
+    for line in BufReader::new(progress).lines() {
+        let line = line.context("cannot read what cargo dev up prints")?;
         if is_shown(&line) {
             println!("{} {line}", stamp(started.elapsed()));
         }
     }
-    let status = child.wait()?;
-    ensure!(status.success(), "cargo dev up ended with {status}");
     Ok(())
 }
 
@@ -81,6 +94,8 @@ fn remove(folder: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Pid, test_kill_process};
+
     use super::*;
 
     #[test]
@@ -96,8 +111,29 @@ mod tests {
     fn no_cache_but_downloads_is_left_to_a_first_start() {
         let command = start(Path::new("/clone"), Path::new("/x"), ["up"]);
         let environment: Vec<_> = command.get_envs().collect();
-        assert!(environment.contains(&(OsStr::new("GOCACHE"), None)));
+        for variable in ["GOCACHE", "KUBEBUILDER_ASSETS", "STRATA_KUBE_APISERVER", "STRATA_CAPI"] {
+            assert!(environment.contains(&(OsStr::new(variable), None)), "{variable}");
+        }
         assert!(environment.contains(&(OsStr::new("XDG_CACHE_HOME"), Some(OsStr::new("/x/cache")))));
         assert_eq!(command.get_args().collect::<Vec<_>>(), ["dev", "up"]);
+    }
+
+    #[test]
+    fn a_start_whose_output_cannot_be_read_is_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pid");
+        let mut command = Command::new("sh");
+        // No UTF-8.
+        command.args(["-c", r#"echo $$ > "$1"; printf '\377\n' >&2; exec sleep 600"#, "sh"]).arg(&file);
+        let error = follow(&mut command).unwrap_err().to_string();
+        assert!(error.contains("cannot read"), "{error}");
+        let id = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
+        assert!(test_kill_process(Pid::from_raw(id).unwrap()).is_err(), "it is still there");
+    }
+
+    #[test]
+    fn a_start_that_fails_is_a_failure() {
+        let error = follow(Command::new("sh").args(["-c", "exit 3"])).unwrap_err().to_string();
+        assert!(error.contains("ended with exit status: 3"), "{error}");
     }
 }

@@ -56,12 +56,12 @@ enum Task {
         #[arg(long)]
         update: bool,
     },
-    /// Measure a layer against a real control plane (release build; prints versions and conditions)
+    /// Measure a layer against a real control plane (operator: profile dist; prints versions and conditions)
     Bench {
         #[command(subcommand)]
         benchmark: bench::Benchmark,
     },
-    /// Measure the first start of a fresh clone with empty caches: a quarter of an hour or more, on an idle machine
+    /// Measure the first start of a fresh clone with empty caches, on an idle machine
     FirstStart,
     /// Disturb the operator or a zone's servers at seeded moments and see whether everything recovers
     Campaign {

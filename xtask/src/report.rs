@@ -19,6 +19,8 @@ pub enum Verdict {
     Ignored,
     /// The test itself found a prerequisite missing and said which.
     Skipped(String),
+    /// It ran for a minute or more, and its program ended before it.
+    Unfinished,
 }
 
 /// Every test of a run by its full name: `crate::module::test` for unit tests,
@@ -26,7 +28,7 @@ pub enum Verdict {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub tests: BTreeMap<String, Verdict>,
-    /// Binaries that ended without a summary, or whose summary disagrees with their lines.
+    /// Binaries that ended without a summary, or whose summary disagrees with their lines, or that had to be ended.
     pub broken: Vec<String>,
 }
 
@@ -162,12 +164,17 @@ impl Report {
         self.tests.values().filter(|verdict| wanted(verdict)).count()
     }
 
-    /// The closing line: `3 passed, 0 failed, 1 skipped`. A broken binary counts as one failure.
+    /// A broken binary counts as one failure.
+    pub fn failures(&self) -> usize {
+        self.count(|verdict| matches!(verdict, Verdict::Failed | Verdict::Unfinished)) + self.broken.len()
+    }
+
+    /// The closing line: `3 passed, 0 failed, 1 skipped`.
     pub fn closing_line(&self) -> String {
         format!(
             "{} passed, {} failed, {} skipped",
             self.count(|verdict| *verdict == Verdict::Passed),
-            self.count(|verdict| *verdict == Verdict::Failed) + self.broken.len(),
+            self.failures(),
             self.count(|verdict| matches!(verdict, Verdict::Ignored | Verdict::Skipped(_))),
         )
     }
@@ -177,7 +184,9 @@ impl Report {
         if section.summary != Some(section.lines) {
             self.broken.push(section.prefix.clone());
         }
-        for (path, verdict) in section.tests {
+        let unfinished = section.slow.into_iter().map(|path| (path, Verdict::Unfinished));
+        // A result replaces the mark of a slow test.
+        for (path, verdict) in unfinished.chain(section.tests) {
             self.tests.insert(format!("{}::{path}", section.prefix), verdict);
         }
     }
@@ -190,6 +199,8 @@ const HELPER: &str = " ... ignored, started ";
 struct Section {
     prefix: String,
     tests: BTreeMap<String, Verdict>,
+    /// Tests of which libtest said that they take long.
+    slow: Vec<String>,
     /// Result lines seen, to compare with what the summary counted.
     lines: usize,
     summary: Option<usize>,
@@ -197,7 +208,7 @@ struct Section {
 
 impl Section {
     fn new(prefix: String) -> Self {
-        Self { prefix, tests: BTreeMap::new(), lines: 0, summary: None }
+        Self { prefix, tests: BTreeMap::new(), slow: Vec::new(), lines: 0, summary: None }
     }
 
     fn read(&mut self, line: &str) {
@@ -213,6 +224,8 @@ impl Section {
             if !(skipped && verdict == Verdict::Passed) {
                 self.tests.insert(path.to_owned(), verdict);
             }
+        } else if let Some(path) = slow_line(line) {
+            self.slow.push(path.to_owned());
         } else if let Some(count) = summary_line(line) {
             // Documentation tests of one crate may print several summaries.
             self.summary = Some(self.summary.unwrap_or(0) + count);
@@ -241,6 +254,11 @@ fn result_line(line: &str) -> Option<(&str, Verdict)> {
         _ => return None,
     };
     Some((name.strip_suffix(" - should panic").unwrap_or(name), verdict))
+}
+
+/// `test a::b has been running for over 60 seconds`.
+fn slow_line(line: &str) -> Option<&str> {
+    Some(line.strip_prefix("test ")?.split_once(" has been running for over ")?.0)
 }
 
 /// `SKIPPED a::b: reason`, written by the test itself past libtest's capture.
@@ -374,6 +392,19 @@ test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
     }
 
     #[test]
+    fn a_test_that_its_program_did_not_wait_for_is_unfinished() {
+        check(
+            "     Running tests/it/main.rs (target/debug/deps/it-0bbb)
+test hangs has been running for over 60 seconds
+test slow has been running for over 60 seconds
+test slow ... ok
+",
+            &[("performers::it::hangs", Verdict::Unfinished), ("performers::it::slow", Verdict::Passed)],
+            &["performers::it"],
+        );
+    }
+
+    #[test]
     fn a_line_lost_in_foreign_output_is_noticed() {
         check(
             "     Running tests/it/main.rs (target/debug/deps/it-0bbb)
@@ -442,10 +473,11 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
                 ("b".to_owned(), Verdict::Failed),
                 ("c".to_owned(), Verdict::Ignored),
                 ("d".to_owned(), Verdict::Skipped("no root".to_owned())),
+                ("e".to_owned(), Verdict::Unfinished),
             ]
             .into(),
             broken: vec!["it".to_owned()],
         };
-        assert_eq!(report.closing_line(), "1 passed, 2 failed, 2 skipped");
+        assert_eq!(report.closing_line(), "1 passed, 3 failed, 2 skipped");
     }
 }

@@ -6,16 +6,19 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+/// What was compiled is read by us, what is wrong by people.
+pub const MESSAGES: &str = "--message-format=json-render-diagnostics";
+
 /// The repository's root: the folder above this crate.
 pub fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().expect("xtask lies in the repository").to_owned()
 }
 
-/// Where Cargo puts what it builds.
+/// Where Cargo puts what it builds, in one folder for each profile.
 pub fn target() -> PathBuf {
-    let named = std::env::var_os("CARGO_TARGET_DIR").filter(|value| !value.is_empty());
-    root().join(named.map_or_else(|| "target".into(), PathBuf::from))
+    let profile = launcher::profile_folder().expect("the system knows where this program is");
+    profile.parent().expect("the folder of a profile lies in Cargo's").to_owned()
 }
 
 /// The Cargo that started us, with its arguments, at the repository's root.

@@ -29,8 +29,9 @@ const STARTED: [&str; 2] = ["xtask", "strata"];
 
 /// What Cargo knows about each package, in folders `NAME-HASH`.
 const FINGERPRINTS: &str = ".fingerprint";
-/// All parts of Cargo's target folder whose files and folders are named for a package: `…NAME-HASH…`.
-const PARTS: [&str; 3] = [FINGERPRINTS, "build", "deps"];
+/// All parts of Cargo's target folder whose files and folders are named for a package: `…NAME-HASH…`. Fingerprints come
+/// last: Cargo trusts the files that they speak for, also those of a copy that was interrupted.
+const PARTS: [&str; 3] = ["deps", "build", FINGERPRINTS];
 
 /// What decides which packages a build compiles, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +59,8 @@ impl Key {
         manifests.extend(own_crates(root).iter().map(|name| root.join("crates").join(name).join("Cargo.toml")));
         manifests.push(root.join("xtask/Cargo.toml"));
         let mut settings = manifests.iter().map(fs::read).collect::<io::Result<Vec<_>>>()?;
-        let flags = ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"].map(|name| std::env::var_os(name).unwrap_or_default());
+        let flags = ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_BUILD_TARGET"];
+        let flags = flags.map(|name| std::env::var_os(name).unwrap_or_default());
         settings.extend(flags.map(OsString::into_encoded_bytes));
         Ok(Self::new(&String::from_utf8_lossy(&version), settings))
     }
@@ -80,11 +82,13 @@ impl Store {
     }
 
     /// Puts kept packages into `target` (the folder of one profile): those of this key, else the latest of the same
-    /// compiler. `false` if there are none, or if the clone has built something already.
-    pub fn restore(&self, key: &Key, target: &Path) -> io::Result<bool> {
+    /// compiler. `false` if there are none, or if the clone has built something already; then the key is not needed,
+    /// which takes a run of the compiler.
+    pub fn restore(&self, key: impl FnOnce() -> io::Result<Key>, target: &Path) -> io::Result<bool> {
         if has_built(target) {
             return Ok(false);
         }
+        let key = key()?;
         let exact = self.folder.join(key.entry());
         let latest = || {
             let mut entries = self.entries().into_iter().filter(|(_, name)| name.starts_with(&key.toolchain));
@@ -93,11 +97,12 @@ impl Store {
         let Some(entry) = Some(exact).filter(|path| path.is_dir()).or_else(latest) else { return Ok(false) };
         // The one used last is the one removed last.
         File::open(&entry)?.set_modified(SystemTime::now())?;
-        copy(&entry, target)?;
+        PARTS.iter().try_for_each(|part| copy(&entry.join(part), &target.join(part)))?;
         Ok(true)
     }
 
-    /// Keeps the packages whose files carry one of these hashes; `false` if they are kept already.
+    /// Keeps the packages whose files carry one of these hashes; `false` if they are kept already. That there are none is
+    /// an error: an entry without files would be preferred to good ones, and never replaced.
     pub fn save(&self, key: &Key, target: &Path, hashes: &BTreeSet<String>) -> io::Result<bool> {
         let entry = self.folder.join(key.entry());
         if entry.is_dir() {
@@ -150,13 +155,18 @@ fn own_crates(root: &Path) -> Vec<String> {
 }
 
 fn copy_packages(target: &Path, entry: &Path, hashes: &BTreeSet<String>) -> io::Result<()> {
+    let mut is_empty = true;
     for part in PARTS {
         fs::create_dir_all(entry.join(part))?;
         let kept =
             names(&target.join(part)).into_iter().filter(|name| hash(name).is_some_and(|it| hashes.contains(it)));
         for name in kept {
             copy(&target.join(part).join(&name), &entry.join(part).join(&name))?;
+            is_empty = false;
         }
+    }
+    if is_empty {
+        return Err(io::Error::other(format!("{} has none of the compiled packages", target.display())));
     }
     Ok(())
 }
@@ -183,10 +193,13 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         }
         return Ok(());
     }
-    // Not a link: Cargo and build scripts write some of these files in place.
-    let _ = fs::remove_file(to);
-    fs::copy(from, to)?;
-    File::options().append(true).open(to)?.set_modified(fs::metadata(from)?.modified()?)
+    // Not a link: Cargo and build scripts write some of these files in place. Renamed when it is whole: it may replace a
+    // file that has its fingerprint already.
+    let mut partial = to.as_os_str().to_owned();
+    partial.push(".partial");
+    fs::copy(from, &partial)?;
+    File::options().append(true).open(&partial)?.set_modified(fs::metadata(from)?.modified()?)?;
+    fs::rename(&partial, to)
 }
 
 #[cfg(test)]
@@ -230,7 +243,7 @@ mod tests {
         // The launcher was compiled there a moment ago, with a package that is kept.
         write(&second.join(&rlib), "younger");
         write(&second.join(".fingerprint/catalog-00000000000000c3/lib-catalog"), "f");
-        assert!(store.restore(&key, &second).unwrap());
+        assert!(store.restore(|| Ok(key), &second).unwrap());
         assert_eq!(fs::read_to_string(second.join(&rlib)).unwrap(), "third");
         assert_eq!(fs::metadata(second.join(&rlib)).unwrap().modified().unwrap(), long_ago);
         assert!(second.join(format!("build/serde-{THIRD}/out/private.rs")).is_file());
@@ -246,7 +259,23 @@ mod tests {
         built(&target);
         let (store, key) = (Store::new(folder.path()), Key::new("rustc 1", ["lock"]));
         store.save(&key, &target, &third()).unwrap();
-        assert!(!store.restore(&key, &target).unwrap());
+        assert!(!store.restore(|| panic!("the compiler need not be asked"), &target).unwrap());
+    }
+
+    #[test]
+    fn an_interrupted_restore_leaves_no_fingerprint_of_a_package_that_is_not_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("target");
+        built(&target);
+        let (store, key) = (Store::new(folder.path()), Key::new("rustc 1", ["lock"]));
+        store.save(&key, &target, &third()).unwrap();
+        for part in ["deps", "build"] {
+            let clone = folder.path().join(format!("without-{part}"));
+            // A file where a folder is to be ends the copy there.
+            write(&clone.join(part), "");
+            assert!(store.restore(|| Ok(key.clone()), &clone).is_err());
+            assert!(!clone.join(FINGERPRINTS).exists(), "{part}");
+        }
     }
 
     #[test]
@@ -257,10 +286,22 @@ mod tests {
         let store = Store::new(folder.path());
         store.save(&Key::new("rustc 1", ["lock"]), &target, &third()).unwrap();
         let restore = |toolchain: &str, target: &str| {
-            store.restore(&Key::new(toolchain, ["other lock"]), &folder.path().join(target)).unwrap()
+            store.restore(|| Ok(Key::new(toolchain, ["other lock"])), &folder.path().join(target)).unwrap()
         };
         assert!(restore("rustc 1", "same"));
         assert!(!restore("rustc 2", "newer"));
+    }
+
+    #[test]
+    fn an_entry_without_files_is_refused_and_takes_no_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("target");
+        built(&target);
+        let (store, key) = (Store::new(folder.path()), Key::new("rustc 1", ["lock"]));
+        let error = store.save(&key, &folder.path().join("elsewhere"), &third()).unwrap_err().to_string();
+        assert!(error.contains("elsewhere has none"), "{error}");
+        assert!(store.entries().is_empty());
+        assert!(store.save(&key, &target, &third()).unwrap());
     }
 
     #[test]
@@ -278,7 +319,7 @@ mod tests {
             store.save(&key(lock), &target, &third()).unwrap();
             age(lock, hours);
         }
-        assert!(store.restore(&key("a"), &folder.path().join("clone")).unwrap());
+        assert!(store.restore(|| Ok(key("a")), &folder.path().join("clone")).unwrap());
         store.save(&key("c"), &target, &third()).unwrap();
         let is_kept = |lock: &str| store.folder.join(key(lock).entry()).is_dir();
         assert_eq!(["a", "b", "c"].map(is_kept), [true, false, true]);

@@ -4,11 +4,16 @@
 pub mod dependencies;
 pub mod programs;
 
-use std::path::PathBuf;
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
-/// Where everything is kept that outlives a clone: `${XDG_CACHE_HOME:-~/.cache}/strata`.
-pub fn cache() -> PathBuf {
-    let named = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let home = || named("HOME").unwrap_or_else(std::env::temp_dir).join(".cache");
-    named("XDG_CACHE_HOME").unwrap_or_else(home).join("strata")
+pub use catalog::cache;
+
+/// Where Cargo puts what it builds in our own profile: the folder of this program. Nothing else knows of all the settings
+/// that decide it.
+pub fn profile_folder() -> io::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    program.parent().map(Path::to_owned).ok_or_else(|| io::Error::other("this program lies in no folder"))
 }

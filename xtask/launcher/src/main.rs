@@ -9,14 +9,14 @@ use std::{
     time::Instant,
 };
 
-use catalog::Shelf;
+use catalog::{Shelf, Tool};
 use launcher::{
     cache,
     dependencies::{Key, Store},
-    programs,
+    profile_folder, programs,
 };
 
-/// How this program starts itself to build programs in the background.
+/// How this program starts itself, with the arguments of `strata dev`, to build programs in the background.
 const PROGRAMS: &str = "programs";
 
 fn main() -> ExitCode {
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     let result = match task.as_deref().and_then(|task| task.to_str()) {
         Some("xtask") => xtask(&rest),
         Some("dev") => dev(&rest),
-        Some(PROGRAMS) => programs::build(&shelf()),
+        Some(PROGRAMS) => programs::build(&shelf(), programs::needed(&rest)),
         _ => Err(io::Error::other("use it as `cargo xtask …` or `cargo dev …`")),
     };
     match result {
@@ -47,8 +47,8 @@ fn xtask(arguments: &[OsString]) -> io::Result<()> {
 /// Becomes `strata dev`, compiled first where it changed; what a first start needs is built meanwhile.
 fn dev(arguments: &[OsString]) -> io::Result<()> {
     restore();
-    let is_start = arguments.first().is_some_and(|first| first == "up");
-    let builder = (is_start && !programs::missing(&shelf()).is_empty()).then(start_builder).transpose()?;
+    let missing = programs::missing(&shelf(), programs::needed(arguments));
+    let builder = (!missing.is_empty()).then(|| start_builder(&missing, arguments)).transpose()?;
     let status = cargo(["build", "--package", "strata"]).status()?;
     if !status.success() {
         // It ends after the program that it is at, which the next start then need not build.
@@ -56,12 +56,14 @@ fn dev(arguments: &[OsString]) -> io::Result<()> {
         return Err(io::Error::other(format!("strata was not built: {status}")));
     }
     // The builder's standard input ends with our own program: strata takes over where it is.
-    Err(Command::new(target()?.join("strata")).arg("dev").args(arguments).exec())
+    Err(Command::new(profile_folder()?.join("strata")).arg("dev").args(arguments).exec())
 }
 
-fn start_builder() -> io::Result<Child> {
-    eprintln!("first start: the Kubernetes programs are built beside strata, once; this takes minutes");
-    Command::new(std::env::current_exe()?).arg(PROGRAMS).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()
+fn start_builder(missing: &[&Tool], arguments: &[OsString]) -> io::Result<Child> {
+    let names = missing.iter().map(|tool| tool.name).collect::<Vec<_>>().join(", ");
+    eprintln!("first start: building {names} beside strata, once; README.md says how long that takes");
+    let mut builder = Command::new(std::env::current_exe()?);
+    builder.arg(PROGRAMS).args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()
 }
 
 fn shelf() -> Shelf {
@@ -71,7 +73,7 @@ fn shelf() -> Shelf {
 /// Without kept packages everything is compiled, so a failure only costs time.
 fn restore() {
     let started = Instant::now();
-    let restored = Key::of(&root()).and_then(|key| Store::new(&cache()).restore(&key, &target()?));
+    let restored = profile_folder().and_then(|target| Store::new(&cache()).restore(|| Key::of(&root()), &target));
     match restored {
         Ok(true) => eprintln!("compiled dependencies restored in {:.1} s", started.elapsed().as_secs_f64()),
         Ok(false) => {}
@@ -88,10 +90,4 @@ fn cargo<const N: usize>(arguments: [&str; N]) -> Command {
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).expect("the launcher lies in xtask, in the repository").to_owned()
-}
-
-/// The folder of the profile that we were built in ourselves.
-fn target() -> io::Result<PathBuf> {
-    let program = std::env::current_exe()?;
-    program.parent().map(Path::to_owned).ok_or_else(|| io::Error::other("this program lies in no folder"))
 }

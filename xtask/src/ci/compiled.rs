@@ -40,8 +40,8 @@ impl Used {
 
     /// A failure to keep them costs the next clone time, and this run nothing.
     pub fn keep(&self) -> Result<()> {
-        let root = workspace::root();
-        match Store::new(&launcher::cache()).save(&Key::of(&root)?, &workspace::target().join("debug"), &self.0) {
+        let (key, folder) = (Key::of(&workspace::root())?, launcher::profile_folder()?);
+        match Store::new(&launcher::cache()).save(&key, &folder, &self.0) {
             Ok(true) => eprintln!("    {} compiled packages kept for the next clone", self.0.len()),
             Ok(false) => eprintln!("    kept already"),
             Err(error) => eprintln!("    not kept: {error}"),

@@ -1,10 +1,13 @@
-//! Runs all test programs, as many at a time as are steady and as the machine has memory for.
+//! Runs all test programs, each with a time limit: one at a time, or several where `MOST_AT_ONCE` says so and the machine
+//! has memory for them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,8 +20,8 @@ use crate::workspace;
 /// Tests wait for control planes more than they compute, so twice the cores of the smallest
 /// supported machine keeps it busy; more would only make every wait longer.
 const TEST_THREADS: &str = "4";
-/// Two at a time keep two cores busy: 14 to 17 minutes instead of 18.5 to 22 on a slow machine, 8 instead of 16 on a
-/// quick one. Each brings four tests at once. Not before several whole runs in a row were steady under that load.
+/// One. Two took 14 to 19 minutes on two cores instead of 16 to 22, and of five whole runs four had one to four tests that
+/// waited in vain on a machine with a load of 40: to be tried again once several in a row are steady.
 const MOST_AT_ONCE: u64 = 1;
 /// A Go program collects its garbage when its heap has grown by this percentage. With Go's own 100, etcd and
 /// kube-apiserver that start and serve a little took 5.7 to 7.2 s of a core, with 400 they took 3.8 to 5.0 s; a whole
@@ -26,6 +29,13 @@ const MOST_AT_ONCE: u64 = 1;
 const GARBAGE_COLLECTION: (&str, &str) = ("GOGC", "400");
 /// Four tests of one program, each with a control plane and an operator: 3.6 GB were seen.
 const MEMORY_EACH: u64 = 4 << 30;
+/// The slowest program took 15 minutes beside another one, on a machine of which others took up to a half. CI ends the
+/// whole run after 90 minutes, without a verdict.
+const LIMIT: Duration = Duration::from_mins(30);
+/// How often a program is asked whether it has ended: little beside the seconds that the shortest take.
+const POLL: Duration = Duration::from_millis(50);
+/// Ends the process group `$1` when its standard input does.
+const GUARD: &str = r#"read -r _; kill -s KILL -- "-$1""#;
 /// The documentation tests of all crates: Cargo has no program for them.
 const DOCUMENTATION: &str = "documentation tests";
 
@@ -41,6 +51,8 @@ pub struct Run {
     pub took: Duration,
     /// Everything it wrote, under the line that `cargo test` would have begun it with.
     pub output: String,
+    /// It did not end by itself within its time.
+    pub is_ended: bool,
 }
 
 /// Runs every program, shows its output when it ends, and returns all in the order in which they ended.
@@ -51,13 +63,13 @@ pub fn run_all(executables: &Executables) -> Result<Vec<Run>> {
     let jobs = programs.chain([Job { name: DOCUMENTATION, executable: None }]).collect();
     let queue = Mutex::new(longest_first(jobs, &former_times()));
     let runs = Mutex::new(Vec::new());
-    let at_once = at_once(available_memory());
+    let at_once = at_once(MOST_AT_ONCE, available_memory());
     eprintln!("    {at_once} at a time; until a program ends its output is in {}", folder.display());
     std::thread::scope(|scope| {
         let work = || -> Result<()> {
             while let Some(job) = next(&queue) {
                 eprintln!("    {} …", job.name);
-                let run = run_one(&job, &folder)?;
+                let run = run_one(&job, &folder, LIMIT)?;
                 let mut runs = runs.lock().unwrap_or_else(PoisonError::into_inner);
                 // Under the lock, so that two outputs never mix.
                 println!("{}", run.output);
@@ -85,8 +97,8 @@ fn longest_first<'a>(mut jobs: Vec<Job<'a>>, times: &BTreeMap<String, f64>) -> V
     jobs.into()
 }
 
-fn at_once(memory: Option<u64>) -> u64 {
-    memory.map_or(1, |bytes| bytes / MEMORY_EACH).clamp(1, MOST_AT_ONCE)
+fn at_once(most: u64, memory: Option<u64>) -> u64 {
+    memory.map_or(1, |bytes| bytes / MEMORY_EACH).clamp(1, most)
 }
 
 /// `None` where the system does not say.
@@ -96,7 +108,7 @@ fn available_memory() -> Option<u64> {
     Some(kilobytes.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
-fn run_one(job: &Job<'_>, folder: &Path) -> Result<Run> {
+fn run_one(job: &Job<'_>, folder: &Path, limit: Duration) -> Result<Run> {
     let (head, file, mut command) = if let Some(executable) = job.executable {
         let file = executable.path.file_name().unwrap_or(OsStr::new(job.name)).to_owned();
         (format!("     Running {} ({})\n", job.name, executable.path.display()), file, test(executable))
@@ -110,10 +122,45 @@ fn run_one(job: &Job<'_>, folder: &Path) -> Result<Run> {
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     let started = Instant::now();
     // A failing test is the verdict's business; here only whether there is an account.
-    command.status().with_context(|| format!("cannot start {}", job.name))?;
+    let is_ended = !ends_within(limit, &mut command).with_context(|| format!("cannot run {}", job.name))?;
     let took = started.elapsed();
     let output = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(Run { name: job.name.to_owned(), took, output: head + &String::from_utf8_lossy(&output) })
+    let end = if is_ended {
+        format!("\n{} had not ended after {} and was killed\n", job.name, minutes(limit))
+    } else {
+        String::new()
+    };
+    let output = head + &String::from_utf8_lossy(&output) + &end;
+    Ok(Run { name: job.name.to_owned(), took, output, is_ended })
+}
+
+/// Runs a program to its end, `true`, or kills it after the limit with all that it started in its process group.
+fn ends_within(limit: Duration, command: &mut Command) -> io::Result<bool> {
+    let started = Instant::now();
+    let mut child = command.process_group(0).spawn()?;
+    let mut guard = guard(child.id())?;
+    let ends = loop {
+        if child.try_wait()?.is_some() {
+            // Before its standard input ends: the group may be another's by then.
+            guard.kill()?;
+            break true;
+        }
+        if started.elapsed() > limit {
+            break false;
+        }
+        std::thread::sleep(POLL);
+    };
+    // Closes its standard input.
+    guard.wait()?;
+    child.wait()?;
+    Ok(ends)
+}
+
+/// Kills a process group when its standard input ends, be it with this process: Ctrl-C in a terminal does not reach the
+/// group of a program.
+fn guard(group: u32) -> io::Result<Child> {
+    let mut guard = Command::new("sh");
+    guard.args(["-c", GUARD, "sh"]).arg(group.to_string()).stdin(Stdio::piped()).process_group(0).spawn()
 }
 
 /// As `cargo test` starts it.
@@ -170,24 +217,48 @@ mod tests {
 
     #[test]
     fn no_more_programs_run_at_a_time_than_are_steady_and_memory_allows() {
-        assert_eq!(
-            [None, Some(1 << 30), Some(7 << 30), Some(9 << 30), Some(64 << 30)].map(at_once),
-            [1, 1, 1, MOST_AT_ONCE, MOST_AT_ONCE]
-        );
+        let memory = [None, Some(1 << 30), Some(7 << 30), Some(9 << 30), Some(64 << 30)];
+        assert_eq!(memory.map(|memory| at_once(2, memory)), [1, 1, 1, 2, 2]);
+        assert_eq!(memory.map(|memory| at_once(1, memory)), [1; 5]);
     }
 
     #[test]
     fn a_program_runs_in_its_package_with_rare_collections_and_both_its_outputs_keep_their_order() {
         let folder = tempfile::tempdir().unwrap();
-        let script = folder.path().join("it-0aaa");
-        workspace::write(&script, b"#!/bin/sh\npwd; echo wrong >&2; echo \"$CARGO_MANIFEST_DIR $GOGC\"; exit 3\n")
-            .unwrap();
-        let mode = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
-        std::fs::set_permissions(&script, mode).unwrap();
-        let package = folder.path().canonicalize().unwrap();
-        let executable = Executable { prefix: "plan::it".to_owned(), path: script.clone(), package: package.clone() };
-        let run = run_one(&Job { name: "plan::it", executable: Some(&executable) }, folder.path()).unwrap();
-        let (script, package) = (script.display(), package.display());
+        let (executable, run) =
+            run_script(folder.path(), r#"pwd; echo wrong >&2; echo "$CARGO_MANIFEST_DIR $GOGC"; exit 3"#, LIMIT);
+        let (script, package) = (executable.path.display(), executable.package.display());
         assert_eq!(run.output, format!("     Running plan::it ({script})\n{package}\nwrong\n{package} 400\n"));
+        assert!(!run.is_ended);
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_killed_with_what_it_started_and_its_output_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let hang = "sleep 600 & echo $! > server; echo test a ... ok; wait";
+        // Long enough for a shell to begin on a busy machine.
+        let (executable, run) = run_script(folder.path(), hang, Duration::from_secs(3));
+        assert!(run.is_ended);
+        let end = "test a ... ok\n\nplan::it had not ended after 3.0 s and was killed\n";
+        assert!(run.output.ends_with(end), "{}", run.output);
+        let server = std::fs::read_to_string(executable.package.join("server")).unwrap();
+        // What is dead may stay in the process table, without a command line.
+        let is_alive = || std::fs::read(format!("/proc/{}/cmdline", server.trim())).is_ok_and(|line| !line.is_empty());
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while is_alive() {
+            assert!(Instant::now() < deadline, "what it started still runs");
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Runs a shell script as the test program of a package in `folder`.
+    fn run_script(folder: &Path, script: &str, limit: Duration) -> (Executable, Run) {
+        let path = folder.join("it-0aaa");
+        workspace::write(&path, format!("#!/bin/sh\n{script}\n").as_bytes()).unwrap();
+        let mode = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
+        std::fs::set_permissions(&path, mode).unwrap();
+        let executable = Executable { prefix: "plan::it".to_owned(), path, package: folder.canonicalize().unwrap() };
+        let run = run_one(&Job { name: "plan::it", executable: Some(&executable) }, folder, limit).unwrap();
+        (executable, run)
     }
 }
