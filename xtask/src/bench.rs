@@ -19,13 +19,16 @@ mod releases;
 mod shard;
 mod tally;
 mod testbed;
+mod times;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use serde_json::{Value, json};
 
+use build::Program;
 use conditions::Conditions;
 use ground::Ground;
 use operator::Operator;
@@ -53,7 +56,7 @@ pub struct Flags {
     /// How many performers (the simulated nodes have room for 6000); several counts are measured one after another
     #[arg(long, default_value = "500", value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=6000))]
     count: Vec<u32>,
-    /// Print one JSON document on standard output; progress stays on standard error
+    /// Print one JSON array on standard output, with one element for each count; progress stays on standard error
     #[arg(long)]
     json: bool,
     /// Measure this program, an earlier build for example, instead of building one
@@ -68,27 +71,19 @@ pub struct Results {
     conditions: Conditions,
     raw_creates: Vec<floor::RawCreates>,
     floor: floor::Floor,
-    plain: plain::Plain,
     load: load::Load,
     rest: life::Rest,
     change: change::Change,
     restart: life::Restart,
     terminated: handover::HandOver,
     killed: handover::HandOver,
+    plain: plain::Plain,
 }
 
 pub fn run(benchmark: &Benchmark) -> Result<()> {
     if cfg!(debug_assertions) {
         return build::go_on_optimised();
     }
-    let program = match benchmark {
-        Benchmark::Performers(Flags { operator: Some(given), .. })
-        | Benchmark::Releases(releases::Flags { operator: Some(given), .. })
-        | Benchmark::Machines(machines::Flags { operator: Some(given), .. }) => given.clone(),
-        Benchmark::Performers(_) | Benchmark::Releases(_) | Benchmark::Machines(_) => build::operator()?,
-        // The server is a library here, and so are the simulators.
-        Benchmark::Shard(_) | Benchmark::ShardServer(_) | Benchmark::Testbed(_) => PathBuf::new(),
-    };
     let runtime = match benchmark {
         // As `strata dev` runs the simulators.
         Benchmark::Testbed(_) => tokio::runtime::Runtime::new()?,
@@ -97,66 +92,78 @@ pub fn run(benchmark: &Benchmark) -> Result<()> {
     };
     runtime.block_on(async {
         tokio::select! {
-            result = bench(benchmark, &program) => result,
+            result = bench(benchmark) => result,
             _ = tokio::signal::ctrl_c() => bail!("interrupted; everything that was started has been ended"),
         }
     })
 }
 
-async fn bench(benchmark: &Benchmark, program: &Path) -> Result<()> {
+async fn bench(benchmark: &Benchmark) -> Result<()> {
     match benchmark {
         Benchmark::Performers(flags) => {
+            let program = Program::find(flags.operator.as_deref())?;
             let peer =
                 format!("the published Go operator with {} performers on this kind of machine", goal::PEER.count);
+            let mut documents = Vec::new();
             for count in &flags.count {
-                let results = Box::pin(measure(*count as usize, flags.json, program)).await?;
-                tell(&results, &goal::goals(&results), &goal::PEER, &peer, flags.json)?;
+                let results = Box::pin(measure(*count as usize, flags.json, &program)).await?;
+                let goals = goal::goals(&results);
+                if flags.json {
+                    documents.push(document(&results, &goals, &goal::PEER));
+                } else {
+                    print::goals(&goals, &peer);
+                }
             }
-            Ok(())
+            if flags.json { print_json(&documents) } else { Ok(()) }
         }
         Benchmark::Releases(flags) => {
-            let results = releases::measure(flags, program).await?;
-            tell(&results, &releases::goals(&results), &releases::PEER, releases::PEER_NAME, flags.json)
+            let program = Program::find(flags.operator.as_deref())?;
+            let results = releases::measure(flags, &program).await?;
+            report(&results, &releases::goals(&results), &releases::PEER, releases::PEER_NAME, flags.json)
         }
         Benchmark::Shard(flags) => {
             let results = shard::measure(*flags).await?;
-            tell(&results, &shard::goals(&results), &(), "none: the original was not measured", flags.json)
+            report(&results, &shard::goals(&results), &(), "none: the original was not measured", flags.json)
         }
         Benchmark::Testbed(flags) => {
             let results = Box::pin(testbed::measure(*flags)).await?;
-            tell(&results, &testbed::goals(&results), &(), "none", flags.json)
+            report(&results, &testbed::goals(&results), &(), "none", flags.json)
         }
         Benchmark::Machines(flags) => {
-            let results = Box::pin(machines::measure(flags, program)).await?;
-            tell(&results, &machines::goals(&results), &(), "none: the original was not measured", flags.json)
+            let program = Program::find(flags.operator.as_deref())?;
+            let results = Box::pin(machines::measure(flags, &program)).await?;
+            report(&results, &machines::goals(&results), &(), "none: the original was not measured", flags.json)
         }
         Benchmark::ShardServer(flags) => shard::serve(flags.clone()).await,
     }
 }
 
-fn tell(results: &impl Serialize, goals: &[goal::Goal], peer: &impl Serialize, name: &str, json: bool) -> Result<()> {
+fn report(results: &impl Serialize, goals: &[goal::Goal], peer: &impl Serialize, name: &str, json: bool) -> Result<()> {
     if json {
-        let document = serde_json::json!({ "results": results, "goals": goals, "peer": peer });
-        println!("{}", serde_json::to_string_pretty(&document)?);
-    } else {
-        print::goals(goals, name);
+        return print_json(&document(results, goals, peer));
     }
+    print::goals(goals, name);
     Ok(())
 }
 
-async fn measure(count: usize, json: bool, program: &Path) -> Result<Results> {
-    let show = |text: String| {
-        if !json {
-            println!("{text}");
-        }
-    };
+fn document(results: &impl Serialize, goals: &[goal::Goal], peer: &impl Serialize) -> Value {
+    json!({ "results": results, "goals": goals, "peer": peer })
+}
+
+fn print_json(document: &impl Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string_pretty(document)?);
+    Ok(())
+}
+
+async fn measure(count: usize, json: bool, program: &Program) -> Result<Results> {
+    let show = printer(json);
     // A new control plane is quicker than removing thousands of objects from the old one.
     let start = async || {
         progress("starting a control plane");
         Ground::performers(count).await.context("the control plane did not start")
     };
     let ground = start().await?;
-    let conditions = Conditions::read(&ground)?;
+    let conditions = Conditions::read(&ground, program)?;
     show(print::conditions(&conditions));
 
     progress("floor one: raw ConfigMap creates");
@@ -166,19 +173,14 @@ async fn measure(count: usize, json: bool, program: &Path) -> Result<Results> {
     let floor = floor::objects(&ground).await?;
     show(print::floor(&floor));
     ground.control_plane.stop().await?;
-    let ground = start().await?;
-    progress("floor three: the operator's requests by a plain loop");
-    let plain = plain::measure(&ground).await?;
-    show(print::plain(&plain, count));
-    ground.control_plane.stop().await?;
 
     let ground = start().await?;
     let namespace = ground.control_plane.namespace("performers").await?;
-    let operator = Operator::start(&ground, program, "operator").await?;
+    let operator = Operator::start(&ground, &program.path, "operator").await?;
     operator.leads(&ground).await?;
     progress("performers from nothing to Ready");
     let load = load::measure(&ground, &operator, &namespace).await?;
-    show(print::load(&load, &floor, &plain));
+    show(print::load(&load, &floor));
     progress(&format!("{} s at rest", life::REST.as_secs()));
     let rest = life::rest(&ground, &operator).await?;
     show(print::rest(&rest));
@@ -187,16 +189,32 @@ async fn measure(count: usize, json: bool, program: &Path) -> Result<Results> {
     show(print::change(&change));
     progress("restart");
     operator.stop().await?;
-    let restart = life::restart(&ground, program).await?;
+    let restart = life::restart(&ground, &program.path).await?;
     show(print::restart(&restart));
 
     progress("two replicas: hand-over");
-    let (terminated, killed) = handover::measure(&ground, program).await?;
+    let (terminated, killed) = handover::measure(&ground, &program.path).await?;
     show(print::hand_over("SIGTERM", &terminated));
     show(print::hand_over("SIGKILL", &killed));
+    ground.control_plane.stop().await?;
+
+    // Last, because it makes as many requests as the operator was counted to make.
+    let ground = start().await?;
+    progress("floor three: the operator's requests by a plain loop");
+    let plain = plain::measure(&ground, &load.own).await?;
+    show(print::plain(&plain, &load));
     progress("ending the control plane");
     ground.control_plane.stop().await?;
-    Ok(Results { conditions, raw_creates, floor, plain, load, rest, change, restart, terminated, killed })
+    Ok(Results { conditions, raw_creates, floor, load, rest, change, restart, terminated, killed, plain })
+}
+
+/// Prints for people, unless standard output is for JSON.
+fn printer(json: bool) -> impl Fn(String) {
+    move |text: String| {
+        if !json {
+            println!("{text}");
+        }
+    }
 }
 
 fn progress(what: &str) {

@@ -17,6 +17,7 @@ use testbed::audit::Entry;
 use super::{
     follow::Follower,
     ground::{Ground, OPERATOR_USER},
+    times::Times,
 };
 
 /// One after another; a p99 needs at least a hundred.
@@ -34,22 +35,6 @@ pub struct Change {
     pub create: Times,
     /// Where the slowest one spent its time.
     pub slowest: String,
-}
-
-/// Milliseconds.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Times {
-    pub p50: f64,
-    pub p99: f64,
-    pub slowest: f64,
-}
-
-impl Times {
-    fn of(mut times: Vec<f64>) -> Self {
-        times.sort_by(f64::total_cmp);
-        Self { p50: percentile(&times, 50), p99: percentile(&times, 99), slowest: percentile(&times, 100) }
-    }
 }
 
 pub async fn measure(ground: &Ground, namespace: &str) -> Result<Change> {
@@ -129,29 +114,4 @@ impl Parts {
 /// An event may overtake the answer that the audit log takes the time of.
 fn milliseconds(from: Timestamp, to: Timestamp) -> f64 {
     to.duration_since(from).as_secs_f64().max(0.0) * 1000.0
-}
-
-/// The smallest value that so many per cent of the sorted values do not exceed.
-pub fn percentile(sorted: &[f64], percent: usize) -> f64 {
-    let rank = (sorted.len() * percent).div_ceil(100).max(1);
-    sorted.get(rank - 1).copied().unwrap_or(f64::NAN)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cmp::Ordering;
-
-    use super::*;
-
-    #[test]
-    fn percentiles_are_values_that_occurred() {
-        let values: Vec<f64> = (1..=200).map(f64::from).collect();
-        let check = |values: &[f64], percent, expected: f64| {
-            assert_eq!(percentile(values, percent).total_cmp(&expected), Ordering::Equal, "{percent} %");
-        };
-        check(&values, 50, 100.0);
-        check(&values, 99, 198.0);
-        check(&values, 100, 200.0);
-        check(&[7.0], 99, 7.0);
-    }
 }

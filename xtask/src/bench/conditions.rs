@@ -1,24 +1,23 @@
 //! Where and on what the numbers were taken; without this they mean nothing.
 
-use std::{collections::BTreeMap, process::Command};
+use std::{collections::BTreeMap, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 use testbed::{control_plane::CLIENT_LIMITS, tools::Tool};
 
-use super::ground::{Ground, WRITERS};
+use super::{
+    build::{self, Program},
+    ground::{Ground, WRITERS},
+};
 use crate::workspace;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Conditions {
-    pub cpu: String,
-    pub cores: usize,
-    pub memory_mb: u64,
-    pub kernel: String,
-    /// Of the minute before: above the number of cores, something else was running.
-    pub load_average: f64,
-    pub strata: String,
+    #[serde(flatten)]
+    pub host: Host,
+    pub operator: Measured,
     pub programs: BTreeMap<String, String>,
     pub etcd_fsync: bool,
     pub audit_log: &'static str,
@@ -28,7 +27,7 @@ pub struct Conditions {
     pub writers: usize,
 }
 
-/// The machine alone, for benchmarks without a control plane.
+/// The machine and the benchmark, for benchmarks without a control plane.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Host {
@@ -38,7 +37,22 @@ pub struct Host {
     pub kernel: String,
     /// Of the minute before: above the number of cores, something else was running.
     pub load_average: f64,
+    /// Of this checkout, which the benchmark is built from.
     pub strata: String,
+    /// Of the benchmark itself.
+    pub benchmark_profile: &'static str,
+}
+
+/// The operator's program.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Measured {
+    pub program: PathBuf,
+    /// As it prints it; it does not name a commit.
+    pub version: String,
+    pub profile: &'static str,
+    /// By `--operator`; otherwise it is built from this checkout.
+    pub is_given: bool,
 }
 
 impl Host {
@@ -51,22 +65,25 @@ impl Host {
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             load_average: load_average()?,
             strata: format!("{} ({})", env!("CARGO_PKG_VERSION"), commit()),
+            benchmark_profile: build::profile(&std::env::current_exe()?),
         })
     }
 }
 
+impl Measured {
+    fn read(program: &Program) -> Result<Self> {
+        let (version, profile) = (program.version()?, build::profile(&program.path));
+        Ok(Self { program: program.path.clone(), version, profile, is_given: program.is_given })
+    }
+}
+
 impl Conditions {
-    pub fn read(ground: &Ground) -> Result<Self> {
+    pub fn read(ground: &Ground, program: &Program) -> Result<Self> {
         let others = ground.tools.iter().map(|&name| name.to_owned());
         let names = ground.control_plane.programs().into_iter().map(|program| program.name).chain(others);
-        let Host { cpu, cores, memory_mb, kernel, load_average, strata } = Host::read()?;
         Ok(Self {
-            cpu,
-            cores,
-            memory_mb,
-            kernel,
-            load_average,
-            strata,
+            host: Host::read()?,
+            operator: Measured::read(program)?,
             programs: names.filter_map(|name| Some((name.clone(), Tool::named(&name)?.version().to_owned()))).collect(),
             etcd_fsync: ground.options.fsync,
             audit_log: "all users, Metadata, ResponseComplete, blocking",

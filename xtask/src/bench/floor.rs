@@ -80,7 +80,7 @@ pub struct Floor {
 }
 
 /// The performers that own the objects are there before the clock starts, so that the floor holds nothing but pods
-/// and Services, and everybody else (garbage collector, endpoint controllers) has the same work as with an operator.
+/// and Services, and all other controllers (garbage collector, endpoints) have the same work as with an operator.
 pub async fn objects(ground: &Ground) -> Result<Floor> {
     let namespace = ground.control_plane.namespace("floor").await?;
     let performers = crowd::create(ground, &namespace).await?;

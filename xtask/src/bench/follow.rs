@@ -5,8 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
-use futures::{Stream, StreamExt, stream::BoxStream};
+use anyhow::{Context, Result, bail};
+use futures::{
+    Stream, StreamExt,
+    stream::{self, BoxStream},
+};
 use kube::{
     Api, Resource,
     api::{WatchEvent, WatchParams},
@@ -40,19 +43,32 @@ where
     ) -> Result<Instant> {
         let seen = async {
             loop {
-                match self.events.next().await {
-                    Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) if is_enough(&object) => {
-                        return Ok(Instant::now());
-                    }
-                    Some(Ok(WatchEvent::Error(status))) => anyhow::bail!("the watch failed: {}", status.message),
-                    Some(Err(error)) => return Err(error.into()),
-                    Some(Ok(_)) => {}
-                    // The server ends every watch after some minutes; the next one begins with all objects.
-                    None => self.events = open(&self.api).await?.boxed(),
+                let (WatchEvent::Added(object) | WatchEvent::Modified(object)) = self.event().await? else { continue };
+                if is_enough(&object) {
+                    return anyhow::Ok(Instant::now());
                 }
             }
         };
         tokio::time::timeout(patience, seen).await.with_context(|| format!("{what}: not within {patience:?}"))?
+    }
+
+    /// All that is shown, without an end. An object may be shown several times as it is.
+    pub fn events(self) -> impl Stream<Item = Result<WatchEvent<K>>> {
+        stream::unfold(self, |mut follower| async move {
+            let event = follower.event().await;
+            Some((event, follower))
+        })
+    }
+
+    /// What is shown next. The server ends every watch after some minutes; the next one begins with all objects.
+    async fn event(&mut self) -> Result<WatchEvent<K>> {
+        loop {
+            match self.events.next().await {
+                Some(Ok(WatchEvent::Error(status))) => bail!("the watch failed: {}", status.message),
+                Some(event) => return Ok(event?),
+                None => self.events = open(&self.api).await?.boxed(),
+            }
+        }
     }
 }
 

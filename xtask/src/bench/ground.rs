@@ -25,7 +25,7 @@ pub const OPERATOR_USER: &str = "system:serviceaccount:strata-system:strata";
 /// Requests the benchmark has in flight when it writes objects: the operator's own default concurrency.
 pub const WRITERS: usize = 10;
 
-/// Whoever writes in reaction to something does it within this time; controllers batch for up to a second.
+/// A controller that reacts to a write makes its own within this time; some batch for up to a second.
 const QUIET: Duration = Duration::from_secs(3);
 
 pub struct Ground {
@@ -117,7 +117,7 @@ impl Ground {
         self.control_plane.audit().entries_after(mark).context("the audit log cannot be read")
     }
 
-    /// Waits until nobody writes any more, heartbeats aside.
+    /// Waits until no client writes any more, heartbeats aside.
     pub async fn settled(&self) -> Result<()> {
         let deadline = Instant::now() + self.patience();
         loop {

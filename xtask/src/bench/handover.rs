@@ -1,4 +1,4 @@
-//! Two replicas: how long nobody leads when the leader goes.
+//! Two replicas: how long no replica leads when the leader goes.
 
 use std::{
     path::Path,
@@ -12,10 +12,10 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use super::{
-    change::percentile,
     follow::Follower,
     ground::{Ground, OPERATOR_NAMESPACE},
     operator::{LEASE, LEASE_DURATION, Operator},
+    times::percentile,
 };
 
 const TERMINATIONS: usize = 10;

@@ -8,14 +8,15 @@ mod rest;
 mod scale;
 mod zones;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 
 use super::{
-    conditions::Conditions, goal::Goal, ground::Ground, operator::Operator, print::conditions, progress, tally::each,
+    build::Program, conditions::Conditions, goal::Goal, ground::Ground, operator::Operator, print::conditions, printer,
+    progress, tally::each,
 };
 pub use zones::Zones;
 
@@ -49,19 +50,15 @@ pub struct Results {
     drains: Vec<drain::Drain>,
 }
 
-pub async fn measure(flags: &Flags, program: &Path) -> Result<Results> {
+pub async fn measure(flags: &Flags, program: &Program) -> Result<Results> {
     let (count, shards) = (flags.instances as usize, flags.shards as usize);
-    let show = |text: String| {
-        if !flags.json {
-            println!("{text}");
-        }
-    };
+    let show = printer(flags.json);
     progress("starting the control plane, Cluster API and the shards");
     let zones = Zones::start(shards).await?;
     let ground = Ground::machines(count, &zones).await.context("the control plane did not start")?;
-    let conditions_read = Conditions::read(&ground.ground)?;
+    let conditions_read = Conditions::read(&ground.ground, program)?;
     show(conditions(&conditions_read));
-    let operator = Operator::start(&ground.ground, program, "operator").await?;
+    let operator = Operator::start(&ground.ground, &program.path, "operator").await?;
     operator.leads(&ground.ground).await?;
     progress("one pool from nothing to all provider IDs");
     let scale = scale::measure(&ground.ground, &operator, &zones).await?;
@@ -87,16 +84,10 @@ pub fn goals(results: &Results) -> Vec<Goal> {
         Goal::new("other calls to shards at rest", "", 0.0, each(rest.other_calls, 1), None),
     ];
     for drain in drains.iter().filter(|drain| drain.is_ours) {
-        let of = |many, many_budget| if drain.is_budgeted { many_budget } else { many };
-        goals.push(Goal::new(
-            of("evictions per pod", "evictions per pod with a budget"),
-            "",
-            1.0,
-            drain.evictions_each,
-            None,
-        ));
-        goals.push(Goal::new("GETs per pod", "", 0.0, drain.gets_each, None));
-        goals.push(Goal::new("beyond the end of the last pod", "ms", 250.0, drain.beyond_ms, None));
+        let of = |what: &str| format!("{what}, {}", drain.what);
+        goals.push(Goal::new(of("evictions per pod"), "", 1.0, drain.evictions_each, None));
+        goals.push(Goal::new(of("GETs per pod"), "", 0.0, drain.gets_each, None));
+        goals.push(Goal::new(of("beyond the last pod"), "ms", 250.0, drain.beyond_ms, None));
     }
     goals
 }

@@ -148,13 +148,20 @@ pub fn usage(pid: u32) -> Result<Usage> {
     })
 }
 
-/// Nanoseconds on a CPU, summed over the threads. `stat` counts in steps of 10 ms, which is coarse for a minute at rest.
+/// On a CPU, summed over the threads.
 fn cpu_ms(pid: u32) -> Result<f64> {
     let mut sum = 0.0;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         // A thread may end between the listing and the reading.
-        let Ok(text) = std::fs::read_to_string(thread?.path().join("schedstat")) else { continue };
-        sum += text.split(' ').next().and_then(|nanoseconds| nanoseconds.parse::<f64>().ok()).unwrap_or(0.0);
+        sum += thread_cpu_ms(&thread?.path()).unwrap_or(0.0);
     }
-    Ok(sum / 1e6)
+    Ok(sum)
+}
+
+/// Of the thread with this folder in `/proc`. Its `schedstat` counts nanoseconds; `stat` counts in steps of 10 ms, which
+/// is coarse for a minute at rest.
+pub fn thread_cpu_ms(thread: &Path) -> Result<f64> {
+    let text = std::fs::read_to_string(thread.join("schedstat"))?;
+    let nanoseconds = text.split(' ').next().and_then(|nanoseconds| nanoseconds.parse::<f64>().ok());
+    Ok(nanoseconds.context("no time in schedstat")? / 1e6)
 }

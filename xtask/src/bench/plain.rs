@@ -1,13 +1,19 @@
-//! Floor three: the requests that the operator makes, by a plain loop that decides nothing.
+//! Floor three: the requests that the operator made, by a plain loop that decides nothing.
 //!
-//! One client on a thread of its own, so that its CPU time can be distinguished from the benchmark's. It follows
-//! Performers, pods and Services as the operator does, and writes what the operator writes in the same order.
+//! One client on a thread of its own, so that its CPU time can be distinguished from the benchmark's, and under the
+//! operator's identity. It follows Performers, pods and Services as the operator does, and writes what the operator wrote
+//! in the same order: finalizer, pod and Service at once, and as many statuses and events as the operator was counted to
+//! need.
 
-use std::{collections::HashSet, pin::pin, time::Instant};
+use std::{cell::Cell, collections::HashSet, path::Path, pin::pin, time::Instant};
 
 use anyhow::{Context, Result};
 use api::performer::{FINALIZER, Performer, PerformerStatus, Phase};
-use futures::{StreamExt, TryStreamExt, stream, stream::BoxStream};
+use futures::{
+    StreamExt, TryStreamExt,
+    channel::mpsc::{UnboundedSender, unbounded},
+    stream::{self, LocalBoxStream},
+};
 use k8s_openapi::{
     api::{
         core::v1::{ObjectReference, Pod, Service},
@@ -18,7 +24,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, ResourceExt,
-    api::{ObjectMeta, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
+    api::{ObjectMeta, Patch, PatchParams, PostParams, WatchEvent},
     config::{KubeConfigOptions, Kubeconfig},
 };
 use plan::{
@@ -27,12 +33,14 @@ use plan::{
 };
 use serde::Serialize;
 use serde_json::json;
+use tokio::sync::oneshot;
 
 use super::{
     crowd,
     follow::Follower,
     ground::{Ground, WRITERS},
-    tally::AllWrites,
+    operator::thread_cpu_ms,
+    tally::{AllWrites, Tally},
 };
 
 #[derive(Serialize)]
@@ -42,24 +50,30 @@ pub struct Plain {
     pub wall_seconds: f64,
     pub cpu_ms: f64,
     pub all_writes: AllWrites,
+    /// The loop's own requests, to be compared with the operator's.
+    pub own: Tally,
 }
 
-pub async fn measure(ground: &Ground) -> Result<Plain> {
+/// `operator` is what the operator asked for, for as many performers.
+pub async fn measure(ground: &Ground, operator: &Tally) -> Result<Plain> {
     let namespace = ground.control_plane.namespace("plain").await?;
+    let kubeconfig = ground.control_plane.kubeconfig_as(&Ground::operator_user()).await?;
     ground.settled().await?;
     let mark = ground.mark()?;
     let mut seen = Follower::open(Api::<Performer>::namespaced(ground.client.clone(), &namespace)).await?;
-    let kubeconfig = ground.control_plane.kubeconfig();
-    let (opened, is_open) = tokio::sync::oneshot::channel();
+    let (opened, is_open) = oneshot::channel();
     let (place, count) = (namespace.clone(), ground.count);
+    // Each Performer has one status when its pod is ready; the others were written before.
+    let (early, events) = (operator.status.saturating_sub(count), operator.events);
     let thread = std::thread::spawn(move || -> Result<f64> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let config = Kubeconfig::read_from(kubeconfig)?;
             let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
-            Loop::new(runtime::connect(config)?, &place)?.run(count, opened).await
+            let (early, events) = (Share::new(early, count), Share::new(events, 2 * count));
+            Loop::new(runtime::connect(config)?, &place, early, events)?.run(count, opened).await
         })?;
-        cpu_ms()
+        thread_cpu_ms(Path::new("/proc/thread-self"))
     });
     is_open.await.context("the plain loop did not begin")?;
     let started = Instant::now();
@@ -70,15 +84,31 @@ pub async fn measure(ground: &Ground) -> Result<Plain> {
     };
     let (ended, _, cpu_ms) = futures::try_join!(ready, crowd::create(ground, &namespace), loops)?;
     ground.settled().await?;
-    let all_writes = AllWrites::of(&ground.entries_after(mark)?, count);
-    Ok(Plain { wall_seconds: ended.duration_since(started).as_secs_f64(), cpu_ms, all_writes })
+    let entries = ground.entries_after(mark)?;
+    let wall_seconds = ended.duration_since(started).as_secs_f64();
+    Ok(Plain { wall_seconds, cpu_ms, all_writes: AllWrites::of(&entries, count), own: Tally::of(&entries) })
 }
 
-/// Of the calling thread.
-fn cpu_ms() -> Result<f64> {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
-    let nanoseconds = text.split(' ').next().and_then(|text| text.parse::<f64>().ok());
-    Ok(nanoseconds.context("no time in schedstat")? / 1e6)
+/// Some of many chances, evenly spread over them.
+struct Share {
+    wanted: usize,
+    chances: usize,
+    /// Chances so far.
+    seen: Cell<usize>,
+}
+
+impl Share {
+    fn new(wanted: usize, chances: usize) -> Self {
+        Self { wanted, chances, seen: Cell::new(0) }
+    }
+
+    /// Whether the next chance is to be taken.
+    fn takes_next(&self) -> bool {
+        let taken = |seen: usize| seen * self.wanted / self.chances;
+        let seen = self.seen.get();
+        self.seen.set(seen + 1);
+        taken(seen + 1) > taken(seen)
+    }
 }
 
 /// What the loop reacts to.
@@ -88,6 +118,9 @@ enum Seen {
     Nothing,
 }
 
+/// Events that wait, by the name of the Performer and the reason.
+type Line = UnboundedSender<(String, &'static str)>;
+
 struct Loop {
     performers: Api<Performer>,
     pods: Api<Pod>,
@@ -95,81 +128,103 @@ struct Loop {
     events: Api<Event>,
     /// As the operator reports a pod that it has just created, and a ready one.
     statuses: [PerformerStatus; 2],
+    /// Which Performers have the first status as well.
+    early: Share,
+    /// Which events are written.
+    recorded: Share,
 }
 
 impl Loop {
-    fn new(client: Client, namespace: &str) -> Result<Self> {
+    fn new(client: Client, namespace: &str, early: Share, recorded: Share) -> Result<Self> {
         Ok(Self {
             performers: Api::namespaced(client.clone(), namespace),
             pods: Api::namespaced(client.clone(), namespace),
             services: Api::namespaced(client.clone(), namespace),
             events: Api::namespaced(client, namespace),
             statuses: statuses(namespace)?,
+            early,
+            recorded,
         })
     }
 
-    /// Until every pod is reported as ready.
-    async fn run(&self, count: usize, opened: tokio::sync::oneshot::Sender<()>) -> Result<()> {
-        let params = WatchParams::default().timeout(290);
-        let performers = self.performers.watch(&params, "0").await?.map_ok(|event| match event {
-            WatchEvent::Added(performer) => Seen::New(Box::new(performer)),
+    /// Until every Performer has had all of its requests.
+    async fn run(&self, count: usize, opened: oneshot::Sender<()>) -> Result<()> {
+        // A watch that is opened again begins with all objects, and a pod may change after it was ready.
+        let (mut created, mut ready) = (HashSet::new(), HashSet::new());
+        let performers = Follower::open(self.performers.clone()).await?.events().map_ok(|event| match event {
+            WatchEvent::Added(performer) if created.insert(performer.name_any()) => Seen::New(Box::new(performer)),
             _ => Seen::Nothing,
         });
-        // A pod may change after it was ready.
-        let mut ready = HashSet::new();
-        let pods = self.pods.watch(&params, "0").await?.map_ok(|event| match event {
-            WatchEvent::Modified(pod) if crowd::is_pod_ready(&pod) && ready.insert(pod.name_any()) => {
+        let pods = Follower::open(self.pods.clone()).await?.events().map_ok(|event| match event {
+            WatchEvent::Added(pod) | WatchEvent::Modified(pod)
+                if crowd::is_pod_ready(&pod) && ready.insert(pod.name_any()) =>
+            {
                 Seen::PodReady(Box::new(pod))
             }
             _ => Seen::Nothing,
         });
-        let services = self.services.watch(&params, "0").await?.map_ok(|_| Seen::Nothing);
-        let all: [BoxStream<'_, _>; 3] = [performers.boxed(), pods.boxed(), services.boxed()];
+        let services = Follower::open(self.services.clone()).await?.events().map_ok(|_| Seen::Nothing);
+        let all: [LocalBoxStream<'_, _>; 3] = [performers.boxed_local(), pods.boxed_local(), services.boxed_local()];
         let _ = opened.send(());
         // Read without a pause: the server ends the watch of a client that does not keep up.
-        let (sender, seen) = futures::channel::mpsc::unbounded();
+        let (sender, seen) = unbounded();
         let read = stream::select_all(all).map(Ok).forward(sender);
+        let (line, waiting) = unbounded();
+        let line = &line;
         let reactions = stream::select(
-            seen.map(|seen| self.react(seen)).buffer_unordered(WRITERS),
+            seen.map(|seen| self.react(seen, line)).buffer_unordered(WRITERS),
             stream::once(read).filter_map(|read| async move { read.err().map(|error| Err(error.into())) }),
         );
         let mut reactions = pin!(reactions);
-        let mut reported = 0;
-        while reported < count {
-            let is_ready = reactions.next().await.context("the watches ended: too many performers for one")??;
-            reported += usize::from(is_ready);
-        }
+        let reacting = async {
+            // Each Performer has two turns: when it appears, and when its pod is ready.
+            let mut turns = 0;
+            while turns < 2 * count {
+                turns += usize::from(reactions.next().await.context("the watches ended")??);
+            }
+            line.close_channel();
+            anyhow::Ok(())
+        };
+        // One at a time and beside the other requests, as the operator writes the events of one namespace.
+        let recording = waiting.map(Ok).try_for_each(|(name, reason)| self.record(name, reason));
+        futures::try_join!(reacting, recording)?;
         Ok(())
     }
 
-    async fn react(&self, seen: kube::Result<Seen>) -> Result<bool> {
-        match seen? {
+    /// Whether it was a Performer's turn.
+    async fn react(&self, seen: Result<Seen>, line: &Line) -> Result<bool> {
+        let event = match seen? {
             Seen::New(performer) => {
-                self.create(*performer).await?;
-                Ok(false)
+                self.create(&performer).await?;
+                let name = performer.name_any();
+                if self.early.takes_next() {
+                    self.report(&name, 0).await?;
+                }
+                (name, "PodCreated")
             }
             Seen::PodReady(pod) => {
                 let owner = pod.owner_references().first().context("a pod without owner")?.name.clone();
                 self.report(&owner, 1).await?;
-                self.record(&owner, "Ready").await?;
-                Ok(true)
+                (owner, "PodReady")
             }
-            Seen::Nothing => Ok(false),
+            Seen::Nothing => return Ok(false),
+        };
+        if self.recorded.takes_next() {
+            line.unbounded_send(event)?;
         }
+        Ok(true)
     }
 
-    async fn create(&self, performer: Performer) -> Result<()> {
-        let name = performer.name_any();
+    async fn create(&self, performer: &Performer) -> Result<()> {
         let patch =
             json!({ "metadata": { "finalizers": [FINALIZER], "resourceVersion": performer.resource_version() } });
-        let params = PatchParams::default();
+        let (name, params) = (performer.name_any(), PatchParams::default());
         let performer = self.performers.patch(&name, &params, &Patch::Merge(patch)).await?;
         let desired = validate(&performer).map_err(|invalid| anyhow::anyhow!(invalid.message))?;
         let identity = Identity::of(&performer);
         self.pods.create(&PostParams::default(), &pod(&desired, &identity, 0)).await?;
         self.services.create(&PostParams::default(), &service(&desired, &identity)).await?;
-        self.report(&name, 0).await?;
-        self.record(&name, "Created").await
+        Ok(())
     }
 
     async fn report(&self, name: &str, which: usize) -> Result<()> {
@@ -178,8 +233,7 @@ impl Loop {
         Ok(())
     }
 
-    async fn record(&self, name: &str, reason: &str) -> Result<()> {
-        let regarding = ObjectReference { name: Some(name.to_owned()), ..ObjectReference::default() };
+    async fn record(&self, name: String, reason: &str) -> Result<()> {
         let namespace = self.performers.namespace().map(str::to_owned);
         let event = Event {
             metadata: ObjectMeta { name: Some(format!("{name}.{}", reason.to_lowercase())), ..ObjectMeta::default() },
@@ -190,7 +244,7 @@ impl Loop {
             event_time: Some(MicroTime(Timestamp::now())),
             reporting_controller: Some("strata.dev/bench".into()),
             reporting_instance: Some("bench".into()),
-            regarding: Some(ObjectReference { namespace, ..regarding }),
+            regarding: Some(ObjectReference { name: Some(name), namespace, ..ObjectReference::default() }),
             ..Event::default()
         };
         self.events.create(&PostParams::default(), &event).await?;
@@ -212,4 +266,21 @@ fn statuses(namespace: &str) -> Result<[PerformerStatus; 2]> {
     anyhow::ensure!(created.pod_name.is_some(), "a first round creates the pod");
     let ready = PerformerStatus { ready: true, phase: Some(Phase::Running), ..created.clone() };
     Ok([created, ready])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_chances_are_taken_as_are_wanted_and_not_all_at_one_end() {
+        let taken = |wanted, chances: usize| {
+            let share = Share::new(wanted, chances);
+            (0..chances).map(|_| share.takes_next()).collect::<Vec<_>>()
+        };
+        assert_eq!(taken(2, 6), [false, false, true, false, false, true]);
+        assert_eq!(taken(0, 3), [false; 3]);
+        assert_eq!(taken(3, 3), [true; 3]);
+        assert_eq!(taken(9, 3), [true; 3], "there are no more chances than these");
+    }
 }

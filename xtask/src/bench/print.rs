@@ -1,8 +1,10 @@
 //! The results for people.
 
+use std::{collections::BTreeMap, fmt::Display};
+
 use super::{
-    change::{Change, Times},
-    conditions::Conditions,
+    change::Change,
+    conditions::{Conditions, Host},
     floor::{Floor, RawCreates},
     goal::Goal,
     handover::HandOver,
@@ -11,27 +13,34 @@ use super::{
     operator::Usage,
     plain::Plain,
     tally::{AllWrites, Tally, each},
+    times::Times,
 };
 
-pub fn conditions(c: &Conditions) -> String {
-    let programs: Vec<String> = c.programs.iter().map(|(name, version)| format!("{name} {version}")).collect();
+/// The beginning of all conditions.
+pub fn host(host: &Host) -> String {
     format!(
         "Conditions
-  machine     {}, {} cores, {} MB, {}, load average {:.2}
-  strata      {}
+  machine     {}, {} cores, {} MB, {}, load average {:.2} at the start
+  benchmark   strata {}, profile {}, the system's allocator\n",
+        host.cpu, host.cores, host.memory_mb, host.kernel, host.load_average, host.strata, host.benchmark_profile,
+    )
+}
+
+pub fn conditions(c: &Conditions) -> String {
+    format!(
+        "{}  operator    {}, {}, profile {}, {}
   programs    {}
   etcd fsync  {}
   audit log   {}
   limits      {}
   nodes       {} simulated
   objects     {}, written by {} requests at once\n",
-        c.cpu,
-        c.cores,
-        c.memory_mb,
-        c.kernel,
-        c.load_average,
-        c.strata,
-        programs.join(", "),
+        host(&c.host),
+        c.operator.program.display(),
+        c.operator.version,
+        c.operator.profile,
+        if c.operator.is_given { "given by --operator" } else { "built from the same checkout" },
+        programs(&c.programs),
         if c.etcd_fsync { "on" } else { "off" },
         c.audit_log,
         c.client_limits,
@@ -39,6 +48,10 @@ pub fn conditions(c: &Conditions) -> String {
         c.count,
         c.writers,
     )
+}
+
+pub fn programs<S: Display>(versions: &BTreeMap<S, S>) -> String {
+    versions.iter().map(|(name, version)| format!("{name} {version}")).collect::<Vec<_>>().join(", ")
 }
 
 pub fn raw_creates(rates: &[RawCreates]) -> String {
@@ -51,7 +64,7 @@ pub fn floor(floor: &Floor) -> String {
     format!(
         "Floor two: pods and Services alone, {} requests at once, owners there before
   wall to all pods ready   {:.2} s
-  writes of everybody      {}\n",
+  writes of all clients    {}\n",
         floor.writers,
         floor.wall_seconds,
         all_writes(&floor.all_writes),
@@ -62,37 +75,41 @@ fn all_writes(writes: &AllWrites) -> String {
     format!("{:.2} each, and {:.2} events", writes.objects, writes.events)
 }
 
-pub fn plain(plain: &Plain, count: usize) -> String {
+pub fn plain(plain: &Plain, load: &Load) -> String {
     format!(
-        "Floor three: the operator's requests by a plain loop, one client
-  wall to all Ready        {:.2} s
-  CPU                      {:.2} ms each
-  writes of everybody      {}\n",
+        "Floor three: the operator's requests by a plain loop of the benchmark, one client
+  wall to all Ready        {:.2} s; the operator's is {:.2} ×
+  CPU                      {:.2} ms each; the operator's is {:.2} ×
+  own requests each        {}
+  the operator's           {}
+  writes of all clients    {}\n",
         plain.wall_seconds,
-        plain.cpu_ms / each(count, 1),
+        load.wall_seconds / plain.wall_seconds,
+        plain.cpu_ms / each(load.count, 1),
+        load.cpu_ms / plain.cpu_ms,
+        tally(&plain.own, load.count),
+        tally(&load.own, load.count),
         all_writes(&plain.all_writes),
     )
 }
 
-pub fn load(load: &Load, floor: &Floor, plain: &Plain) -> String {
+pub fn load(load: &Load, floor: &Floor) -> String {
     format!(
         "{} performers from nothing to Ready
-  wall                     {:.2} s = {:.2} × floor two, {:.2} × floor three (creating them took {:.2} s of it)
-  writes of everybody      {}; floor two: {}
+  wall                     {:.2} s = {:.2} × floor two (creating them took {:.2} s of it)
+  writes of all clients    {}; floor two: {}
   own requests each        {}
-  CPU                      {:.2} ms each = {:.2} × floor three
+  CPU                      {:.2} ms each
   memory before            {}
   memory after             {}\n",
         load.count,
         load.wall_seconds,
         load.wall_seconds / floor.wall_seconds,
-        load.wall_seconds / plain.wall_seconds,
         load.creating_seconds,
         all_writes(&load.all_writes),
         all_writes(&floor.all_writes),
         tally(&load.own, load.count),
         load.cpu_ms / each(load.count, 1),
-        load.cpu_ms / plain.cpu_ms,
         memory(&load.before),
         memory(&load.after),
     )
@@ -154,8 +171,8 @@ pub fn change(change: &Change) -> String {
     )
 }
 
-fn times(times: &Times) -> String {
-    format!("p50 {:.1} ms, p99 {:.1} ms, slowest {:.1} ms", times.p50, times.p99, times.slowest)
+pub fn times(times: &Times) -> String {
+    format!("p50 {:.2} ms, p99 {:.2} ms, slowest {:.2} ms", times.p50_ms, times.p99_ms, times.slowest_ms)
 }
 
 pub fn restart(restart: &Restart) -> String {
@@ -182,16 +199,29 @@ pub fn hand_over(signal: &str, times: &HandOver) -> String {
 }
 
 pub fn goals(goals: &[Goal], peer: &str) {
-    println!("Goals\n  {:<44} {:>10} {:>10} {:>7}  {:<8} peer", "", "goal", "measured", "ratio", "");
+    let dash = || "–".to_owned();
+    let label = |goal: &Goal| match goal.unit {
+        "" => goal.what.clone(),
+        unit => format!("{} ({unit})", goal.what),
+    };
+    let width = goals.iter().map(|goal| label(goal).chars().count()).max().unwrap_or(0);
+    println!("Goals\n  {:<width$} {:>10} {:>10} {:>7}  {:<8} peer", "", "goal", "measured", "ratio", "");
     for goal in goals {
-        let ratio = goal.ratio().map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"));
-        let verdict = if goal.is_met() { "met" } else { "MISSED" };
-        let peer = goal.peer.map_or_else(|| "–".to_owned(), |peer| format!("{peer} {}", goal.unit));
-        let what = if goal.unit.is_empty() { goal.what.to_owned() } else { format!("{} ({})", goal.what, goal.unit) };
-        println!("  {what:<44} {:>10.2} {:>10.2} {ratio:>7}  {verdict:<8} {peer}", goal.limit, goal.measured);
+        let limit = goal.limit.map_or_else(dash, |limit| format!("{limit:.2}"));
+        let ratio = goal.ratio().map_or_else(dash, |ratio| format!("{ratio:.2}"));
+        let peer = goal.peer.map_or_else(dash, |peer| format!("{peer} {}", goal.unit));
+        let what = label(goal);
+        let verdict = match goal.is_met() {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "–",
+        };
+        println!("  {what:<width$} {limit:>10} {:>10.2} {ratio:>7}  {verdict:<8} {peer}", goal.measured);
     }
     println!("  peer: {peer}");
-    for goal in goals.iter().filter(|goal| !goal.is_met()) {
-        println!("missed: {} by {:.2} {}", goal.what, goal.measured - goal.limit, goal.unit);
+    for goal in goals {
+        if let (Some(limit), Some(false)) = (goal.limit, goal.is_met()) {
+            println!("missed: {} by {:.2} {}", goal.what, goal.measured - limit, goal.unit);
+        }
     }
 }

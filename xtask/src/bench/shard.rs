@@ -3,7 +3,7 @@
 mod failover;
 mod floor;
 mod life;
-pub mod print;
+mod print;
 mod server;
 mod zone;
 
@@ -15,11 +15,11 @@ use super::{
     conditions::Host,
     goal::Goal,
     operator::{self, Usage},
-    progress,
+    printer, progress,
+    times::Times,
 };
 use zone::Zone;
 
-pub use life::Times;
 pub use server::{ServerFlags, serve};
 
 /// The size that the goals are stated for.
@@ -43,9 +43,9 @@ pub struct Results {
     groups: usize,
     floor: Vec<floor::RawWrites>,
     load: life::Load,
-    upsert: life::Times,
-    list: life::Times,
-    snapshot: life::Times,
+    upsert: Times,
+    list: Times,
+    snapshot: Times,
     rest: life::Rest,
     /// Writes of records of instances that lived and were drained.
     writes_per_life: f64,
@@ -55,13 +55,9 @@ pub struct Results {
 }
 
 pub async fn measure(flags: Flags) -> Result<Results> {
-    let show = |text: String| {
-        if !flags.json {
-            println!("{text}");
-        }
-    };
+    let show = printer(flags.json);
     let host = Host::read()?;
-    show(print::host(&host));
+    show(print::conditions(&host));
     let folder = tempfile::tempdir()?;
     progress("floor: conditional writes of the file store");
     let floor = floor::measure(folder.path()).await?;

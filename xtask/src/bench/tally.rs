@@ -1,11 +1,13 @@
 //! Requests counted from the audit log.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use testbed::audit::Entry;
 
 use super::ground::{OPERATOR_USER, is_heartbeat};
 
-/// Writes of everybody, per performer; heartbeats left out.
+/// Writes of all clients, per performer; heartbeats left out.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllWrites {
@@ -21,7 +23,7 @@ impl AllWrites {
     }
 }
 
-/// Requests of the operator. A watch is logged when it ends, so those that still run are not in here.
+/// Requests under the operator's identity. A watch is logged when it ends, so those that still run are not in here.
 #[derive(Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Tally {
@@ -72,6 +74,22 @@ impl Tally {
     }
 }
 
+/// All requests of the operator, heartbeats left out.
+pub fn of_operator(entries: &[Entry]) -> impl Iterator<Item = &Entry> {
+    entries.iter().filter(|entry| entry.user == OPERATOR_USER && !is_heartbeat(entry))
+}
+
+/// How many there are by verb and resource.
+pub fn by_resource<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for entry in entries {
+        let part = if entry.subresource.is_empty() { "" } else { "/" };
+        let what = format!("{} {}{part}{}", entry.verb, entry.resource, entry.subresource);
+        *counts.entry(what).or_default() += 1;
+    }
+    counts
+}
+
 /// A total as so much per performer.
 #[allow(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
 pub fn each(total: usize, count: usize) -> f64 {
@@ -114,7 +132,7 @@ mod tests {
         ];
         let mut entries =
             entries.map(|(verb, resource, sub, code)| entry(OPERATOR_USER, verb, resource, sub, code)).to_vec();
-        entries.push(entry("someone", "create", "pods", "", 201));
+        entries.push(entry("another", "create", "pods", "", 201));
         let tally = Tally::of(&entries);
         let expected = Tally {
             finalizer: 1,

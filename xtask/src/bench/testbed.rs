@@ -16,7 +16,7 @@ use testbed::{
     tools::Tool,
 };
 
-use super::{conditions::Host, goal::Goal, progress};
+use super::{conditions::Host, goal::Goal, printer, progress};
 
 #[derive(Args, Clone, Copy)]
 pub struct Flags {
@@ -37,11 +37,7 @@ pub struct Results {
 }
 
 pub async fn measure(flags: Flags) -> Result<Results> {
-    let show = |text: String| {
-        if !flags.json {
-            println!("{text}");
-        }
-    };
+    let show = printer(flags.json);
     let host = Host::read()?;
     let names = Cloud::PROGRAMS.into_iter().chain(Stock::PROGRAMS);
     let programs: BTreeMap<_, _> = names.filter_map(|name| Some((name, Tool::named(name)?.version()))).collect();

@@ -7,8 +7,12 @@ use std::{
 };
 
 use ::drain::{Drains, Request};
-use anyhow::{Context, Result, ensure};
-use futures::{StreamExt, TryStreamExt, future::try_join_all, stream};
+use anyhow::{Context, Result, bail, ensure};
+use futures::{
+    StreamExt, TryStreamExt,
+    future::try_join_all,
+    stream::{self, LocalBoxStream},
+};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api,
@@ -57,6 +61,8 @@ pub struct Drain {
     pub gets_each: f64,
     pub lists: usize,
 }
+
+type Events = LocalBoxStream<'static, kube::Result<WatchEvent<Pod>>>;
 
 /// What is drained.
 struct Load {
@@ -203,25 +209,26 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Pods on the nodes now.
-    async fn there(&self) -> Result<BTreeSet<String>> {
-        let all = self.pods.list(&ListParams::default()).await?.items;
+    /// Pods on the nodes now, and a watch of all that happens to pods from then on.
+    async fn follow(&self) -> Result<(BTreeSet<String>, Events)> {
+        let all = self.pods.list(&ListParams::default()).await?;
+        let version = all.metadata.resource_version.as_deref().unwrap_or_default();
+        let events = self.pods.watch(&WatchParams::default().timeout(290), version).await?.boxed_local();
         let is_here = |pod: &Pod| {
             pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()).is_some_and(|node| self.nodes.contains(node))
         };
-        Ok(all.into_iter().filter(is_here).filter_map(|pod| pod.metadata.name).collect())
+        Ok((all.items.into_iter().filter(is_here).filter_map(|pod| pod.metadata.name).collect(), events))
     }
 
     async fn measure(&self, is_ours: bool) -> Result<Drain> {
-        let there = self.there().await?;
+        let (there, events) = self.follow().await?;
         let pods = there.len();
         ensure!(pods == self.count(), "only {pods} of {} pods are on the nodes", self.count());
         let mark = self.control_plane.audit().mark()?;
         let started = Instant::now();
         let drain = async { if is_ours { self.by_engine().await } else { self.by_kubectl().await } };
-        let (ended, last) = tokio::time::timeout(PATIENCE, futures::future::try_join(drain, self.last_gone(there)))
-            .await
-            .context("the drain does not end")??;
+        let both = futures::future::try_join(drain, self.last_gone(there, events));
+        let (ended, last) = tokio::time::timeout(PATIENCE, both).await.context("the drain does not end")??;
         // The log is written with the answers.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let entries = self.control_plane.audit().entries_after(mark)?;
@@ -256,16 +263,20 @@ impl<'a> Scene<'a> {
         })
     }
 
-    /// When a watch has shown the end of the last pod.
-    async fn last_gone(&self, mut left: BTreeSet<String>) -> Result<Instant> {
+    /// When a watch has shown the end of the last pod; the watch was opened before the drain.
+    async fn last_gone(&self, mut left: BTreeSet<String>, mut events: Events) -> Result<Instant> {
         while !left.is_empty() {
-            let mut events = self.pods.watch(&WatchParams::default().timeout(290), "0").await?.boxed();
-            while let Some(event) = events.next().await {
-                if let WatchEvent::Deleted(pod) = event? {
+            match events.try_next().await? {
+                Some(WatchEvent::Deleted(pod)) => {
                     left.remove(pod.metadata.name.as_deref().unwrap_or_default());
                 }
-                if left.is_empty() {
-                    break;
+                Some(WatchEvent::Error(status)) => bail!("the watch failed: {}", status.message),
+                Some(_) => {}
+                // The server ends every watch after some minutes. What has gone since is not in the next list.
+                None => {
+                    let (there, next) = self.follow().await?;
+                    left.retain(|name| there.contains(name));
+                    events = next;
                 }
             }
         }

@@ -10,13 +10,12 @@ use serde::Serialize;
 
 use super::{
     meter::{Counts, Meter},
-    scale::by_resource,
     zones::Zones,
 };
 use crate::bench::{
-    ground::{Ground, OPERATOR_USER},
+    ground::Ground,
     operator::{Operator, Usage},
-    tally::each,
+    tally::{by_resource, each, of_operator},
 };
 
 /// Two polls of each shard.
@@ -71,7 +70,7 @@ pub async fn measure(ground: &Ground, operator: &Operator, zones: &Zones) -> Res
         *count -= called.get(method).copied().unwrap_or(0);
     }
     calls.retain(|_, count| *count > 0);
-    let requests = by_resource(&ground.entries_after(mark)?, OPERATOR_USER);
+    let requests = by_resource(of_operator(&ground.entries_after(mark)?));
     let (lists, seconds) = (calls.get("ListGroups").copied().unwrap_or(0), REST.as_secs_f64());
     Ok(Rest {
         seconds,

@@ -18,14 +18,14 @@ use kube::{
 };
 use serde::Serialize;
 use serde_json::{Value, json};
-use testbed::audit::Entry;
 
 use super::zones::{CLUSTER, TEMPLATE, TENANT, Zones};
 use crate::bench::{
     follow::Follower,
-    ground::{Ground, OPERATOR_NAMESPACE, OPERATOR_USER, WRITERS, is_heartbeat},
+    ground::{Ground, OPERATOR_NAMESPACE, WRITERS},
     operator::{Operator, Usage},
     progress,
+    tally::{by_resource, of_operator},
 };
 
 /// As the audit log names Cluster API.
@@ -97,22 +97,11 @@ pub async fn measure(ground: &Ground, operator: &Operator, zones: &Zones) -> Res
         machines_seconds: seconds(machines_at),
         settled_seconds: seconds(settled),
         linked_seconds: linked.duration_since(joined).as_secs_f64(),
-        own: by_resource(&entries, OPERATOR_USER),
+        own: by_resource(of_operator(&entries)),
         capi_requests: entries.iter().filter(|entry| entry.user == CAPI_USER).count(),
         cpu_ms,
         usage: operator.usage()?,
     })
-}
-
-/// Requests of one user by verb and resource, heartbeats aside.
-pub fn by_resource(entries: &[Entry], user: &str) -> BTreeMap<String, usize> {
-    let mut counts = BTreeMap::new();
-    for entry in entries.iter().filter(|entry| entry.user == user && !is_heartbeat(entry)) {
-        let part = if entry.subresource.is_empty() { "" } else { "/" };
-        let what = format!("{} {}{part}{}", entry.verb, entry.resource, entry.subresource);
-        *counts.entry(what).or_default() += 1;
-    }
-    counts
 }
 
 fn capi(ground: &Ground, kind: &str) -> Api<DynamicObject> {

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use testbed::audit::Entry;
 
-use crate::bench::ground::{OPERATOR_USER, is_heartbeat};
+use crate::bench::tally::{by_resource, of_operator};
 
 /// A watch is logged when it ends, so those that still run are not in here.
-#[derive(Debug, Default, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Requests {
     /// Of the operator itself, by verb and resource; its lease aside.
@@ -20,28 +20,21 @@ pub struct Requests {
 
 impl Requests {
     pub fn of(entries: &[Entry]) -> Self {
-        let mut requests = Self::default();
-        for entry in entries.iter().filter(|entry| entry.user == OPERATOR_USER && !is_heartbeat(entry)) {
-            if entry.user_agent.starts_with("Helm/") {
-                requests.helm += 1;
-                continue;
-            }
-            let part = if entry.subresource.is_empty() { "" } else { "/" };
-            let what = format!("{} {}{part}{}", entry.verb, entry.resource, entry.subresource);
-            *requests.own.entry(what).or_default() += 1;
-            // A review stores nothing.
-            requests.own_writes += usize::from(entry.is_write() && entry.resource != "selfsubjectaccessreviews");
-        }
-        requests
+        let (helm, own): (Vec<_>, Vec<_>) =
+            of_operator(entries).partition(|entry| entry.user_agent.starts_with("Helm/"));
+        // A review stores nothing.
+        let is_stored = |entry: &&&Entry| entry.is_write() && entry.resource != "selfsubjectaccessreviews";
+        Self { own_writes: own.iter().filter(is_stored).count(), own: by_resource(own), helm: helm.len() }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::ground::OPERATOR_USER;
 
     #[test]
-    fn helm_is_told_from_the_operator_by_its_name() {
+    fn helm_is_distinguished_from_the_operator_by_its_user_agent() {
         let entry = |user_agent: &str, verb: &str, resource: &str, subresource: &str| Entry {
             user: OPERATOR_USER.into(),
             verb: verb.into(),

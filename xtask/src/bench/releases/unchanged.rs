@@ -70,7 +70,7 @@ pub async fn measure(ground: &Ground, program: &Path, count: usize) -> Result<Un
 }
 
 /// Makes `count` releases that look to the operator exactly as one that it installed: the object with its status, and
-/// Helm's record. Their own objects are missing, which nobody looks at without drift detection.
+/// Helm's record. Their own objects are missing, which the operator does not look at without drift detection.
 pub async fn copy(ground: &Ground, namespace: &str, count: usize) -> Result<()> {
     let releases: Api<HelmRelease> = Api::namespaced(ground.client.clone(), namespace);
     let secrets: Api<Secret> = Api::namespaced(ground.client.clone(), namespace);

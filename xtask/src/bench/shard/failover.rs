@@ -7,10 +7,8 @@ use plan::shard::election::Timing;
 use rustix::process::Signal;
 use serde::Serialize;
 
-use super::{
-    life::Times,
-    zone::{Server, Zone},
-};
+use super::zone::{Server, Zone};
+use crate::bench::times::Times;
 
 const TERMINATIONS: usize = 5;
 /// Each takes the leader's timeout.

@@ -13,7 +13,7 @@ use shard::{
 };
 
 use super::zone::Server;
-use crate::bench::change::percentile;
+use crate::bench::{tally::each, times::Times};
 
 /// A p99 needs at least a hundred.
 const CALLS: usize = 500;
@@ -34,28 +34,6 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct Load {
     pub instances: usize,
     pub wall_seconds: f64,
-}
-
-/// Milliseconds.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Times {
-    pub count: usize,
-    pub p50_ms: f64,
-    pub p99_ms: f64,
-    pub slowest_ms: f64,
-}
-
-impl Times {
-    pub fn of(mut times: Vec<f64>) -> Self {
-        times.sort_by(f64::total_cmp);
-        Self {
-            count: times.len(),
-            p50_ms: percentile(&times, 50),
-            p99_ms: percentile(&times, 99),
-            slowest_ms: percentile(&times, 100),
-        }
-    }
 }
 
 #[derive(Serialize)]
@@ -182,5 +160,5 @@ pub async fn writes_per_life(client: &Client, server: &Server, size: usize) -> R
     client.delete_group(&name(number), &fence).await?;
     // The counts reach their file a little later.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    Ok(crate::bench::tally::each(server.writes().await?.records - before, size))
+    Ok(each(server.writes().await?.records - before, size))
 }

@@ -3,19 +3,18 @@
 use super::{
     failover::FailOver,
     floor::RawWrites,
-    life::{Load, Rest, Times},
+    life::{Load, Rest},
 };
-use crate::bench::{conditions::Host, operator::Usage, print::memory, tally::each};
+use crate::bench::{
+    conditions::Host,
+    operator::Usage,
+    print::{self, memory, times},
+    tally::each,
+    times::Times,
+};
 
-pub fn host(host: &Host) -> String {
-    format!(
-        "Conditions
-  machine                  {}, {} cores, {} MB, {}
-  load average             {:.2} at the start
-  strata                   {}
-  storage                  files, each write synced\n",
-        host.cpu, host.cores, host.memory_mb, host.kernel, host.load_average, host.strata,
-    )
+pub fn conditions(host: &Host) -> String {
+    format!("{}  storage     files, each write synced\n", print::host(host))
 }
 
 pub fn floor(rates: &[RawWrites]) -> String {
@@ -53,10 +52,6 @@ pub fn life(
         rest.lock_writes,
         memory(usage),
     )
-}
-
-pub fn times(times: &Times) -> String {
-    format!("p50 {:.2} ms, p99 {:.2} ms, slowest {:.2} ms", times.p50_ms, times.p99_ms, times.slowest_ms)
 }
 
 pub fn fail_over(terminated: &FailOver, killed: &FailOver) -> String {

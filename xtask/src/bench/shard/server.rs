@@ -98,7 +98,7 @@ pub async fn serve(flags: ServerFlags) -> Result<()> {
     });
     tokio::select! {
         ran = run(options, sender, stop) => Ok(ran?),
-        failed = tell(&flags, bound, &counts) => failed,
+        failed = publish(&flags, bound, &counts) => failed,
     }
 }
 
@@ -107,7 +107,7 @@ fn file(flags: &ServerFlags, what: &str) -> PathBuf {
 }
 
 /// Writes where the server listens once it leads, and how often it wrote.
-async fn tell(flags: &ServerFlags, mut bound: watch::Receiver<Option<Bound>>, counts: &Counts) -> Result<()> {
+async fn publish(flags: &ServerFlags, mut bound: watch::Receiver<Option<Bound>>, counts: &Counts) -> Result<()> {
     let operator = bound.wait_for(Option::is_some).await?.as_ref().map(|bound| bound.operator);
     let operator = operator.context("it does not listen any more")?;
     put(&file(flags, "listening"), &Listening { operator })?;

@@ -15,7 +15,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::bench::shard::Times;
+use crate::bench::times::Times;
 
 const SERVERS: usize = 1000;
 /// The most that the vendor gives at once.

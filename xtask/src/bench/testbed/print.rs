@@ -6,24 +6,17 @@ use super::{
     cluster::{Built, Replaced},
     list::Listed,
 };
-use crate::bench::{conditions::Host, shard::print::times};
+use crate::bench::{
+    conditions::Host,
+    print::{self, times},
+};
 
 pub fn conditions(host: &Host, programs: &BTreeMap<&str, &str>) -> String {
-    let programs: Vec<_> = programs.iter().map(|(name, version)| format!("{name} {version}")).collect();
     format!(
-        "Conditions
-  machine                  {}, {} cores, {} MB, {}
-  load average             {:.2} at the start
-  strata                   {}
-  programs                 {}, all built before
-  etcd                     fsync off, as in tests and `strata dev`\n",
-        host.cpu,
-        host.cores,
-        host.memory_mb,
-        host.kernel,
-        host.load_average,
-        host.strata,
-        programs.join(", "),
+        "{}  programs    {}, all built before
+  etcd        fsync off, as in tests and `strata dev`\n",
+        print::host(host),
+        print::programs(programs),
     )
 }
 
