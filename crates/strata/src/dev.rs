@@ -52,7 +52,7 @@ enum Command {
     /// servers of the zones dev-1 and dev-2, Cluster API's core controllers, the operator under its own ServiceAccount
     /// and generated rights, and applies the examples. Runs until Ctrl-C, which ends everything; data stay for the next start unless --fresh.
     ///
-    /// The first start takes 19 minutes on two cores, later ones take seconds. The control plane, the
+    /// The first start takes about 15 minutes on two cores, later ones take seconds. The control plane, the
     /// operator and the performers come up before the programs that only some examples need are built.
     #[command(after_help = UP_EXAMPLES)]
     Up(UpFlags),

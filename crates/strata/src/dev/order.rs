@@ -1,11 +1,9 @@
 //! What is built before what, so that a first start shows something before everything is there.
 
-use testbed::{Options, capi, cloud::Cloud};
+use testbed::{Options, capi, cloud::Cloud, tools::CHARTS};
 
 use super::{UpFlags, clusters};
 
-/// What charts come from, and what installs them.
-const CHARTS: [&str; 2] = ["helm", "registry"];
 const REAL_NODE: [&str; 5] = ["kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "healthserver"];
 
 /// Programs that may have to be built, each list in the order of use.
@@ -13,9 +11,9 @@ const REAL_NODE: [&str; 5] = ["kubelet", "containerd", "containerd-shim-runc-v2"
 pub struct Builds {
     /// Without these nothing serves.
     pub first: Vec<&'static str>,
-    /// Built while the control plane serves: for the user's hands and for some of the examples.
+    /// Built while the control plane serves: for releases, workspaces and a real node.
     pub later: Vec<&'static str>,
-    /// Built while those examples become ready, which need none of it.
+    /// Built while their examples become ready, which need none of it.
     pub last: Vec<&'static str>,
 }
 
@@ -25,10 +23,10 @@ impl Builds {
             // Releases that are in that cluster already need helm from the start.
             return Self { first: CHARTS.to_vec(), later: Vec::new(), last: Vec::new() };
         }
-        let mut later = vec!["kubectl"];
-        later.extend(CHARTS);
+        let mut later = CHARTS.to_vec();
         later.extend(REAL_NODE.iter().filter(|_| flags.real_node));
-        let mut last = vec![capi::NAME];
+        // Nothing is started with kubectl: it is for the user's hands.
+        let mut last = vec!["kubectl", capi::NAME];
         if flags.cluster.is_some() {
             last.extend(Cloud::PROGRAMS.into_iter().chain(clusters::TOOLS));
         }
@@ -53,6 +51,17 @@ pub fn usable_now(kubeconfig: &std::path::Path, missing: &[&str]) -> Option<Stri
     })
 }
 
+/// What can be used in addition once the examples of charts are ready.
+pub fn usable_with_charts(missing: &[&str]) -> Option<String> {
+    let rest = missing.join(", ");
+    (!missing.is_empty()).then(|| {
+        format!(
+            "Releases and workspaces are up as well.\n\
+             Still to build: {rest}; Cluster API's machines follow, and the commands to try."
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,8 +82,8 @@ mod tests {
     fn the_control_plane_needs_neither_kubectl_nor_charts_nor_cluster_api() {
         let builds = Builds::of(&flags(false, None));
         assert_eq!(builds.first, ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"]);
-        assert_eq!(builds.later, ["kubectl", "helm", "registry"]);
-        assert_eq!(builds.last, ["capi"]);
+        assert_eq!(builds.later, ["helm", "registry"]);
+        assert_eq!(builds.last, ["kubectl", "capi"]);
     }
 
     #[test]
@@ -85,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_real_node_comes_late_and_a_foreign_cluster_needs_only_charts() {
-        assert_eq!(Builds::of(&flags(true, None)).later[3..], REAL_NODE);
+        assert_eq!(Builds::of(&flags(true, None)).later[CHARTS.len()..], REAL_NODE);
         let builds = Builds::of(&flags(false, Some("kind.yaml")));
         assert_eq!((builds.after_first(), builds.first), (Vec::new(), CHARTS.to_vec()));
     }
@@ -95,5 +104,8 @@ mod tests {
         let text = usable_now(std::path::Path::new("/x/kubeconfig"), &["helm", "registry"]).unwrap();
         assert!(text.contains("KUBECONFIG=/x/kubeconfig") && text.contains("Still to build: helm, registry"), "{text}");
         assert_eq!(usable_now(std::path::Path::new("/x/kubeconfig"), &[]), None);
+        let text = usable_with_charts(&["kubectl", "capi"]).unwrap();
+        assert!(text.contains("workspaces are up") && text.contains("Still to build: kubectl, capi"), "{text}");
+        assert_eq!(usable_with_charts(&[]), None);
     }
 }

@@ -1,7 +1,5 @@
 //! Control plane, charts, operator and examples, from start to end.
 
-use std::path::PathBuf;
-
 use futures::{StreamExt, future::OptionFuture, stream::FuturesUnordered};
 use shard::store::layout::CA_CERTIFICATE;
 use testbed::{node::RealNode, process::Child, tools};
@@ -16,7 +14,7 @@ use super::{
     event::Report,
     example,
     operator::{self, Operator},
-    order::Builds,
+    order::{self, Builds},
     own::{self, Own},
     place::Place,
     restart::Restarts,
@@ -67,8 +65,8 @@ impl Running {
         tools::ensure(&builds.first, report).await?;
         let after_first = builds.after_first();
         let serving = Box::pin(Serving::start(place, flags, &after_first, report));
-        let charts = start_charts(place, flags, &builds.later, report);
-        let (serving, (kubectl, charts)) = if tools::missing(&builds.later)?.is_empty() {
+        let charts = start_charts(place, &builds.later, report);
+        let (serving, charts) = if tools::missing(&builds.later)?.is_empty() {
             // Releases of an earlier start must not meet a registry that is not there yet.
             let charts = charts.await?;
             (serving.await?, charts)
@@ -82,7 +80,14 @@ impl Running {
         let addresses = charts.addresses();
         let real = flags.real_node.then(example::real);
         let objects = example::with_charts().into_iter().chain(real).map(|object| addresses.fill(&object));
-        let examples = serving::settle(&cluster, &operator, objects.collect(), flags, report);
+        let objects: Vec<_> = objects.collect();
+        let examples = async {
+            serving::settle(&cluster, &operator, objects, flags, report).await?;
+            if let Some(text) = order::usable_with_charts(&tools::missing(&builds.last)?) {
+                report.note(text);
+            }
+            Ok::<_, Failure>(())
+        };
         let machines = async {
             if !start_cluster_api(own.as_mut(), &builds.last, report).await? {
                 return Ok(());
@@ -112,7 +117,8 @@ impl Running {
             },
             control: clusters.as_ref().map(Clusters::control),
             metrics: String::new(),
-            kubectl,
+            // A user with a cluster has a kubectl.
+            kubectl: flags.kubeconfig.is_none().then(|| tools::place("kubectl")).transpose()?,
             ready_after_millis: u64::try_from(ready_after.as_millis()).unwrap_or(u64::MAX),
         };
         Ok(Self { clusters, operator, shards, _renewal: renewal, credentials, charts, own, session })
@@ -230,14 +236,8 @@ async fn start_cluster_api(own: Option<&mut Own>, programs: &[&str], report: &Re
     Ok(true)
 }
 
-/// Builds what is left, then starts what charts come from; also says where kubectl is, unless the cluster is the user's.
-async fn start_charts(
-    place: &Place,
-    flags: &UpFlags,
-    later: &[&str],
-    report: &Report,
-) -> Result<(Option<PathBuf>, Charts), Failure> {
+/// Builds what releases and workspaces need, then starts what charts come from.
+async fn start_charts(place: &Place, later: &[&str], report: &Report) -> Result<Charts, Failure> {
     tools::ensure(later, report).await?;
-    let kubectl = if flags.kubeconfig.is_none() { Some(tools::place("kubectl")?) } else { None };
-    Ok((kubectl, Charts::start(place, report).await?))
+    Charts::start(place, report).await
 }

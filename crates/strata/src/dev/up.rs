@@ -24,7 +24,7 @@ use super::{
 };
 use crate::Failure;
 
-/// The first start of another process may build Kubernetes, which takes a quarter of an hour on two cores.
+/// The first start of another process may build Kubernetes: twice as long as that takes on two cores, and more.
 const OTHERS_PATIENCE: Duration = Duration::from_mins(40);
 
 pub async fn run(place: &Place, mut flags: UpFlags) -> Result<(), Failure> {

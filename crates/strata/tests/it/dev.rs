@@ -51,7 +51,7 @@ fn server_of(kubeconfig: &str) -> Result<String> {
 
 #[tokio::test]
 async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Result<()> {
-    let dev = Environment::new()?;
+    let dev = Environment::new().await?;
     dev.dev(&["up", "--detach"]).await?;
 
     let status = dev.status().await?;
@@ -107,7 +107,7 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
 
 #[tokio::test]
 async fn dev_survives_rivals_and_the_sigkill_of_its_supervisor() -> Result<()> {
-    let dev = Environment::new()?;
+    let dev = Environment::new().await?;
     let (one, other) = tokio::join!(dev.dev(&["up", "--detach"]), dev.dev(&["up", "--detach"]));
     one?;
     other?;
@@ -148,7 +148,7 @@ async fn dev_survives_rivals_and_the_sigkill_of_its_supervisor() -> Result<()> {
 
 #[tokio::test]
 async fn dev_up_in_the_foreground_ends_everything_with_ctrl_c() -> Result<()> {
-    let dev = Environment::new()?;
+    let dev = Environment::new().await?;
     let mut command = dev.command(&["up"]);
     let mut up = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let mut lines = BufReader::new(up.stdout.take().context("no stdout")?).lines();
@@ -163,7 +163,7 @@ async fn dev_up_in_the_foreground_ends_everything_with_ctrl_c() -> Result<()> {
 
 #[tokio::test]
 async fn dev_up_says_which_program_failed_and_leaves_nothing_running() -> Result<()> {
-    let dev = Environment::new()?;
+    let dev = Environment::new().await?;
     let mut command = dev.command(&["up", "--detach"]);
     // Ends at once with this text, as a broken binary would.
     let broken = dev.directory().join("broken-etcd");
@@ -187,7 +187,7 @@ async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> 
     let map = json!({ "metadata": { "name": "chain" }, "data": { "rpc-url": "of the user" } });
     maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
     let before = inventory(&client).await?;
-    let dev = Environment::new()?;
+    let dev = Environment::new().await?;
     let file = cluster.kubeconfig();
     let up = ["up", "--detach", "--wait", "5s", "--kubeconfig", file.to_str().context("path")?];
 
@@ -336,7 +336,7 @@ where
 /// What is left to write to is full; the command that waits for the background process learns why all the same.
 #[tokio::test]
 async fn a_background_process_on_a_full_disk_says_why_it_ends() -> Result<()> {
-    let dev = Environment::new()?;
+    let dev = Environment::new().await?;
     let mut command = dev.command(&["supervise", "--kubeconfig", "/nonexistent"]);
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full")?;
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(full).kill_on_drop(true).spawn()?;

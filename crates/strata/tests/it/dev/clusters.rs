@@ -85,7 +85,7 @@ impl Cluster {
 
 #[tokio::test]
 async fn a_simulated_cluster_is_reached_by_stock_programs_and_returns_with_its_disks() -> Result<()> {
-    let dev = Environment::new()?;
+    let dev = Environment::new().await?;
     dev.dev(&["up", "--detach", "--cluster", "dev"]).await?;
     let cluster = Cluster::of(&dev).await?;
     assert_status_has_its_form(&cluster)?;

@@ -17,19 +17,29 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 use testbed::Looks;
-use tokio::{process::Command, time::Instant};
+use tokio::{
+    process::Command,
+    sync::{Semaphore, SemaphorePermit},
+    time::Instant,
+};
 
 /// Processes that were just killed and programs that were just started are looked at this long.
 const PATIENCE: Duration = Duration::from_mins(3);
 
+/// Each is a dozen processes that start at once. More of them than cores only wait for each other.
+static PLACES: Semaphore = Semaphore::const_new(2);
+
 pub struct Environment {
     parent: TempDir,
+    _place: SemaphorePermit<'static>,
 }
 
 impl Environment {
-    pub fn new() -> Result<Self> {
+    /// As soon as there is a place for it.
+    pub async fn new() -> Result<Self> {
         testbed::install_crypto();
-        Ok(Self { parent: tempfile::Builder::new().prefix("strata-dev-").tempdir()? })
+        let place = PLACES.acquire().await?;
+        Ok(Self { parent: tempfile::Builder::new().prefix("strata-dev-").tempdir()?, _place: place })
     }
 
     /// Made by `dev up` itself.

@@ -177,7 +177,7 @@ impl<'a> Zones<'a> {
 
 #[tokio::test]
 async fn a74_a78_two_zones_account_for_every_instance_whatever_is_killed() -> Result<()> {
-    let dev = Environment::new()?;
+    let dev = Environment::new().await?;
     dev.dev(&["up", "--detach"]).await?;
     let mut zones = Zones::of(&dev).await?;
     assert_status_names_the_zones(&zones.dev.status().await?).await?;
