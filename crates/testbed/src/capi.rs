@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    control_plane::{self, CLIENT_LIMITS, ControlPlane, PORT_ATTEMPTS, READY_PATIENCE, READY_POLL, free_port},
+    control_plane::{self, CLIENT_LIMITS, ControlPlane, PORT_ATTEMPTS, READY_PATIENCE, READY_POLL, free_ports},
     install, pki,
     process::{self, Child, Program},
     tools,
@@ -107,7 +107,8 @@ impl ClusterApi {
         kubeconfig: &Path,
         options: &Options,
     ) -> Result<Self, Error> {
-        let ports = Ports { webhook: free_port(), health: free_port() };
+        let [webhook, health] = free_ports();
+        let ports = Ports { webhook, health };
         let authority = control_plane.authority();
         let log = control_plane.fresh_log(NAME);
         let identity = authority.write("capi-webhook", &authority.server("capi-webhook", &["127.0.0.1"])?)?;

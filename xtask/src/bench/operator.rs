@@ -11,7 +11,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use serde::Serialize;
 use testbed::{
-    control_plane::free_port,
+    control_plane::free_ports,
     process::{Child, Program},
 };
 use tokio::{
@@ -55,7 +55,7 @@ impl Operator {
     /// Starts it and waits until its caches are filled.
     pub async fn start(ground: &Ground, program: &Path, name: &str) -> Result<Self> {
         let kubeconfig = ground.control_plane.kubeconfig_as(&Ground::operator_user()).await?;
-        let [health, metrics] = [(); 2].map(|()| SocketAddr::from((Ipv4Addr::LOCALHOST, free_port())));
+        let [health, metrics] = free_ports().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         let log = ground.control_plane.directory().join(format!("{name}.log"));
         let program = Program::new(name, program, log)
             .args(["operator", "--leader-elect=true", "--lease-name", LEASE, "--lease-namespace", OPERATOR_NAMESPACE])

@@ -19,7 +19,7 @@ use shard::{
     store::{Expect, MemoryStore, Store, layout::ShardLayout},
     wire::GroupStatus,
 };
-use testbed::Looks;
+use testbed::{Looks, control_plane::free_ports};
 use tokio::{sync::watch, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -57,7 +57,7 @@ impl Zones {
         let nonces = Nonces::load(&key_pair().serialize_pem())?;
         let mut ports = BTreeMap::new();
         for shard in shards {
-            ports.insert((*shard).to_owned(), free_ports().await?);
+            ports.insert((*shard).to_owned(), addresses());
         }
         let cloud = InProcess::new(clock.clone());
         let (authority, nonces) = (Arc::new(authority), Arc::new(nonces));
@@ -127,7 +127,11 @@ impl Zones {
         let (sender, mut bound) = watch::channel(None);
         let stop = CancellationToken::new();
         let task = tokio::spawn(run(options, sender, stop.clone()));
-        bound.wait_for(Option::is_some).await.context("the server ended")?;
+        let leads = tokio::time::timeout(SHARD_PATIENCE, bound.wait_for(Option::is_some));
+        leads
+            .await
+            .with_context(|| format!("shard {shard} does not lead; its log says why"))?
+            .context("the server ended")?;
         self.running.lock().unwrap().insert(shard.to_owned(), Running { stop, task });
         Ok(())
     }
@@ -186,12 +190,9 @@ pub async fn listed(shard: &Client) -> Result<Vec<GroupStatus>> {
     }
 }
 
-/// Addresses that were free a moment ago: a server that is started again has the same.
-async fn free_ports() -> Result<Ports> {
-    let mut listeners = Vec::new();
-    for _ in 0..4 {
-        listeners.push(tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?);
-    }
-    let at = |index: usize| -> Result<SocketAddr> { Ok(listeners[index].local_addr()?) };
-    Ok(Ports { election: at(0)?, registration: at(1)?, operator: at(2)?, agent: at(3)? })
+/// Addresses that stay free while their server is down: outgoing connections do not take ports of this range.
+fn addresses() -> Ports {
+    let [election, registration, operator, agent] =
+        free_ports().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    Ports { election, registration, operator, agent }
 }

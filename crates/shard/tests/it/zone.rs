@@ -19,6 +19,7 @@ use shard::{
     store::{Expect, MemoryStore, Store, layout::ShardLayout},
     wire,
 };
+use testbed::control_plane::free_port;
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -181,10 +182,9 @@ pub fn any() -> Ports {
     Ports { election: any, registration: any, operator: any, agent: any }
 }
 
-/// An address that was free a moment ago.
-pub async fn free(ip: impl Into<IpAddr>) -> SocketAddr {
-    let listener = tokio::net::TcpListener::bind((ip.into(), 0)).await.expect("loopback");
-    listener.local_addr().expect("bound")
+/// An address that stays free while its server is down: outgoing connections do not take ports of this range.
+pub fn free(ip: impl Into<IpAddr>) -> SocketAddr {
+    SocketAddr::new(ip.into(), free_port())
 }
 
 /// Asks until the answer is there: instances follow a request in their own time.

@@ -1,6 +1,7 @@
 //! Free loopback ports.
 
 use std::{
+    collections::BTreeSet,
     fs,
     hash::{BuildHasher, RandomState},
     net::TcpListener,
@@ -27,6 +28,12 @@ pub fn free_port() -> u16 {
     // Twice the range: by then a machine with any free port at all has shown one.
     let mut ports = (0..2 * u32::from(LAST - FIRST)).map(draw);
     ports.find(|&port| is_free(port)).expect("some loopback port is free")
+}
+
+/// So many of them, each another.
+pub fn free_ports<const N: usize>() -> [u16; N] {
+    let mut taken = BTreeSet::new();
+    [(); N].map(|()| std::iter::repeat_with(free_port).find(|port| taken.insert(*port)).expect("endless"))
 }
 
 fn is_free(port: u16) -> bool {
