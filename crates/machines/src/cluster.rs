@@ -140,6 +140,7 @@ impl Controller for ClusterController {
     const NAME: &'static str = "nstancecluster";
     type View = Parts<NstanceCluster>;
     type Object = NstanceCluster;
+    type Kept = NstanceCluster;
     type Status = NstanceClusterStatus;
     type Observed = Observed;
     type Action = SetEndpoint;

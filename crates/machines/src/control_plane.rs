@@ -122,6 +122,7 @@ impl Controller for ControlPlaneController {
     const NAME: &'static str = "nstancecontrolplane";
     type View = Parts<NstanceControlPlane>;
     type Object = NstanceControlPlane;
+    type Kept = NstanceControlPlane;
     type Status = NstanceControlPlaneStatus;
     type Observed = Observed;
     type Action = StoreKubeconfig;

@@ -55,6 +55,7 @@ impl Controller for MachineController {
     const NAME: &'static str = "nstancemachine";
     type View = Parts<NstanceMachine>;
     type Object = NstanceMachine;
+    type Kept = NstanceMachine;
     type Status = NstanceMachineStatus;
     type Observed = Observed;
     type Action = Action;

@@ -46,6 +46,7 @@ impl Controller for PoolController {
     const NAME: &'static str = "nstancemachinepool";
     type View = Parts<NstanceMachinePool>;
     type Object = NstanceMachinePool;
+    type Kept = NstanceMachinePool;
     type Status = NstanceMachinePoolStatus;
     type Observed = Observed;
     type Action = Action;

@@ -46,6 +46,7 @@ impl Controller for ShardGroupController {
     const NAME: &'static str = "nstanceshardgroup";
     type View = Parts<NstanceShardGroup>;
     type Object = NstanceShardGroup;
+    type Kept = NstanceShardGroup;
     type Status = NstanceShardGroupStatus;
     type Observed = Observed;
     type Action = Action;

@@ -11,14 +11,14 @@ use plan::{
     round::{Plan, Report},
 };
 use process::Clock;
-use runtime::{Controller, Error, InputsOf, Key, Kind, RoundOf, ServerClock, Turn, View};
+use runtime::{Controller, Error, InputsOf, Key, Kind, Packed, RoundOf, ServerClock, Turn, View};
 use serde_json::json;
 use tokio::time::Instant;
 
 use crate::view::{PerformerView, PodView, ServiceView, owned_key};
 
 pub(crate) struct PerformerController {
-    pub performers: Arc<Kind<PerformerView, Performer>>,
+    pub performers: Arc<Kind<PerformerView, Packed<Performer>>>,
     pub pods: Arc<Kind<PodView, PodFacts>>,
     pub services: Arc<Kind<ServiceView, ServiceFacts>>,
     pub policy: Policy,
@@ -31,6 +31,7 @@ impl Controller for PerformerController {
     const NAME: &'static str = "performer";
     type View = PerformerView;
     type Object = Performer;
+    type Kept = Packed<Performer>;
     type Status = PerformerStatus;
     type Observed = Observed;
     type Action = Action;
@@ -39,7 +40,7 @@ impl Controller for PerformerController {
     type Ask = Never;
     type Answer = Never;
 
-    fn kind(&self) -> &Arc<Kind<PerformerView, Performer>> {
+    fn kind(&self) -> &Arc<Kind<PerformerView, Packed<Performer>>> {
         &self.performers
     }
 
@@ -55,7 +56,7 @@ impl Controller for PerformerController {
         let is_performer_read = self.pods.get(&owned).is_some_and(|pod| is_newer(&pod.value));
         if is_performer_read {
             self.performers.refresh(key).await?;
-            let found = self.performers.get(key).and_then(|found| found.value.metadata.resource_version.clone());
+            let found = self.performers.store().version(key).map(|version| version.to_string());
             // The next round begins with what was found.
             if found != performer.metadata.resource_version {
                 return Err(Error::Outdated);

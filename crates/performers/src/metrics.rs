@@ -13,17 +13,17 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{MetricType, gauge::ConstGauge},
 };
-use runtime::{Key, Kind, Versioned};
+use runtime::{Key, Kind, Packed, Versioned};
 
 use crate::view::PerformerView;
 
 pub(crate) struct PerformerMetrics {
-    performers: Arc<Kind<PerformerView, Performer>>,
+    performers: Arc<Kind<PerformerView, Packed<Performer>>>,
     shares: Mutex<Shares>,
 }
 
 impl PerformerMetrics {
-    pub(crate) fn new(performers: Arc<Kind<PerformerView, Performer>>) -> Self {
+    pub(crate) fn new(performers: Arc<Kind<PerformerView, Packed<Performer>>>) -> Self {
         Self { performers, shares: Mutex::default() }
     }
 }
@@ -46,13 +46,14 @@ struct Share {
 }
 
 impl Share {
-    fn of(performer: &Versioned<Performer>) -> Self {
+    fn of(kept: &Versioned<Packed<Performer>>) -> Self {
+        let performer = kept.value.open();
         // A Performer without a status is about to be pending.
-        let phase = performer.value.status.as_ref().and_then(|status| status.phase).unwrap_or(Phase::Pending);
-        let desired = plan::performers::validate(&performer.value).ok();
+        let phase = performer.status.as_ref().and_then(|status| status.phase).unwrap_or(Phase::Pending);
+        let desired = plan::performers::validate(&performer).ok();
         let requests = desired.and_then(|desired| desired.resources?.requests).unwrap_or_default();
         let requests = requests.into_iter().filter_map(|(resource, quantity)| Some((resource, amount(&quantity.0)?)));
-        Self { version: performer.version, phase: phase.as_str(), requests: requests.collect() }
+        Self { version: kept.version, phase: phase.as_str(), requests: requests.collect() }
     }
 }
 
@@ -61,7 +62,7 @@ impl Share {
 struct Shares(HashMap<Key, Share>);
 
 impl Shares {
-    fn refresh(&mut self, keys: Vec<Key>, get: impl Fn(&Key) -> Option<Arc<Versioned<Performer>>>) {
+    fn refresh(&mut self, keys: Vec<Key>, get: impl Fn(&Key) -> Option<Arc<Versioned<Packed<Performer>>>>) {
         let mut before = std::mem::take(&mut self.0);
         let shares = keys.into_iter().filter_map(|key| {
             let performer = get(&key)?;
@@ -165,14 +166,15 @@ mod tests {
         assert_eq!(amounts, expected);
     }
 
-    fn performer(version: u64, memory: &str) -> Arc<Versioned<Performer>> {
+    fn performer(version: u64, memory: &str) -> Arc<Versioned<Packed<Performer>>> {
         let spec = json!({
             "avsAddress": "0x1234567890abcdef1234567890abcdef12345678",
             "image": "registry.test/performer:v1",
             "resources": { "requests": { "memory": memory } },
         });
         let value = json!({ "metadata": { "name": "a", "namespace": "n" }, "spec": spec });
-        Arc::new(Versioned { version, value: serde_json::from_value(value).unwrap() })
+        let performer: Performer = serde_json::from_value(value).unwrap();
+        Arc::new(Versioned { version, value: Packed::new(&performer) })
     }
 
     #[test]
@@ -193,7 +195,7 @@ mod tests {
     #[test]
     fn a_version_is_looked_at_once_and_what_is_gone_is_not_counted() {
         let (mut shares, key) = (Shares::default(), Key::new("n", "a"));
-        let mut memory = |performer: Option<Arc<Versioned<Performer>>>| {
+        let mut memory = |performer: Option<Arc<Versioned<Packed<Performer>>>>| {
             shares.refresh(vec![key.clone()], |_| performer.clone());
             let counts = shares.counts();
             (counts.requested.get(&("n", "memory")).copied(), counts.by_phase.get(&("n", "Pending")).copied())

@@ -18,7 +18,7 @@ use plan::performers::{
     Deletion, Exit, Foreign, ImageWriter, PodFacts, PodPhase, PortFacts, Scheduled, ServiceFacts, ServiceType,
     TargetPort, Waiting,
 };
-use runtime::{Key, lean_metadata, readable, view_of};
+use runtime::{Key, Packed, lean_metadata, readable, view_of};
 use serde::{Deserialize, de::IgnoredAny};
 
 use crate::MANAGER;
@@ -38,7 +38,7 @@ view_of!(PerformerView, Performer);
 impl PerformerView {
     /// Labels, annotations and owners are never looked at, and may be large.
     #[allow(clippy::unnecessary_wraps, reason = "the form that every kind's filter has")]
-    pub fn project(self) -> Option<Performer> {
+    pub fn project(self) -> Option<Packed<Performer>> {
         let ObjectMeta { name, namespace, uid, resource_version, generation, deletion_timestamp, finalizers, .. } =
             self.metadata;
         let metadata = ObjectMeta {
@@ -51,7 +51,7 @@ impl PerformerView {
             finalizers,
             ..ObjectMeta::default()
         };
-        Some(Performer { metadata, spec: self.spec, status: self.status })
+        Some(Packed::new(&Performer { metadata, spec: self.spec, status: self.status }))
     }
 }
 
@@ -442,7 +442,46 @@ mod tests {
     #[test]
     fn an_unreadable_spec_costs_that_object_only() {
         let view: PerformerView = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": 7})).unwrap();
-        assert_eq!(view.project().unwrap().spec, None);
+        assert_eq!(view.project().unwrap().open().spec, None);
+    }
+
+    #[test]
+    fn a_performer_is_opened_as_it_was_sent() {
+        let sent = json!({
+            "metadata": {
+                "name": "a", "namespace": "n", "uid": "u", "resourceVersion": "7", "generation": 3,
+                "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["x/y"],
+            },
+            "spec": {
+                "avsAddress": "0x12", "image": "i:1", "imagePullPolicy": "Never", "version": "v\u{1F600}\"\n",
+                "config": {
+                    "grpcPort": 70000, "environment": {"A": "", "B": "2"}, "args": ["-v"], "command": ["/p"],
+                    "environmentFrom": [{"name": "C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+                    "serviceAccountName": "s",
+                },
+                "resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "1Gi"}},
+                "scheduling": {
+                    "nodeSelector": {"zone": "a"}, "tolerations": [{"operator": "Exists", "tolerationSeconds": 5}],
+                    "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
+                        {"weight": 1, "podAffinityTerm": {"topologyKey": "host", "labelSelector": {"matchLabels": {"a": "b"}}}},
+                    ]}},
+                    "runtimeClass": "kata", "priorityClassName": "high",
+                },
+                "hardwareRequirements": {"gpuType": "a100", "gpuCount": 2, "teeRequired": true, "teeType": "sgx"},
+                "imagePullSecrets": [{"name": "r"}],
+            },
+            "status": {
+                "phase": "Running", "ready": true, "podName": "p", "serviceName": "s", "grpcEndpoint": "e:1",
+                "conditions": [{
+                    "type": "Available", "status": "True", "reason": "PodReady", "message": "m",
+                    "lastTransitionTime": "2026-01-01T00:00:00.123456789Z", "observedGeneration": 3,
+                }],
+                "lastUpgrade": "2026-01-01T00:00:00Z", "readyTime": "2026-01-01T00:00:01.5Z",
+            },
+        });
+        let whole: Performer = serde_json::from_value(sent.clone()).unwrap();
+        let view: PerformerView = serde_json::from_value(sent).unwrap();
+        assert_eq!(view.project().unwrap().open(), whole);
     }
 
     #[test]

@@ -30,6 +30,7 @@ use crate::{
     event::Recorder,
     facts::FactCache,
     fence::Fence,
+    kept::Kept,
     key::Key,
     kind::Kind,
     lease::Leadership,
@@ -54,6 +55,8 @@ pub trait Controller: Send + Sync + Sized + 'static {
     const NAME: &'static str;
     type View: View;
     type Object: Resource + Metadata<Ty = ObjectMeta> + HasStatus<Status = Self::Status> + Clone + Send + Sync + 'static;
+    /// What is held of each between its rounds: the object, or its text where there are thousands.
+    type Kept: Kept<Self::Object>;
     type Status: Serialize + Clone + Default + PartialEq + Send + Sync;
     /// Plain data, defined in `plan`: written to a file and read back it plans the same.
     type Observed: Clone + PartialEq + Send + Sync;
@@ -67,7 +70,7 @@ pub trait Controller: Send + Sync + Sized + 'static {
     type Answer: Clone + PartialEq + Send + Sync;
 
     /// The kind of the objects that rounds are about.
-    fn kind(&self) -> &Arc<Kind<Self::View, Self::Object>>;
+    fn kind(&self) -> &Arc<Kind<Self::View, Self::Kept>>;
     /// The span that all lines of a round carry.
     fn span(key: &Key) -> tracing::Span;
     /// Facts about the object and what belongs to it, from the caches. Neither plans nor writes nor consumes.
@@ -225,7 +228,7 @@ impl<C: Controller> Shared<C> {
     pub(crate) async fn round(self: &Arc<Self>, key: &Key, now: Timestamp) -> Result<Ended, Error> {
         let kind = self.controller.kind();
         kind.settle(key).await?;
-        let Some(found) = kind.get(key) else {
+        let Some(found) = kind.get(key).map(|kept| Kept::opened(&kept)) else {
             self.memory().remove(key);
             self.controller.forget(key);
             return Ok(Ended { next: Next::Forget, has_acted: false, failure: None });
@@ -290,7 +293,7 @@ impl<C: Controller> Shared<C> {
 
     fn fence(&self, key: &Key, metadata: &ObjectMeta) -> Fence {
         let (kind, key, uid) = (self.controller.kind().clone(), key.clone(), metadata.uid.clone());
-        let is_current = move || kind.get(&key).is_some_and(|found| found.value.metadata().uid == uid);
+        let is_current = move || kind.get(&key).is_some_and(|kept| kept.value.uid() == uid.as_deref());
         let generation = metadata.generation.unwrap_or_default();
         Fence::new(self.leadership.clone(), self.clock.clone(), generation, LONGEST_ROUND, is_current)
     }

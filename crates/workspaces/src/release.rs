@@ -145,6 +145,7 @@ impl Controller for ReleaseController {
     const NAME: &'static str = "helmrelease";
     type View = Parts<HelmRelease>;
     type Object = HelmRelease;
+    type Kept = HelmRelease;
     type Status = HelmReleaseStatus;
     type Observed = Observed;
     type Action = Action;

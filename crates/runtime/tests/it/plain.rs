@@ -42,6 +42,7 @@ impl Controller for Plain {
     const NAME: &'static str = "plain";
     type View = Json<Performer>;
     type Object = Performer;
+    type Kept = Performer;
     type Status = PerformerStatus;
     type Observed = ();
     type Action = ();

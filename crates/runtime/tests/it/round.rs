@@ -72,6 +72,7 @@ impl Controller for Script {
     const NAME: &'static str = "script";
     type View = Json<Performer>;
     type Object = Performer;
+    type Kept = Performer;
     type Status = PerformerStatus;
     type Observed = bool;
     type Action = Action;

@@ -45,6 +45,7 @@ impl Controller for WorkspaceController {
     const NAME: &'static str = "workspace";
     type View = Parts<Workspace>;
     type Object = Workspace;
+    type Kept = Workspace;
     type Status = WorkspaceStatus;
     type Observed = Observed;
     type Action = Action;

@@ -33,6 +33,7 @@ impl Controller for UserController {
     const NAME: &'static str = "user";
     type View = Parts<User>;
     type Object = User;
+    type Kept = User;
     type Status = UserStatus;
     type Observed = Observed;
     type Action = Action;
