@@ -66,11 +66,11 @@ async fn a_registration_that_was_cut_short_is_repeated_with_the_same_key() {
 #[tokio::test]
 async fn a43_an_agent_follows_the_leader_to_another_address() {
     let zone = Zone::new().await;
-    let ports = async |ip: std::net::IpAddr| {
-        let (registration, operator, agent) = (free(ip).await, free(ip).await, free(ip).await);
+    let ports = |ip: std::net::IpAddr| {
+        let [registration, operator, agent] = free(ip);
         Ports { election: (ip, 0).into(), registration, operator, agent }
     };
-    let (first, second) = (ports(Ipv4Addr::LOCALHOST.into()).await, ports(Ipv6Addr::LOCALHOST.into()).await);
+    let (first, second) = (ports(Ipv4Addr::LOCALHOST.into()), ports(Ipv6Addr::LOCALHOST.into()));
     let mut server = zone.start_with("s1", first, Timing::default());
     server.leads().await;
     let instance = Instance::new(&zone).await;

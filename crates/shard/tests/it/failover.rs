@@ -25,7 +25,7 @@ fn ports(operator: SocketAddr) -> Ports {
 #[tokio::test]
 async fn a88_a_client_with_several_addresses_finds_the_next_leader() {
     let zone = Zone::new().await;
-    let (here, there) = (free(Ipv4Addr::LOCALHOST), free(Ipv6Addr::LOCALHOST));
+    let ([here], [there]) = (free(Ipv4Addr::LOCALHOST), free(Ipv6Addr::LOCALHOST));
     let mut first = zone.start_with("s1", ports(here), Timing::default());
     first.leads().await;
     let mut second = zone.start_with("s2", ports(there), Timing::default());

@@ -19,7 +19,7 @@ use shard::{
     store::{Expect, MemoryStore, Store, layout::ShardLayout},
     wire,
 };
-use testbed::control_plane::free_port;
+use testbed::control_plane::free_ports;
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -182,9 +182,10 @@ pub fn any() -> Ports {
     Ports { election: any, registration: any, operator: any, agent: any }
 }
 
-/// An address that stays free while its server is down: outgoing connections do not take ports of this range.
-pub fn free(ip: impl Into<IpAddr>) -> SocketAddr {
-    SocketAddr::new(ip.into(), free_port())
+/// Addresses that stay free while their server is down: outgoing connections do not take ports of this range.
+pub fn free<const N: usize>(ip: impl Into<IpAddr>) -> [SocketAddr; N] {
+    let ip = ip.into();
+    free_ports().map(|port| SocketAddr::new(ip, port))
 }
 
 /// Asks until the answer is there: instances follow a request in their own time.

@@ -100,7 +100,7 @@ impl Zone {
         let keys = ClusterKeys::init(&store, CLUSTER, None, clock.now()).await?;
         let machines = directory.path().join("machines");
         store.put(&ShardLayout::new(SHARD).config(), config(&machines).into_bytes(), Expect::Absent).await?;
-        let ports = [free(Ipv4Addr::LOCALHOST), free(Ipv4Addr::LOCALHOST)];
+        let ports = free(Ipv4Addr::LOCALHOST);
         let key = key_pair();
         let (subject, day) = ((CLUSTER, "default", Role::Operator), Duration::from_hours(24));
         let (certificate, _) =
