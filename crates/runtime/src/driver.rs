@@ -93,6 +93,8 @@ impl Driver {
                 drop(slot);
             });
         }
+        // What waits is for the next leader: nothing that still runs gives way to it.
+        driver.queue.pause();
         let finish = async { while rounds.join_next().await.is_some() {} };
         if pulse.while_waiting(tokio::time::timeout(grace, finish)).await.is_err() {
             tracing::warn!(

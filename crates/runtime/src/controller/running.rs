@@ -216,8 +216,9 @@ impl<C: Controller> Running<'_, C> {
         stored
     }
 
-    /// How long the status may still wait.
+    /// How long the status may still wait. When the operator stops there is no later round to store it.
     fn deferral(&self, is_provisional: bool) -> Option<Duration> {
+        let is_provisional = is_provisional && !self.shared.queue.is_paused();
         let (has_backlog, now) = (self.shared.queue.has_backlog(), self.shared.clock.instant());
         self.shared.memory().entry(self.key.clone()).or_default().deferral.rest(is_provisional, has_backlog, now)
     }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::Api;
+use kube::{Api, api::ListParams};
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags, mknodat, open},
     io::write,
@@ -17,6 +17,7 @@ use rustix::{
 };
 use serde_json::Value;
 use testbed::{
+    Looks,
     fault::{Calls, Fault, FaultProxy, Verb},
     process::{Child, Program},
 };
@@ -75,22 +76,37 @@ async fn p52_a_stop_finishes_or_safely_abandons_its_rounds_within_the_grace_peri
         Ok(logged_at(process, message)?.duration_since(logged_at(process, "stopping")?).unsigned_abs())
     };
 
+    // More than run at once: those that finish leave others waiting, to which a status may otherwise give way.
+    for number in 0..20 {
+        space.create(&format!("a{number}"), spec()).await?;
+    }
+    let all = Calls::of(Verb::Create, "pods").in_namespace(&space.namespace);
+    let held = scene.proxy.inject(all, Fault::HoldBeforeCommit);
     let first = operator(&scene, &scene.proxy, &ample)?;
-    let held = scene.proxy.inject(creates("performer-a"), Fault::HoldBeforeCommit);
-    space.create("a", spec()).await?;
     held.reached().await?;
     first.signal(Signal::TERM)?;
-    held.release();
-    let code = tokio::time::timeout(AMPLE, first.exited()).await.context("it ends as soon as its round has ended")?;
+    let mut looks = Looks::default();
+    while logged_at(&first, "stopping").is_err() {
+        assert!(first.is_running(), "{}", first.log_tail());
+        looks.next().await;
+    }
+    held.end();
+    let code = tokio::time::timeout(AMPLE, first.exited()).await.context("it ends as soon as its rounds have ended")?;
     assert_eq!(code, 0, "{}", first.log_tail());
-    // The round was finished, not cut off: what follows the pod is there too, and nobody else was there to do it.
-    space.service("a").await?;
-    assert!(space.performers.get("a").await?.status.is_some());
+    // The rounds were finished, not cut off: what follows the pod is there too, and nobody else was there to do it.
+    let begun = space.pods.list(&ListParams::default()).await?.items;
+    assert!(!begun.is_empty());
+    for pod in begun {
+        let pod = pod.metadata.name.context("a name")?;
+        let name = pod.strip_prefix("performer-").context("a performer's pod")?;
+        space.service(name).await?;
+        assert!(space.performers.get(name).await?.status.is_some(), "{name}");
+    }
     assert!(took(&first, "strata operator ends")? < AMPLE);
     assert_eq!(holder().await?, "", "a standby need not wait");
 
     let second = operator(&scene, &scene.proxy, &short)?;
-    space.until_ready("a").await?;
+    space.until_ready("a0").await?;
     let held = scene.proxy.inject(creates("performer-b"), Fault::HoldBeforeCommit);
     space.create("b", spec()).await?;
     held.reached().await?;
