@@ -24,7 +24,7 @@ use kube::{
     api::{ObjectMeta, PostParams},
 };
 pub(crate) use port::PORT_ATTEMPTS;
-pub use port::{free_port, free_ports};
+pub use port::{free_port, free_port_beside, free_ports};
 pub use process_wide::Lent;
 use rustix::fs::{FlockOperation, flock};
 pub use workloads::{CLIENT_LIMITS, Workloads};

@@ -21,7 +21,7 @@ use shard::{
     store::FileStore,
 };
 use testbed::{
-    control_plane::free_port,
+    control_plane::free_port_beside,
     process::{Child, Program},
 };
 use tokio::{net::TcpStream, time::Instant};
@@ -235,16 +235,12 @@ async fn leads(server: &Child, endpoints: &Endpoints) -> Result<(), Failure> {
 /// Addresses for both zones: those of before, if they are free.
 fn draw(before: &BTreeMap<String, Endpoints>) -> BTreeMap<String, Endpoints> {
     let mut taken = BTreeSet::new();
-    let fresh = |taken: &mut BTreeSet<u16>| {
-        let port = std::iter::repeat_with(free_port).find(|port| taken.insert(*port)).expect("endless");
-        SocketAddr::from((Ipv4Addr::LOCALHOST, port))
-    };
     let mut one = |shard: &str| {
         if let Some(before) = before.get(shard).filter(|before| before.all().into_iter().all(is_free)) {
             taken.extend(before.all().map(|address| address.port()));
             return before.clone();
         }
-        let mut next = || fresh(&mut taken);
+        let mut next = || SocketAddr::from((Ipv4Addr::LOCALHOST, free_port_beside(&mut taken)));
         Endpoints { health: next(), election: next(), registration: next(), operator: next(), agent: next() }
     };
     NAMES.map(|shard| (shard.to_owned(), one(shard))).into()

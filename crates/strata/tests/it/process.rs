@@ -17,7 +17,6 @@ use rustix::{
 };
 use serde_json::Value;
 use testbed::{
-    Looks,
     fault::{Calls, Fault, FaultProxy, Verb},
     process::{Child, Program},
 };
@@ -25,7 +24,7 @@ use testbed::{
 use crate::{
     handover::LEASE,
     harness::{OPERATOR_NAMESPACE, spec},
-    scene::Scene,
+    scene::{Scene, eventually},
 };
 
 /// `strata operator` through a proxy, as the chart starts it but for its ports, with its log beside the others.
@@ -85,15 +84,11 @@ async fn p52_a_stop_finishes_or_safely_abandons_its_rounds_within_the_grace_peri
     let first = operator(&scene, &scene.proxy, &ample)?;
     held.reached().await?;
     first.signal(Signal::TERM)?;
-    let mut looks = Looks::default();
-    while logged_at(&first, "stopping").is_err() {
-        assert!(first.is_running(), "{}", first.log_tail());
-        looks.next().await;
-    }
+    eventually("it says that it stops", || logged_at(&first, "stopping").is_ok()).await?;
     held.end();
     let code = tokio::time::timeout(AMPLE, first.exited()).await.context("it ends as soon as its rounds have ended")?;
     assert_eq!(code, 0, "{}", first.log_tail());
-    // The rounds were finished, not cut off: what follows the pod is there too, and nobody else was there to do it.
+    // The rounds were finished, not cut off: what follows the pod is there too, and no other operator was there to do it.
     let begun = space.pods.list(&ListParams::default()).await?.items;
     assert!(!begun.is_empty());
     for pod in begun {

@@ -30,10 +30,15 @@ pub fn free_port() -> u16 {
     ports.find(|&port| is_free(port)).expect("some loopback port is free")
 }
 
+/// One beside those that are `taken`, which then has it too.
+pub fn free_port_beside(taken: &mut BTreeSet<u16>) -> u16 {
+    std::iter::repeat_with(free_port).find(|port| taken.insert(*port)).expect("endless")
+}
+
 /// So many of them, each another.
 pub fn free_ports<const N: usize>() -> [u16; N] {
     let mut taken = BTreeSet::new();
-    [(); N].map(|()| std::iter::repeat_with(free_port).find(|port| taken.insert(*port)).expect("endless"))
+    [(); N].map(|()| free_port_beside(&mut taken))
 }
 
 fn is_free(port: u16) -> bool {
