@@ -1,6 +1,6 @@
 //! The performers of the benchmark, and writing or removing many objects.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, time::Instant};
 
 use anyhow::Result;
 use api::performer::{Performer, Phase};
@@ -9,7 +9,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Resource, api::PostParams};
 use serde_json::json;
 
-use super::ground::{Ground, WRITERS};
+use super::{
+    follow::Follower,
+    ground::{Ground, WRITERS},
+};
 
 /// A small but complete performer, as a user would write it.
 pub fn performer(namespace: &str, number: usize) -> Performer {
@@ -35,13 +38,32 @@ pub async fn create(ground: &Ground, namespace: &str) -> Result<Vec<Performer>> 
     Ok(stream::iter(writes).buffer_unordered(WRITERS).try_collect().await?)
 }
 
-pub fn is_ready(performer: &Performer) -> bool {
+fn is_ready(performer: &Performer) -> bool {
     performer.status.as_ref().is_some_and(|status| status.ready && status.phase == Some(Phase::Running))
 }
 
 pub fn is_pod_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// When a watch had seen half of all performers Ready, and when the last one.
+pub struct Ready {
+    pub half: Instant,
+    pub all: Instant,
+}
+
+pub async fn ready(ground: &Ground, performers: &mut Follower<Performer>) -> Result<Ready> {
+    let (count, mut half) = (ground.count, None);
+    let (mut half_ready, mut all_ready) = (all_ready(count.div_ceil(2), is_ready), all_ready(count, is_ready));
+    let is_enough = |performer: &Performer| {
+        if half_ready(performer) {
+            half.get_or_insert_with(Instant::now);
+        }
+        all_ready(performer)
+    };
+    let all = performers.until(ground.patience(), "all performers Ready", is_enough).await?;
+    Ok(Ready { half: half.unwrap_or(all), all })
 }
 
 /// Says yes once `count` different objects were ready.

@@ -3,7 +3,7 @@
 //! One client on a thread of its own, so that its CPU time can be distinguished from the benchmark's, and under the
 //! operator's identity. It follows Performers, pods and Services as the operator does, and writes what the operator wrote
 //! in the same order: finalizer, pod and Service at once, and as many statuses and events as the operator was counted to
-//! need.
+//! need. As there, the status of a ready pod does not wait for the creates of others.
 
 use std::{cell::Cell, collections::HashSet, path::Path, pin::pin, time::Instant};
 
@@ -12,7 +12,7 @@ use api::performer::{FINALIZER, Performer, PerformerStatus, Phase};
 use futures::{
     StreamExt, TryStreamExt,
     channel::mpsc::{UnboundedSender, unbounded},
-    stream::{self, LocalBoxStream},
+    stream::{self, LocalBoxStream, PollNext},
 };
 use k8s_openapi::{
     api::{
@@ -48,6 +48,8 @@ use super::{
 pub struct Plain {
     /// From the first create of a Performer to the moment at which a watch has seen the last one Ready.
     pub wall_seconds: f64,
+    /// To the moment at which it has seen half of them Ready.
+    pub half_seconds: f64,
     pub cpu_ms: f64,
     pub all_writes: AllWrites,
     /// The loop's own requests, to be compared with the operator's.
@@ -77,16 +79,21 @@ pub async fn measure(ground: &Ground, operator: &Tally) -> Result<Plain> {
     });
     is_open.await.context("the plain loop did not begin")?;
     let started = Instant::now();
-    let ready = seen.until(ground.patience(), "all performers Ready", crowd::all_ready(count, crowd::is_ready));
+    let ready = crowd::ready(ground, &mut seen);
     let loops = async {
         let joined = tokio::task::spawn_blocking(move || thread.join()).await?;
         joined.map_err(|_| anyhow::anyhow!("the plain loop panicked"))?
     };
-    let (ended, _, cpu_ms) = futures::try_join!(ready, crowd::create(ground, &namespace), loops)?;
+    let (ready, _, cpu_ms) = futures::try_join!(ready, crowd::create(ground, &namespace), loops)?;
     ground.settled().await?;
     let entries = ground.entries_after(mark)?;
-    let wall_seconds = ended.duration_since(started).as_secs_f64();
-    Ok(Plain { wall_seconds, cpu_ms, all_writes: AllWrites::of(&entries, count), own: Tally::of(&entries) })
+    Ok(Plain {
+        wall_seconds: ready.all.duration_since(started).as_secs_f64(),
+        half_seconds: ready.half.duration_since(started).as_secs_f64(),
+        cpu_ms,
+        all_writes: AllWrites::of(&entries, count),
+        own: Tally::of(&entries),
+    })
 }
 
 /// Some of many chances, evenly spread over them.
@@ -167,8 +174,12 @@ impl Loop {
         let all: [LocalBoxStream<'_, _>; 3] = [performers.boxed_local(), pods.boxed_local(), services.boxed_local()];
         let _ = opened.send(());
         // Read without a pause: the server ends the watch of a client that does not keep up.
-        let (sender, seen) = unbounded();
-        let read = stream::select_all(all).map(Ok).forward(sender);
+        let ((ready_first, ready), (sender, others)) = (unbounded(), unbounded());
+        let read = stream::select_all(all).map(Ok).try_for_each(|seen| async {
+            let line = if matches!(seen, Ok(Seen::PodReady(_))) { &ready_first } else { &sender };
+            line.unbounded_send(seen)
+        });
+        let seen = stream::select_with_strategy(ready, others, |(): &mut ()| PollNext::Left);
         let (line, waiting) = unbounded();
         let line = &line;
         let reactions = stream::select(

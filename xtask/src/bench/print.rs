@@ -79,12 +79,15 @@ pub fn plain(plain: &Plain, load: &Load) -> String {
     format!(
         "Floor three: the operator's requests by a plain loop of the benchmark, one client
   wall to all Ready        {:.2} s; the operator's is {:.2} ×
+  half of them Ready       {:.2} s; the operator's is {:.2} ×
   CPU                      {:.2} ms each; the operator's is {:.2} ×
   own requests each        {}
   the operator's           {}
   writes of all clients    {}\n",
         plain.wall_seconds,
         load.wall_seconds / plain.wall_seconds,
+        plain.half_seconds,
+        load.half_seconds / plain.half_seconds,
         plain.cpu_ms / each(load.count, 1),
         load.cpu_ms / plain.cpu_ms,
         tally(&plain.own, load.count),
@@ -97,6 +100,7 @@ pub fn load(load: &Load, floor: &Floor) -> String {
     format!(
         "{} performers from nothing to Ready
   wall                     {:.2} s = {:.2} × floor two (creating them took {:.2} s of it)
+  half of them Ready       {:.2} s
   writes of all clients    {}; floor two: {}
   own requests each        {}
   CPU                      {:.2} ms each
@@ -106,6 +110,7 @@ pub fn load(load: &Load, floor: &Floor) -> String {
         load.wall_seconds,
         load.wall_seconds / floor.wall_seconds,
         load.creating_seconds,
+        load.half_seconds,
         all_writes(&load.all_writes),
         all_writes(&floor.all_writes),
         tally(&load.own, load.count),
