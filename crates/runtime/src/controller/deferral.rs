@@ -15,16 +15,18 @@ pub(super) struct Deferral {
 }
 
 impl Deferral {
-    /// How long the status of this round may still wait; `None`: it is to be stored now.
+    /// How long the status of this round may still wait; `None`: it is to be stored now, and until it is, no round puts
+    /// it off again.
     pub fn rest(&mut self, is_provisional: bool, has_backlog: bool, now: Instant) -> Option<Duration> {
         // What began to wait does so whether or not others are still at work.
         let waits = is_provisional && (self.since.is_some() || has_backlog);
         let waited = waits.then(|| now.saturating_duration_since(*self.since.get_or_insert(now)));
-        let rest = waited.and_then(|waited| LONGEST.checked_sub(waited)).filter(|rest| !rest.is_zero());
-        if rest.is_none() {
-            self.since = None;
-        }
-        rest
+        waited.and_then(|waited| LONGEST.checked_sub(waited)).filter(|rest| !rest.is_zero())
+    }
+
+    /// The status is stored: the next one is another.
+    pub fn stored(&mut self) {
+        self.since = None;
     }
 }
 
@@ -40,7 +42,9 @@ mod tests {
         assert_eq!(deferral.rest(true, true, now), Some(LONGEST));
         assert_eq!(deferral.rest(true, false, later(400)), Some(Duration::from_millis(600)));
         assert_eq!(deferral.rest(true, true, later(1000)), None);
-        assert_eq!(deferral.rest(true, true, later(1200)), Some(LONGEST), "the next one is another");
-        assert_eq!(deferral.rest(false, true, later(1300)), None, "what is more than provisional never waits");
+        assert_eq!(deferral.rest(true, true, later(1200)), None, "it could not be stored");
+        deferral.stored();
+        assert_eq!(deferral.rest(true, true, later(1300)), Some(LONGEST), "the next one is another");
+        assert_eq!(deferral.rest(false, true, later(1400)), None, "what is more than provisional never waits");
     }
 }

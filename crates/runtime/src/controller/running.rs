@@ -203,6 +203,7 @@ impl<C: Controller> Running<'_, C> {
             result => result,
         };
         if stored.is_ok() {
+            self.shared.memory().entry(self.key.clone()).or_default().deferral.stored();
             self.record(&report.discriminator, report.transitions);
             self.shared.controller.reported(&self.round());
         }

@@ -142,6 +142,32 @@ async fn the_reserve_is_one_slot_per_idle_namespace_and_never_for_keys_that_keep
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_of_changes_delays_what_keeps_failing_elsewhere_but_does_not_stop_it() {
+    let queue = queue();
+    queue.slots(4);
+    let failing = key("small", "failing");
+    queue.changed(&failing);
+    for _ in 0..KEEPS_FAILING {
+        queue.next().await;
+        queue.done(&failing, Next::Failed(Class::Transient, None), false);
+    }
+    for number in 0..100 {
+        queue.changed(&key("big", &number.to_string()));
+    }
+    tokio::time::advance(RESYNC).await;
+    let mut before = 0;
+    loop {
+        let next = queue.next().await.key;
+        if next == failing {
+            break;
+        }
+        before += 1;
+        queue.done(&next, Next::Again, false);
+    }
+    assert_eq!(before, 16);
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_namespace_uses_all_slots_but_a_quarter() {
     for (slots, taken) in [(1, 1), (2, 1), (3, 2), (4, 3), (10, 8)] {
         let queue = queue();
@@ -392,6 +418,21 @@ async fn a_status_that_was_put_off_is_not_put_off_behind_all_others() {
     queue.done(&put_off, Next::Settled, true);
     tokio::time::advance(second).await;
     assert_eq!(ready(&queue).await, [""; 0], "once is enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_keeps_its_turn_when_its_only_key_is_overdue() {
+    let queue = queue();
+    let (put_off, second) = (key("a", "new"), Duration::from_secs(1));
+    queue.changed(&put_off);
+    queue.next().await;
+    queue.put_off(&put_off, second);
+    queue.done(&put_off, Next::Again, true);
+    for namespace in ["b", "c", "d"] {
+        queue.changed(&key(namespace, "other"));
+    }
+    tokio::time::advance(second).await;
+    assert_eq!(ready(&queue).await, ["a/new", "b/other", "c/other", "d/other"]);
 }
 
 #[tokio::test(start_paused = true)]

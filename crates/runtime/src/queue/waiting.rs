@@ -20,9 +20,15 @@ pub(super) enum Urgency {
     Overdue,
 }
 
+/// Keys of an urgency wait while at most this many others run: a stream of changes in one namespace must not keep another's
+/// failing objects from their next attempt.
+const MOST_PASSES: u32 = 16;
+
 /// Keys of one urgency; their namespaces take turns.
 #[derive(Debug, Default)]
 struct Turns {
+    /// How many keys of other urgencies ran since some of these wait.
+    passes: u32,
     order: VecDeque<Arc<str>>,
     waiting: HashMap<Arc<str>, VecDeque<Key>>,
 }
@@ -53,6 +59,14 @@ impl Turns {
             self.order.push_back(namespace);
         }
         key
+    }
+
+    /// Lets a key go before the others of its namespace, whose own turn stays as it is.
+    fn bring_first(&mut self, key: &Key) {
+        if let Some(waiting) = self.waiting.get_mut(&key.namespace) {
+            waiting.retain(|other| other != key);
+            waiting.push_front(key.clone());
+        }
     }
 
     /// Rare (a resync or retry that turns urgent, once for each new object), so a scan of one namespace is fine.
@@ -88,15 +102,27 @@ impl Waiting {
 
     /// Moves a key that waits already.
     pub(super) fn raise(&mut self, key: &Key, from: Urgency, to: Urgency) {
+        if (from, to) == (Urgency::Changed, Urgency::Overdue) {
+            return self.changed.bring_first(key);
+        }
         self.turns(from).remove(key);
         self.turns(to).push(key.clone(), to == Urgency::Overdue);
     }
 
-    /// The next key to run within `slots`, the most urgent first.
+    /// The next key to run within `slots`, the most urgent first; before these what was passed over too often.
     pub(super) fn pop(&mut self, slots: &Slots) -> Option<Key> {
-        let key = [Urgency::Changed, Urgency::Retry, Urgency::Resync]
-            .into_iter()
-            .find_map(|urgency| self.turns(urgency).pop(|namespace| slots.admits(namespace, urgency)))?;
+        const ORDER: [Urgency; 3] = [Urgency::Changed, Urgency::Retry, Urgency::Resync];
+        let mut order = ORDER;
+        order.sort_by_key(|urgency| self.turns(*urgency).passes < MOST_PASSES);
+        let (taken, key) = order.into_iter().find_map(|urgency| {
+            let key = self.turns(urgency).pop(|namespace| slots.admits(namespace, urgency))?;
+            Some((urgency, key))
+        })?;
+        for urgency in ORDER {
+            let turns = self.turns(urgency);
+            let is_passed = urgency != taken && !turns.order.is_empty();
+            turns.passes = if is_passed { turns.passes + 1 } else { 0 };
+        }
         self.len -= 1;
         Some(key)
     }
