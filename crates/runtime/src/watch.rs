@@ -176,6 +176,7 @@ impl Watcher {
     /// Another server, perhaps: what was read so far says nothing about its history.
     fn exchanged(&mut self) {
         self.position = None;
+        self.followers.restored();
         self.followers.exchanged();
     }
 

@@ -246,6 +246,24 @@ async fn a_cluster_reached_in_another_way_is_unknown_until_it_is_listed_anew() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_namesake_in_a_cluster_that_was_made_anew_is_seen() {
+    let script = Script::new([page(60, "", [map("a", 50)]), quiet()]);
+    let world = script.world(Some(ListMode::Paged));
+    let (kind, log) = watched(&world, Selection::default(), whole);
+    world.run();
+    moment().await;
+    let joins = (Duration::from_secs(5), event("ADDED", map("a", 10)).1);
+    let other = Script::new([page(9, "", []), Answer::Lines(vec![joins], End::Silent), Answer::Refusal(404, None)]);
+    world.cluster.exchange(other.client());
+    moment().await;
+    kind.settle(&Key::new("n", "a")).await.unwrap();
+    // The second time as doubtful: the list lacks what is newer than it.
+    assert_eq!(taken(&log), ["+a", "+a", "own -a"]);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(taken(&log), ["+a"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_was_known_of_a_cluster_that_is_removed_is_dropped_and_unknown() {
     let script = Script::new([page(5, "", [map("a", 2)]), quiet()]);
     let world = script.world(Some(ListMode::Paged));
