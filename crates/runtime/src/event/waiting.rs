@@ -59,16 +59,16 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Adds an event. Where there is no room, the oldest goes: of its own namespace if that has its full share, else of
-    /// the namespace with the most.
+    /// Adds an event. Where there is no room, the oldest goes that is no warning, if there is one: of its own namespace if
+    /// that has its full share, else of the namespace with the most.
     pub fn push(&mut self, item: Item) {
         let namespace = item.namespace();
         if self.namespaces.get(&namespace).is_some_and(|items| items.len() >= MOST_OF_NAMESPACE) {
-            self.drop_oldest(&namespace);
+            self.make_room(&namespace);
         } else if self.count >= MOST {
             let fullest = self.namespaces.iter().max_by_key(|(_, items)| items.len());
             if let Some(fullest) = fullest.map(|(namespace, _)| namespace.clone()) {
-                self.drop_oldest(&fullest);
+                self.make_room(&fullest);
             }
         }
         let items = self.namespaces.entry(namespace.clone()).or_default();
@@ -118,11 +118,15 @@ impl Waiting {
         self.count = 0;
     }
 
-    fn drop_oldest(&mut self, namespace: &Arc<str>) {
-        if self.pop(namespace).is_some() {
+    fn make_room(&mut self, namespace: &Arc<str>) {
+        let Some(items) = self.namespaces.get_mut(namespace) else { return };
+        let oldest = items.iter().position(|item| !item.occurrence.is_warning).unwrap_or_default();
+        if items.remove(oldest).is_some() {
+            self.count -= 1;
             self.dropped += 1;
         }
-        if !self.namespaces.contains_key(namespace) {
+        if items.is_empty() {
+            self.namespaces.remove(namespace);
             self.turns.retain(|other| other != namespace);
         }
     }
@@ -163,6 +167,17 @@ mod tests {
         assert_eq!(waiting.dropped, 3000 - 1024);
         let order: Vec<_> = (0..5).filter_map(|_| taken(&mut waiting, now)).collect();
         assert_eq!(order, ["flood 1976", "calm 0", "flood 1977", "calm 1", "flood 1978"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_good_news_costs_no_warning() {
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        let mut warning = item("flood", 0, now);
+        warning.occurrence.is_warning = true;
+        waiting.push(warning);
+        (1..3000).for_each(|number| waiting.push(item("flood", number, now)));
+        let order: Vec<_> = (0..2).filter_map(|_| taken(&mut waiting, now)).collect();
+        assert_eq!((order, waiting.dropped), (vec!["flood 0".to_owned(), "flood 1977".to_owned()], 3000 - 1024));
     }
 
     #[tokio::test(start_paused = true)]
