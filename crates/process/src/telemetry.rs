@@ -1,6 +1,10 @@
 //! Logs: one line per thing that happened, as JSON for machines or as text for people, on stderr.
 
-use std::{sync::OnceLock, time::Duration};
+use std::{
+    backtrace::{Backtrace, BacktraceStatus},
+    sync::OnceLock,
+    time::Duration,
+};
 
 use tracing_subscriber::EnvFilter;
 
@@ -8,6 +12,9 @@ use crate::log_writer::LogWriter;
 
 /// Of this process.
 static WRITER: OnceLock<LogWriter> = OnceLock::new();
+
+/// A panic waits this long for its line to be written: much longer than any reader needs, and much shorter than a lease.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
@@ -32,7 +39,17 @@ pub fn init(format: LogFormat, filter: &str) -> Result<(), String> {
         LogFormat::Json => builder.json().flatten_event(true).with_current_span(true).with_span_list(false).try_init(),
         LogFormat::Pretty => builder.compact().try_init(),
     };
-    started.map_err(|error| error.to_string())
+    started.map_err(|error| error.to_string())?;
+    // The standard hook writes to stderr itself: a reader that stops reading would stall the thread that panics.
+    std::panic::set_hook(Box::new(|panic| {
+        let at = panic.location().map(ToString::to_string);
+        let backtrace = Backtrace::capture();
+        let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
+        tracing::error!(at, backtrace, "panicked: {}", crate::panic::message(panic.payload()));
+        // The process may end by it.
+        flush(LAST_WORDS);
+    }));
+    Ok(())
 }
 
 /// kube's client reports every failed request as an error of its own, several times a second while a server is down. What

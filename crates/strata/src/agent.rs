@@ -96,7 +96,7 @@ pub fn run(flags: Flags) -> Result<(), Failure> {
         .build()
         .map_err(|error| Failure::new(format!("cannot start: {error}")))?;
     let result = runtime.block_on(work(flags));
-    runtime.shutdown_background();
+    crate::operator::end(runtime);
     result
 }
 

@@ -97,14 +97,18 @@ pub fn run(flags: &Flags) -> Result<(), Failure> {
         .build()
         .map_err(|error| Failure::new(format!("cannot start: {error}")))?;
     let result = runtime.block_on(operate(flags, values));
-    // Nothing that is still in flight may hold up the exit.
-    runtime.shutdown_background();
-    process::flush_logs(LAST_LINES);
+    end(runtime);
     result
 }
 
 /// For the last lines of the log: a reader that is stuck must not hold up the end.
 const LAST_LINES: Duration = Duration::from_secs(1);
+
+/// Nothing that is still in flight holds up the exit, and no line of the log is lost by it.
+pub(crate) fn end(runtime: tokio::runtime::Runtime) {
+    runtime.shutdown_background();
+    process::flush_logs(LAST_LINES);
+}
 
 fn start_logs(values: &Values) -> Result<(), Failure> {
     start_logs_as(values.log_format, values.log_level.as_deref().unwrap_or("info"))

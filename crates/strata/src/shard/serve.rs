@@ -93,8 +93,7 @@ pub fn run(flags: Flags, storage: &StorageFlags) -> Result<(), Failure> {
     // Several threads: TLS of many agents must not delay the renewal of the lead.
     let runtime = tokio::runtime::Runtime::new().map_err(|error| Failure::new(format!("cannot start: {error}")))?;
     let result = runtime.block_on(serve(flags, storage));
-    // Nothing that is still in flight may hold up the exit.
-    runtime.shutdown_background();
+    crate::operator::end(runtime);
     result
 }
 

@@ -165,6 +165,7 @@ async fn a84_health_is_503_until_the_configuration_is_loaded_and_a_stop_releases
     ensure!(status[0]["shard"] == "a" && status[0]["leader"].is_string(), "{status}");
     server.child.signal(Signal::TERM)?;
     ensure!(tokio::time::timeout(PATIENCE, server.child.exited()).await? == 0, "{}", server.child.log_tail());
+    ensure!(server.child.log_tail().contains("strata shard ends"), "{}", server.child.log_tail());
     let status = zone.json(&["status", "a", "-o", "json"]).await?;
     ensure!(status[0]["leader"].is_null() && status[0]["epoch"] == 1, "{status}");
     Ok(())
