@@ -38,6 +38,9 @@ impl fmt::Debug for PerformerMetrics {
 /// each is a series that a monitoring system keeps for a long time. Those that most Performers request go first.
 const MOST_RESOURCES: usize = 20;
 
+/// No node offers a resource with a longer name: a domain of 253 characters, a slash and 63 more.
+const LONGEST_NAME: usize = 317;
+
 /// What one version of a Performer adds to the counts.
 struct Share {
     version: u64,
@@ -52,7 +55,8 @@ impl Share {
         let phase = performer.status.as_ref().and_then(|status| status.phase).unwrap_or(Phase::Pending);
         let desired = plan::performers::validate(&performer).ok();
         let requests = desired.and_then(|desired| desired.resources?.requests).unwrap_or_default();
-        let requests = requests.into_iter().filter_map(|(resource, quantity)| Some((resource, amount(&quantity.0)?)));
+        let requests = requests.into_iter().filter(|(resource, _)| resource.len() <= LONGEST_NAME);
+        let requests = requests.filter_map(|(resource, quantity)| Some((resource, amount(&quantity.0)?)));
         Self { version: kept.version, phase: phase.as_str(), requests: requests.collect() }
     }
 }
@@ -167,10 +171,14 @@ mod tests {
     }
 
     fn performer(version: u64, memory: &str) -> Arc<Versioned<Packed<Performer>>> {
+        performer_with(version, &json!({ "memory": memory }))
+    }
+
+    fn performer_with(version: u64, requests: &serde_json::Value) -> Arc<Versioned<Packed<Performer>>> {
         let spec = json!({
             "avsAddress": "0x1234567890abcdef1234567890abcdef12345678",
             "image": "registry.test/performer:v1",
-            "resources": { "requests": { "memory": memory } },
+            "resources": { "requests": requests },
         });
         let value = json!({ "metadata": { "name": "a", "namespace": "n" }, "spec": spec });
         let performer: Performer = serde_json::from_value(value).unwrap();
@@ -190,6 +198,13 @@ mod tests {
         assert_eq!(counts.requested.len(), MOST_RESOURCES + 1);
         assert_eq!(counts.requested.get(&("n", "memory")), Some(&1000.0));
         assert_eq!(counts.requested.get(&("calm", "example.com/gpu")), Some(&2.0));
+    }
+
+    #[test]
+    fn a_name_that_no_resource_can_have_is_not_shown() {
+        let long = |length: usize| performer_with(1, &json!({ "memory": "1Ki", "x".repeat(length): "1" }));
+        let shown = |length| Share::of(&long(length)).requests.len();
+        assert_eq!((shown(LONGEST_NAME), shown(LONGEST_NAME + 1)), (2, 1));
     }
 
     #[test]
