@@ -14,10 +14,7 @@ use plan::{
 };
 use process::Clock;
 use runtime::{Class, Cluster, Error, Key, Kind, Recorder, Selection};
-use tokio::{
-    sync::{Semaphore, watch as signal},
-    time::Instant,
-};
+use tokio::{sync::watch as signal, time::Instant};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
@@ -25,12 +22,9 @@ use crate::{
     follow::{Budgets, Followed, Scene},
     ledger::Ledger,
     run::{Run, changed},
+    slots::Slots,
     view::{BudgetView, NodeView},
 };
-
-/// Evictions of one cluster at once. Each is three writes for the server, which does a little over a thousand writes a
-/// second: more in flight would only wait there, in the way of others.
-const EVICTIONS_AT_ONCE: usize = 32;
 
 /// As often as a node may change between our read and our write, one after another.
 const UNDO_TRIES: u32 = 5;
@@ -68,7 +62,7 @@ pub(crate) struct Shared {
     pub clock: Clock,
     pub recorder: Recorder,
     pub ledger: Arc<Mutex<Ledger>>,
-    pub evictions: Semaphore,
+    pub evictions: Slots,
     budgets: Mutex<Weak<Budgets>>,
     /// Drains so far.
     count: AtomicU64,
@@ -125,7 +119,7 @@ impl Drains {
             clock,
             recorder,
             ledger: Arc::default(),
-            evictions: Semaphore::new(EVICTIONS_AT_ONCE),
+            evictions: Slots::new(),
             budgets: Mutex::default(),
             count: AtomicU64::new(0),
         };

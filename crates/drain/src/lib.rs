@@ -10,6 +10,7 @@ mod execute;
 mod follow;
 mod ledger;
 mod run;
+mod slots;
 mod view;
 
 pub use drains::{Drains, Progress, Request};

@@ -162,7 +162,7 @@ impl Run {
         let shared = self.shared.clone();
         let pods = scene.pods.as_ref().map(|pods| pods.kind.clone());
         let evict = async move {
-            let _permit = shared.evictions.acquire().await;
+            let _slot = shared.evictions.acquire(&eviction.pod.namespace).await;
             let pods = pods.expect("a pod is evicted that was followed");
             (eviction.uid.clone(), execute::evict(&pods, &eviction).await)
         };

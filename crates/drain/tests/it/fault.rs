@@ -56,6 +56,25 @@ async fn every_fault_of_a_cordon_is_survived() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_namespace_whose_evictions_hang_delays_no_other() -> Result<()> {
+    let (place, other) = (Place::new().await?, Place::new().await?);
+    let (full, node) = (place.node().await?, place.node().await?);
+    // More than are evicted at once in a whole cluster.
+    for number in 0..40 {
+        place.create(&format!("pod-{number}"), &full, json!({})).await?;
+    }
+    other.pod("one", &node, json!({})).await?;
+    let calls = Calls::of(Verb::Create, "pods/eviction").in_namespace(&place.namespace);
+    let held = place.proxy.inject(calls, Fault::HoldBeforeCommit);
+    let engine = Engine::start(&place.proxy).await?;
+    let _hangs = engine.begin(&full, order("one"), None);
+    held.reached_times(8).await?;
+    assert_eq!(ended(&mut engine.begin(&node, order("one"), None)).await?.end, Some(End::Drained));
+    assert_eq!(held.hits(), 8, "none of them was given up meanwhile, and no other was sent");
+    Ok(())
+}
+
+#[tokio::test]
 async fn watches_that_break_or_expire_lose_nothing() -> Result<()> {
     let place = Place::new().await?;
     let node = place.node().await?;
