@@ -15,8 +15,10 @@ use kube::{
 };
 use plan::{object::differs, releases::Difference};
 use runtime::{Error, Fence, Key};
-use serde_json::{Value, json};
-use tokio::sync::SemaphorePermit;
+use serde_json::{
+    Value, json,
+    value::{RawValue, to_raw_value},
+};
 
 use super::{
     identity::is_allowed,
@@ -73,13 +75,23 @@ pub struct Target {
 }
 
 impl Target {
-    /// As Helm applies it, with the marks that it puts on every object and that the manifest does not show; and what must
-    /// be held for as long as the value is. `None` if it cannot be read.
-    async fn desired(&self) -> Option<(Value, Option<SemaphorePermit<'static>>)> {
-        let Some((mut desired, permit)) = self.object.whole().await else {
+    /// As Helm applies it, without the ignored fields. `None` if it cannot be read. It is text: a tree of a large object
+    /// must not be in memory while a server is asked.
+    async fn desired(&self, ignore: &[DriftIgnore]) -> Option<Box<RawValue>> {
+        let text = self.object.with_tree(|mut desired| {
+            self.mark(&mut desired);
+            paths(self, ignore).for_each(|path| remove(&mut desired, path));
+            to_raw_value(&desired).expect("it has a JSON form")
+        });
+        let text = text.await;
+        if text.is_none() {
             tracing::warn!(object = self.title(), "an object of the release's manifest cannot be read and is left out");
-            return None;
-        };
+        }
+        text
+    }
+
+    /// Adds the marks that Helm puts on every object and that the manifest does not show.
+    fn mark(&self, desired: &mut Value) {
         let Key { namespace, name } = &self.release;
         for (field, mark, value) in [
             ("labels", "app.kubernetes.io/managed-by", "Helm"),
@@ -92,7 +104,6 @@ impl Target {
                 marks[mark] = json!(value);
             }
         }
-        Some((desired, permit))
     }
 
     /// `Deployment web`.
@@ -245,7 +256,7 @@ impl Discovered {
             Err(error) if error.is_not_served() && !self.is_served(acting, target).await? => return Ok(None),
             Err(error) => return Err(error),
         };
-        let Some((desired, _held)) = target.desired().await else { return Ok(None) };
+        let Some(desired) = target.desired(&[]).await else { return Ok(None) };
         let applied = apply(acting, &api, &target.key.name, &desired, true).await?;
         Ok(difference(target, &applied, &live, ignore))
     }
@@ -272,11 +283,10 @@ impl Discovered {
 
     async fn correct_one(&self, acting: &Acting<'_>, target: &Target, ignore: &[DriftIgnore]) -> Result<(), Error> {
         let api = self.api(acting, target).await?;
-        let Some((mut desired, _held)) = target.desired().await else { return Ok(()) };
+        let exists = live(acting, &api, target).await?.is_some();
         // Ignored fields stay as another client set them, unless the object is made anew.
-        if live(acting, &api, target).await?.is_some() {
-            paths(target, ignore).for_each(|path| remove(&mut desired, path));
-        }
+        let ignore = if exists { ignore } else { &[] };
+        let Some(desired) = target.desired(ignore).await else { return Ok(()) };
         apply(acting, &api, &target.key.name, &desired, false).await.map(drop)
     }
 
@@ -330,7 +340,7 @@ async fn apply(
     acting: &Acting<'_>,
     api: &Api<DynamicObject>,
     name: &str,
-    desired: &Value,
+    desired: &RawValue,
     dry_run: bool,
 ) -> Result<DynamicObject, Error> {
     let params = PatchParams { dry_run, ..PatchParams::apply(HELM).force() };
@@ -406,16 +416,19 @@ mod tests {
     use kube::client::Body;
     use process::Clock;
     use runtime::Leadership;
+    use tokio::sync::Notify;
 
     use super::{super::storage, *};
 
     /// A server with a ConfigMap `b` that has drifted, a `c` that it refuses to change, and Widgets for as long as they
-    /// are defined. Every request that changes something is noted. A proxy in front of it may answer for objects.
+    /// are defined. Every request that changes something is noted. A proxy in front of it may answer for objects. With
+    /// `unanswered` it notifies of each PATCH and never answers one.
     #[derive(Clone, Default)]
     struct Server {
         is_defined: Arc<AtomicBool>,
         is_behind_proxy: Arc<AtomicBool>,
         changed: Arc<Mutex<Vec<String>>>,
+        unanswered: Option<Arc<Notify>>,
     }
 
     impl Server {
@@ -457,9 +470,16 @@ mod tests {
         fn client(&self) -> Client {
             let server = self.clone();
             let service = tower::service_fn(move |request: Request<Body>| {
+                let unanswered = server.unanswered.clone().filter(|_| request.method() == Method::PATCH);
                 let (code, body) = server.answer(&request);
-                let answer = Response::builder().status(code).body(Body::from(body.to_string().into_bytes()));
-                async move { Ok::<_, kube::Error>(answer.unwrap()) }
+                let answer = Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap();
+                async move {
+                    if let Some(unanswered) = unanswered {
+                        unanswered.notify_one();
+                        std::future::pending::<()>().await;
+                    }
+                    Ok::<_, kube::Error>(answer)
+                }
             });
             Client::new(service, "team")
         }
@@ -511,6 +531,27 @@ mod tests {
         assert_eq!(*server.changed.lock().unwrap(), ["b"]);
     }
 
+    #[tokio::test]
+    async fn a_request_without_answer_delays_no_large_object_of_another_release() {
+        let data = "x".repeat(storage::LARGE_OBJECT);
+        let large = format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: b}}\ndata:\n  k: {data}\n");
+        let (first, second) = (objects(&large).await, objects(&large).await);
+        let (asked, discovered) = (Arc::new(Notify::new()), Discovered::default());
+        let hanging = Server { unanswered: Some(asked.clone()), ..Server::default() };
+        let fence = Fence::of_lead(Leadership::always(Clock::default()), Duration::from_mins(1));
+        let acting =
+            |server: &Server| Acting { client: server.client(), fence: &fence, timeout: Duration::from_secs(10) };
+        let (hanging, sound) = (acting(&hanging), acting(&Server::default()));
+        let mut waiting = std::pin::pin!(discovered.drift(&hanging, &first, &[]));
+        tokio::select! {
+            answer = &mut waiting => panic!("the PATCH was answered: {answer:?}"),
+            () = asked.notified() => {}
+        }
+        let found = tokio::time::timeout(Duration::from_secs(10), discovered.drift(&sound, &second, &[])).await;
+        assert_eq!(found.expect("it waits for the other release").unwrap().len(), 1);
+        assert!(futures::poll!(&mut waiting).is_pending(), "the first is still not answered");
+    }
+
     #[test]
     fn a_pointer_removes_what_it_names_and_all_below() {
         let mut value = json!({ "spec": { "replicas": 3, "a/b": { "c": 1 } }, "list": [1, 2] });
@@ -527,7 +568,8 @@ mod tests {
         let targets = targets(manifest, &Key::new("team", "web"));
         assert_eq!(targets.len(), 1);
         assert_eq!(targets[0].key, Key::new("team", "web"));
-        let (desired, _) = targets[0].desired().await.unwrap();
+        let desired = targets[0].desired(&[]).await.unwrap();
+        let desired: Value = serde_json::from_str(desired.get()).unwrap();
         assert_eq!(desired["metadata"]["annotations"]["meta.helm.sh/release-name"], "web");
     }
 }

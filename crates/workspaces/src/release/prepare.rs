@@ -34,6 +34,10 @@ use plan::{
     },
 };
 use runtime::{Error, Fence, Key, Leadership, Writer};
+use serde_json::{
+    Value,
+    value::{RawValue, to_raw_value},
+};
 
 /// Metadata of Secrets in one answer: some 2 KiB each, so that an answer stays below a megabyte.
 const PAGE: u32 = 250;
@@ -316,16 +320,22 @@ async fn replace_crds(acting: &Acting<'_>, chart: &helm::Chart) -> Result<(), Er
     for file in files {
         for document in storage::documents(&file) {
             let message = "a file in the chart's crds folder is not YAML, or one definition in it is too large";
-            let (document, _held) = storage::whole(document).await.ok_or_else(|| no_chart(message.to_owned()))?;
-            if document["kind"] != "CustomResourceDefinition" {
-                continue;
-            }
-            let name = document["metadata"]["name"].as_str().unwrap_or_default();
+            let read = storage::with_tree(document, |tree| definition(&tree)).await;
+            let Some((name, text)) = read.ok_or_else(|| no_chart(message.to_owned()))? else { continue };
             let params = PatchParams::apply("helm").force();
-            acting.ask(crds.patch(name, &params, &Patch::Apply(&document))).await?;
+            acting.ask(crds.patch(&name, &params, &Patch::Apply(&text))).await?;
         }
     }
     Ok(())
+}
+
+/// The name and the text of a CustomResourceDefinition; `None` for every other kind.
+fn definition(tree: &Value) -> Option<(String, Box<RawValue>)> {
+    if tree["kind"] != "CustomResourceDefinition" {
+        return None;
+    }
+    let name = tree["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    Some((name, to_raw_value(tree).expect("it has a JSON form")))
 }
 
 fn no_chart(message: String) -> Error {

@@ -32,11 +32,11 @@ const MAX_FIELDS: usize = 100;
 /// Of one object: three times the largest definitions there are; some 20 MB in memory.
 const MAX_NODES: usize = 50_000;
 /// An object with more text than this may take megabytes in memory, so that there is one of them at a time.
-const LARGE_OBJECT: usize = 64 << 10;
+pub const LARGE_OBJECT: usize = 64 << 10;
 
 /// The record that is being read.
 static READING: Semaphore = Semaphore::const_new(1);
-/// The large object that is in memory as a whole.
+/// The large object that is in memory as a tree. All releases share it, so it is never held while a server is asked.
 static LARGE: Semaphore = Semaphore::const_new(1);
 
 /// Why a record cannot be read.
@@ -197,14 +197,21 @@ struct HeadMetadata {
 }
 
 impl Object {
-    /// All of it; `None` if it is no YAML or too large. A large one is held by one at a time, for as long as its permit.
-    pub async fn whole(&self) -> Option<(Value, Option<SemaphorePermit<'static>>)> {
-        whole(&self.text).await
+    /// Calls `make` with all of it; see [`with_tree`].
+    pub async fn with_tree<T>(&self, make: impl FnOnce(Value) -> T) -> Option<T> {
+        with_tree(&self.text, make).await
     }
 }
 
-/// A document as a tree; `None` if it is no YAML or too large. A large one is held by one at a time.
-pub async fn whole(document: &str) -> Option<(Value, Option<SemaphorePermit<'static>>)> {
+/// What `make` returns for a document as a tree; `None` if it is no YAML or too large. There is one large tree at a time,
+/// and `make` cannot wait: a request that is sent under the permit would delay the large objects of all other releases.
+pub async fn with_tree<T>(document: &str, make: impl FnOnce(Value) -> T) -> Option<T> {
+    let (tree, _permit) = whole(document).await?;
+    Some(make(tree))
+}
+
+/// A document as a tree, and the permit to hold for as long as a large one is in memory.
+async fn whole(document: &str) -> Option<(Value, Option<SemaphorePermit<'static>>)> {
     let is_large = document.len() > LARGE_OBJECT;
     let permit = if is_large { Some(LARGE.acquire().await.ok()?) } else { None };
     Some((yaml(document).ok()?, permit))
@@ -373,7 +380,7 @@ pub(super) mod tests {
         assert_eq!((last.name.as_str(), last.namespace.as_deref(), last.text.len()), ("n1199", Some("t"), 0));
         assert_eq!(manifest(record(&objects), Detail::Whole).await.unwrap_err(), Unreadable::TooMuch);
         let whole = manifest(record("kind: A\ndata: {k: v}\n"), Detail::Whole).await.unwrap();
-        assert_eq!(whole.objects[0].whole().await.unwrap().0["data"]["k"], "v");
+        assert_eq!(whole.objects[0].with_tree(|tree| tree["data"]["k"].clone()).await.unwrap(), "v");
     }
 
     #[tokio::test]
@@ -381,10 +388,10 @@ pub(super) mod tests {
         let large = format!("kind: A\ntext: {}\n", "x".repeat(LARGE_OBJECT));
         let manifest = manifest(record(&format!("{large}---\n{large}---\nkind: B\n")), Detail::Whole).await.unwrap();
         let [first, second, small] = &manifest.objects[..] else { panic!("three objects") };
-        let held = first.whole().await.unwrap();
-        let mut waiting = Box::pin(second.whole());
+        let held = whole(&first.text).await.unwrap();
+        let mut waiting = Box::pin(whole(&second.text));
         assert!(futures::poll!(&mut waiting).is_pending());
-        assert!(small.whole().await.unwrap().1.is_none(), "what is small waits for nothing");
+        assert!(whole(&small.text).await.unwrap().1.is_none(), "what is small waits for nothing");
         drop(held);
         assert!(waiting.await.unwrap().1.is_some());
     }
