@@ -8,6 +8,7 @@ use std::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use talos::PORT;
@@ -28,6 +29,10 @@ use super::{
     world::{Inner, Shared},
 };
 use crate::control_plane::ProgramInfo;
+
+/// Attempts to boot, with a pause between them.
+const BOOTS: usize = 20;
+const BOOT_PAUSE: Duration = Duration::from_millis(500);
 
 /// What a server is made with.
 #[derive(Clone, Copy, Debug, Default)]
@@ -305,12 +310,19 @@ impl Machine {
             if let Some(world) = machine.world() {
                 world.changed();
             }
-            if then.boots()
-                && let Err(error) = machine.power_on().await
-            {
-                tracing::warn!(server = machine.name, %error, "a simulated server does not boot");
+            if then.boots() {
+                machine.boot().await;
             }
         });
+    }
+
+    /// Again where it fails: another program may have one of its ports for a moment, and no server stays off for that.
+    async fn boot(self: &Arc<Self>) {
+        for _ in 0..BOOTS {
+            let Err(error) = self.power_on().await else { return };
+            tracing::warn!(server = self.name, %error, "a simulated server does not boot");
+            tokio::time::sleep(BOOT_PAUSE).await;
+        }
     }
 
     fn boot_configuration(&self) -> Option<Applied> {

@@ -1,7 +1,8 @@
 //! The script that makes a cluster of servers: the same calls, in the same order, as for a real one.
 
-use std::{path::Path, time::Duration};
+use std::{collections::HashSet, path::Path, time::Duration};
 
+use futures::future::join_all;
 use hetzner::{Certificate, Client, Clients, LoadBalancer, Settings, Token};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -78,7 +79,7 @@ pub async fn bring_up(
     let servers = Servers::ensure(&bring_up.client, file, &on).await?;
     // An interrupted start may have left keys; no other one makes servers here.
     bring_up.client.sweep_keys((CLUSTER_LABEL, file.name.as_str()), bring_up.clock.now()).await?;
-    bring_up.start_etcd(&servers, &on).await?;
+    let talosconfig = bring_up.start_etcd(&servers, &on).await?;
     let authority = Authority::found(
         &Subject { common_name: Some(&marker), ..Subject::default() },
         KeyKind::EcdsaP256,
@@ -87,7 +88,7 @@ pub async fn bring_up(
     let pair = authority.map_err(|error| Failure::new(explained(&error)))?.pair().clone();
     let body = json!({ "type": "uploaded", "certificate": pair.certificate, "private_key": pair.key });
     let marker = wanted(&file.name, marker, &[("state", "initialized")], body);
-    bring_up.nodes_ready(&servers, &status.kubeconfig).await?;
+    bring_up.nodes_ready(&servers, &talosconfig, &status.kubeconfig).await?;
     // Last: one that is interrupted before goes on where it was.
     bring_up.client.ensure::<Certificate>(&marker).await?;
     report.done(&step, format!("{} Nodes are ready", servers.count()));
@@ -116,7 +117,7 @@ impl BringUp<'_> {
     }
 
     /// Configures all servers, bootstraps etcd on the first and waits until every control plane votes.
-    async fn start_etcd(&self, servers: &Servers, on: &Infrastructure) -> Result<(), Failure> {
+    async fn start_etcd(&self, servers: &Servers, on: &Infrastructure) -> Result<Talosconfig, Failure> {
         let versions = Versions::of_file(self.file);
         let surroundings = Surroundings { file: self.file, network: &on.network, balancer: &on.balancer, versions };
         let talosconfig = self.write_credentials(servers, &on.balancer)?;
@@ -139,15 +140,27 @@ impl BringUp<'_> {
         };
         eventually("etcd members that vote", votes).await?;
         let kubeconfig = eventually("the administrator's kubeconfig", || talos.kubeconfig()).await?;
-        self.write("kubeconfig", &surroundings.through_public(&kubeconfig)?)
+        self.write("kubeconfig", &surroundings.through_public(&kubeconfig)?)?;
+        Ok(talosconfig)
     }
 
-    async fn nodes_ready(&self, servers: &Servers, kubeconfig: &Path) -> Result<(), Failure> {
+    async fn nodes_ready(
+        &self,
+        servers: &Servers,
+        talosconfig: &Talosconfig,
+        kubeconfig: &Path,
+    ) -> Result<(), Failure> {
         let count = servers.count();
         let ready = || async {
             let ready = ready_nodes(kubeconfig).await?;
-            self.step(format!("{ready} of {count} Nodes are ready"));
-            if ready >= count { Ok(()) } else { Err(format!("{ready} of {count} Nodes are ready")) }
+            let late = servers.all().filter(|server| !ready.contains(&server.name));
+            let late = join_all(late.map(|server| nodes::kubelet_of(server, talosconfig))).await;
+            if late.is_empty() {
+                return Ok(());
+            }
+            let detail = format!("{} of {count} Nodes are ready; not so: {}", count - late.len(), late.join(", "));
+            self.step(&detail);
+            Err(detail)
         };
         Ok(eventually("Nodes that are ready", ready).await?)
     }
@@ -181,21 +194,22 @@ impl BringUp<'_> {
 async fn api_answers(kubeconfig: &Path) -> usize {
     loop {
         match ready_nodes(kubeconfig).await {
-            Ok(nodes) if nodes > 0 => return nodes,
+            Ok(nodes) if !nodes.is_empty() => return nodes.len(),
             _ => tokio::time::sleep(POLL).await,
         }
     }
 }
 
-async fn ready_nodes(kubeconfig: &Path) -> Result<usize, String> {
+/// Their names.
+async fn ready_nodes(kubeconfig: &Path) -> Result<HashSet<String>, String> {
     let text = |error: &dyn std::error::Error| explained(error);
     let kubeconfig = Kubeconfig::read_from(kubeconfig).map_err(|error| text(&error))?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     let client = kube::Client::try_from(config.map_err(|error| text(&error))?).map_err(|error| text(&error))?;
     let nodes = Api::<Node>::all(client).list(&ListParams::default()).await.map_err(|error| text(&error))?;
-    let is_ready = |node: &&Node| {
+    let is_ready = |node: &Node| {
         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
         conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
     };
-    Ok(nodes.items.iter().filter(is_ready).count())
+    Ok(nodes.items.into_iter().filter(is_ready).filter_map(|node| node.metadata.name).collect())
 }

@@ -58,8 +58,12 @@ impl Servers {
         Ok(Self { control_planes, workers })
     }
 
+    pub fn all(&self) -> impl Iterator<Item = &Server> {
+        self.control_planes.iter().chain(&self.workers)
+    }
+
     pub fn count(&self) -> usize {
-        self.control_planes.len() + self.workers.len()
+        self.all().count()
     }
 }
 
@@ -116,6 +120,19 @@ pub fn machine_api(server: &Server) -> Result<SocketAddr, Failure> {
 /// A client of one node.
 pub fn client_of(server: &Server, talosconfig: &Talosconfig) -> Result<talos::Client, Failure> {
     Ok(talos::Client::new(machine_api(server)?, &Credentials::from_talosconfig(talosconfig)?))
+}
+
+/// A server whose Node is not ready, and what its kubelet says.
+pub async fn kubelet_of(server: &Server, talosconfig: &Talosconfig) -> String {
+    let said = async {
+        let services = client_of(server, talosconfig)?.services().await?;
+        let kubelet = services.into_iter().find(|service| service.id == "kubelet");
+        let kubelet = kubelet.ok_or_else(|| Failure::new("no kubelet"))?;
+        let last = kubelet.events.and_then(|events| events.events.into_iter().next_back()).map(|event| event.msg);
+        Ok::<_, Failure>(format!("kubelet {}: {}", kubelet.state, last.unwrap_or_default()))
+    };
+    let said = said.await.unwrap_or_else(|failure| failure.message);
+    format!("{} ({said})", server.name)
 }
 
 /// Gives a node its configuration, unless it has one.
