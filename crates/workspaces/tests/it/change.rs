@@ -145,8 +145,11 @@ async fn crds_are_skipped_created_or_replaced_as_the_policy_says() -> Result<()>
     let space = world.space("crds").await?;
     let crds: Api<CustomResourceDefinition> = Api::all(space.client.clone());
     let name = "gauges.charts.strata.dev";
-    let spec =
-        |crds: &str, size: u32| space.spec("gauge", "1.0.0", json!({ "crds": crds, "values": { "size": size } }));
+    // A busy API server that reads a changed definition was seen to answer no write of its objects for a while.
+    let upgrade = json!({ "retries": 2 });
+    let spec = |crds: &str, size: u32| {
+        space.spec("gauge", "1.0.0", json!({ "crds": crds, "values": { "size": size }, "upgrade": upgrade }))
+    };
     space.create("skipped", spec("skip", 1)).await?;
     let failed = space.condition("skipped", "Ready", "False", "InstallFailed").await?;
     assert!(message(&failed).contains("Gauge"), "{}", message(&failed));

@@ -60,6 +60,9 @@ impl Cluster {
             flag("cert", "/clusters/0/etcd/cert")?,
             flag("key", "/clusters/0/etcd/key")?,
             format!("--endpoints={}", self.text("/clusters/0/etcd/endpoints/0")?),
+            // Its own two and five seconds are short on a busy machine.
+            "--dial-timeout=30s".to_owned(),
+            "--command-timeout=60s".to_owned(),
         ];
         let mut all: Vec<&str> = keys.iter().map(String::as_str).collect();
         all.extend(arguments);
