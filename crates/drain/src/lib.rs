@@ -10,7 +10,6 @@ mod execute;
 mod follow;
 mod ledger;
 mod run;
-mod slots;
 mod view;
 
 pub use drains::{Drains, Progress, Request};

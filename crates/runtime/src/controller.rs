@@ -22,7 +22,6 @@ use plan::{
 };
 use process::Clock;
 use serde::Serialize;
-use tokio::sync::Semaphore;
 
 use self::{deferral::Deferral, fallback::Refusals, running::Running};
 use crate::{
@@ -36,6 +35,7 @@ use crate::{
     lease::Leadership,
     metrics::Metrics,
     queue::{Next, Queue},
+    slots::Slots,
     subject::Subject,
     view::View,
 };
@@ -157,9 +157,6 @@ pub(crate) struct Ended {
     pub failure: Option<Error>,
 }
 
-/// In which line a fetch waits: of a peer, or of a namespace there.
-type Line = (Peer, Option<Arc<str>>);
-
 /// A controller with all that its rounds share.
 pub(crate) struct Shared<C: Controller> {
     controller: C,
@@ -169,7 +166,7 @@ pub(crate) struct Shared<C: Controller> {
     recorder: Recorder,
     metrics: Arc<Metrics>,
     facts: FactCache<C::Ask, C::Answer>,
-    fetches: Mutex<HashMap<Line, Arc<Semaphore>>>,
+    fetches: Mutex<HashMap<Peer, Arc<Slots>>>,
     memory: Mutex<HashMap<Key, Memory<C>>>,
     refusals: Mutex<Refusals>,
 }
@@ -304,9 +301,8 @@ impl<C: Controller> Shared<C> {
         let (shared, ask, namespace) = (self.clone(), ask.clone(), key.namespace.clone());
         let (peer, limit) = C::peer(&ask);
         tokio::spawn(async move {
-            // The turn of its namespace first, so that no namespace waits in the line of all.
-            let (own, all) = (shared.slots(&peer, Some(namespace)), shared.slots(&peer, None));
-            let _slots = (own.acquire().await, all.acquire().await);
+            let slots = shared.slots(&peer);
+            let _slot = slots.acquire(&namespace).await;
             let fence = Fence::new(shared.leadership.clone(), shared.clock.clone(), 0, limit, || true);
             // In a box, so that one that waits for its turn takes no room for what it will do.
             let fetch = std::panic::AssertUnwindSafe(Box::pin(shared.controller.fetch(&ask, &fence)));
@@ -332,12 +328,11 @@ impl<C: Controller> Shared<C> {
         });
     }
 
-    /// The slots of a peer, or of a namespace there; those that no fetch uses are forgotten.
-    fn slots(&self, peer: &Peer, namespace: Option<Arc<str>>) -> Arc<Semaphore> {
-        let most = if namespace.is_some() { FETCHES_OF_NAMESPACE } else { FETCHES };
+    /// The slots of a peer; those that no fetch uses are forgotten.
+    fn slots(&self, peer: &Peer) -> Arc<Slots> {
         let mut all = self.fetches.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, slots| Arc::strong_count(slots) > 1);
-        all.entry((peer.clone(), namespace)).or_insert_with(|| Arc::new(Semaphore::new(most))).clone()
+        all.entry(peer.clone()).or_insert_with(|| Arc::new(Slots::new(FETCHES, FETCHES_OF_NAMESPACE))).clone()
     }
 
     fn memory(&self) -> MutexGuard<'_, HashMap<Key, Memory<C>>> {
