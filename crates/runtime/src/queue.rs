@@ -2,9 +2,10 @@
 //!
 //! A key is queued at most once and never runs twice at a time; a change that arrives while it runs makes it run once
 //! more. Changes, and looks that are due, go before keys that keep failing, and these before resyncs, but a key of the
-//! others in seventeen runs nevertheless; within each of the three the namespaces take turns, so a namespace with a thousand keys waiting delays another by one round, not
-//! by a thousand. Nor can it occupy every slot (see [`waiting::Slots`]). Within its namespace a key whose status was put
-//! off for the others goes first once its time is over. Memory is bounded by the number of keys.
+//! others in seventeen runs nevertheless; within each of the three the namespaces take turns, so a namespace with a
+//! thousand keys waiting delays another by one round, not by a thousand. Nor can it occupy every slot (see
+//! [`waiting::Slots`]). Within its namespace a key whose status was put off for the others goes first once its time is
+//! over. Memory is bounded by the number of keys.
 
 mod waiting;
 

@@ -124,7 +124,7 @@ pub(crate) async fn create_nodes(client: &Client, workloads: &Workloads) -> Resu
     Ok(names)
 }
 
-pub(crate) fn is_node_ready(node: Option<&Node>) -> bool {
+pub fn is_node_ready(node: Option<&Node>) -> bool {
     node.and_then(|node| node.status.as_ref()?.conditions.as_ref())
         .is_some_and(|conditions| conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
 }

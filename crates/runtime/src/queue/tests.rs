@@ -110,16 +110,21 @@ async fn a_namespace_whose_rounds_hang_leaves_a_slot_for_the_looks_of_another() 
     assert_eq!(ready(&queue).await, ["other/ended"]);
 }
 
+/// Lets a key fail until it stands behind all changes.
+async fn keep_failing(queue: &Queue, key: &Key) {
+    queue.changed(key);
+    for _ in 0..KEEPS_FAILING {
+        queue.next().await;
+        queue.done(key, Next::Failed(Class::Transient, None), false);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_reserve_is_one_slot_per_idle_namespace_and_never_for_keys_that_keep_failing() {
     let queue = queue();
     queue.slots(8);
     let failing = key("failing", "a");
-    queue.changed(&failing);
-    for _ in 0..KEEPS_FAILING {
-        queue.next().await;
-        queue.done(&failing, Next::Failed(Class::Transient, None), false);
-    }
+    keep_failing(&queue, &failing).await;
     for namespace in ["a", "b", "c"] {
         for number in 0..9 {
             queue.changed(&key(namespace, &number.to_string()));
@@ -146,11 +151,7 @@ async fn a_stream_of_changes_delays_what_keeps_failing_elsewhere_but_does_not_st
     let queue = queue();
     queue.slots(4);
     let failing = key("small", "failing");
-    queue.changed(&failing);
-    for _ in 0..KEEPS_FAILING {
-        queue.next().await;
-        queue.done(&failing, Next::Failed(Class::Transient, None), false);
-    }
+    keep_failing(&queue, &failing).await;
     for number in 0..100 {
         queue.changed(&key("big", &number.to_string()));
     }

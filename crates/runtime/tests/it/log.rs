@@ -68,7 +68,7 @@ fn a_panic_is_a_line_of_the_log() -> Result<()> {
 fn logs_and_goes_on() {
     process::init_logs(LogFormat::Json, "info").unwrap();
     tracing::info!("this is not read");
-    process::flush_logs(std::time::Duration::from_mins(1));
+    process::flush_logs(Duration::from_mins(1));
     println!("went on");
 }
 

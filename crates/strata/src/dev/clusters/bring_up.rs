@@ -17,7 +17,7 @@ use talos::{
     certificate::{KeyKind, Subject},
     talosconfig,
 };
-use testbed::{cloud::Cloud, talos::eventually};
+use testbed::{cloud::Cloud, kwok::is_node_ready, talos::eventually};
 
 use super::{
     CLUSTER_LABEL, ClusterStatus,
@@ -207,9 +207,6 @@ async fn ready_nodes(kubeconfig: &Path) -> Result<HashSet<String>, String> {
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     let client = kube::Client::try_from(config.map_err(|error| text(&error))?).map_err(|error| text(&error))?;
     let nodes = Api::<Node>::all(client).list(&ListParams::default()).await.map_err(|error| text(&error))?;
-    let is_ready = |node: &Node| {
-        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-        conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
-    };
-    Ok(nodes.items.into_iter().filter(is_ready).filter_map(|node| node.metadata.name).collect())
+    let ready = nodes.items.into_iter().filter(|node| is_node_ready(Some(node)));
+    Ok(ready.filter_map(|node| node.metadata.name).collect())
 }
