@@ -15,14 +15,11 @@ use kube::{
 };
 use plan::{object::differs, releases::Difference};
 use runtime::{Error, Fence, Key};
-use serde_json::{
-    Value, json,
-    value::{RawValue, to_raw_value},
-};
+use serde_json::{Value, json, value::RawValue};
 
 use super::{
     identity::is_allowed,
-    storage::{Manifest, Object},
+    storage::{self, Manifest, Object},
 };
 
 /// Helm's own field manager, so that what is set back is Helm's as before.
@@ -75,17 +72,20 @@ pub struct Target {
 }
 
 impl Target {
-    /// As Helm applies it, without the ignored fields. `None` if it cannot be read. It is text: a tree of a large object
+    /// As Helm applies it, without the ignored fields. `None` if it cannot be read or is too large. It is text: a tree of a large object
     /// must not be in memory while a server is asked.
     async fn desired(&self, ignore: &[DriftIgnore]) -> Option<Box<RawValue>> {
         let text = self.object.with_tree(|mut desired| {
             self.mark(&mut desired);
             paths(self, ignore).for_each(|path| remove(&mut desired, path));
-            to_raw_value(&desired).expect("it has a JSON form")
+            storage::request(&desired)
         });
-        let text = text.await;
+        let text = text.await.flatten();
         if text.is_none() {
-            tracing::warn!(object = self.title(), "an object of the release's manifest cannot be read and is left out");
+            tracing::warn!(
+                object = self.title(),
+                "an object of the release's manifest cannot be read, or is too large, and is left out"
+            );
         }
         text
     }

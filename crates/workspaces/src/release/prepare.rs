@@ -34,10 +34,7 @@ use plan::{
     },
 };
 use runtime::{Error, Fence, Key, Leadership, Writer};
-use serde_json::{
-    Value,
-    value::{RawValue, to_raw_value},
-};
+use serde_json::{Value, value::RawValue};
 
 /// Metadata of Secrets in one answer: some 2 KiB each, so that an answer stays below a megabyte.
 const PAGE: u32 = 250;
@@ -319,9 +316,14 @@ async fn replace_crds(acting: &Acting<'_>, chart: &helm::Chart) -> Result<(), Er
     let crds: Api<DynamicObject> = Api::all_with(acting.client.clone(), &ApiResource::from_gvk(&kind));
     for file in files {
         for document in storage::documents(&file) {
-            let message = "a file in the chart's crds folder is not YAML, or one definition in it is too large";
+            let unreadable = || {
+                no_chart(
+                    "a file in the chart's crds folder is not YAML, or one definition in it is too large".to_owned(),
+                )
+            };
             let read = storage::with_tree(document, |tree| definition(&tree)).await;
-            let Some((name, text)) = read.ok_or_else(|| no_chart(message.to_owned()))? else { continue };
+            let Some((name, text)) = read.ok_or_else(unreadable)? else { continue };
+            let text = text.ok_or_else(unreadable)?;
             let params = PatchParams::apply("helm").force();
             acting.ask(crds.patch(&name, &params, &Patch::Apply(&text))).await?;
         }
@@ -329,13 +331,10 @@ async fn replace_crds(acting: &Acting<'_>, chart: &helm::Chart) -> Result<(), Er
     Ok(())
 }
 
-/// The name and the text of a CustomResourceDefinition; `None` for every other kind.
-fn definition(tree: &Value) -> Option<(String, Box<RawValue>)> {
-    if tree["kind"] != "CustomResourceDefinition" {
-        return None;
-    }
-    let name = tree["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-    Some((name, to_raw_value(tree).expect("it has a JSON form")))
+/// The name and, unless it is too large, the text of a CustomResourceDefinition; `None` for every other kind.
+fn definition(tree: &Value) -> Option<(String, Option<Box<RawValue>>)> {
+    let name = || tree["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    (tree["kind"] == "CustomResourceDefinition").then(|| (name(), storage::request(tree)))
 }
 
 fn no_chart(message: String) -> Error {

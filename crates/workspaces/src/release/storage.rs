@@ -33,6 +33,8 @@ const MAX_FIELDS: usize = 100;
 const MAX_NODES: usize = 50_000;
 /// An object with more text than this may take megabytes in memory, so that there is one of them at a time.
 pub const LARGE_OBJECT: usize = 64 << 10;
+/// An API server takes no longer request.
+const MAX_REQUEST: usize = 3 << 20;
 
 /// The record that is being read.
 static READING: Semaphore = Semaphore::const_new(1);
@@ -210,6 +212,12 @@ pub async fn with_tree<T>(document: &str, make: impl FnOnce(Value) -> T) -> Opti
     Some(make(tree))
 }
 
+/// A tree as the text of a request; `None` if no server would take it, so that it need not be kept either.
+pub fn request(tree: &Value) -> Option<Box<RawValue>> {
+    let text = to_raw_value(tree).expect("it has a JSON form");
+    (text.get().len() <= MAX_REQUEST).then_some(text)
+}
+
 /// A document as a tree, and the permit to hold for as long as a large one is in memory.
 async fn whole(document: &str) -> Option<(Value, Option<SemaphorePermit<'static>>)> {
     let is_large = document.len() > LARGE_OBJECT;
@@ -278,8 +286,10 @@ fn objects(text: &str, detail: Detail) -> Result<Manifest, Unreadable> {
     Ok(manifest)
 }
 
+/// What refers to an anchor is in the tree once more, so the tree may be larger than its text by that of a small object.
 fn yaml<T: for<'de> Deserialize<'de>>(document: &str) -> Result<T, serde_saphyr::Error> {
-    let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: MAX_NODES } };
+    let budget = serde_saphyr::budget! { max_nodes: MAX_NODES, max_total_scalar_bytes: document.len() + LARGE_OBJECT };
+    let options = serde_saphyr::options! { budget: budget };
     serde_saphyr::from_str_with_options(document, options)
 }
 
@@ -381,6 +391,26 @@ pub(super) mod tests {
         assert_eq!(manifest(record(&objects), Detail::Whole).await.unwrap_err(), Unreadable::TooMuch);
         let whole = manifest(record("kind: A\ndata: {k: v}\n"), Detail::Whole).await.unwrap();
         assert_eq!(whole.objects[0].with_tree(|tree| tree["data"]["k"].clone()).await.unwrap(), "v");
+    }
+
+    #[tokio::test]
+    async fn a_small_text_makes_no_large_tree_and_no_request_that_a_server_refuses() {
+        // As many other anchors as the parser wants for so many aliases.
+        let anchors = (0..200).map(|number| format!("  n{number}: &n{number} x\n")).collect::<Vec<_>>().concat();
+        let repeated = |times: usize| {
+            let aliases = (0..times).map(|number| format!("  a{number}: *a\n")).collect::<Vec<_>>().concat();
+            format!("kind: ConfigMap\ndata:\n  a: &a {}\n{anchors}{aliases}", "x".repeat(1000))
+        };
+        let tree = async |text: &str| with_tree(text, |tree| tree.to_string().len()).await;
+        assert!(tree(&repeated(50)).await.is_some_and(|length| length > 50_000));
+        assert!(repeated(1000).len() < LARGE_OBJECT);
+        assert_eq!(tree(&repeated(1000)).await, None);
+        // Six bytes each in JSON.
+        let control = |count: usize| format!("kind: ConfigMap\ndata: {{ a: \"{}\" }}\n", "\\a".repeat(count));
+        let length =
+            async |text: &str| with_tree(text, |tree| request(&tree)).await.unwrap().map(|text| text.get().len());
+        assert!(length(&control(500_000)).await.is_some_and(|length| length > 3_000_000));
+        assert_eq!(length(&control(530_000)).await, None);
     }
 
     #[tokio::test]

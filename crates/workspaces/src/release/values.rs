@@ -10,6 +10,7 @@ use plan::{
     releases::{Values, check_numbers, too_many_values},
 };
 use serde_json::{Value, json};
+use serde_saphyr::budget::BudgetBreach;
 
 use crate::helm::Private;
 
@@ -108,6 +109,9 @@ fn check_document(content: &[u8], place: &str) -> Result<(), String> {
         return Ok(());
     }
     let value = parse(text).map_err(|error| match cause(&error) {
+        serde_saphyr::Error::Budget { breach: BudgetBreach::ScalarBytes { .. }, .. } => {
+            format!("{place}: more than {MAX_DOCUMENT} bytes with what its aliases repeat; repeat less")
+        }
         serde_saphyr::Error::Budget { .. }
         | serde_saphyr::Error::AliasReplayLimitExceeded { .. }
         | serde_saphyr::Error::AliasExpansionLimitExceeded { .. } => too_many_values(place),
@@ -129,9 +133,10 @@ fn cause(error: &serde_saphyr::Error) -> &serde_saphyr::Error {
 }
 
 /// A tree takes many times the memory of its text, and what refers to an anchor is in it once more, so its size is
-/// limited as that of values in a spec.
+/// limited as that of values in a spec, and all its text as that of a document without any.
 fn parse(text: &str) -> Result<Value, serde_saphyr::Error> {
-    let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: MOST_VALUES } };
+    let budget = serde_saphyr::budget! { max_nodes: MOST_VALUES, max_total_scalar_bytes: MAX_DOCUMENT };
+    let options = serde_saphyr::options! { budget: budget };
     serde_saphyr::from_str_with_options(text, options)
 }
 
@@ -192,6 +197,11 @@ mod tests {
             assert!(why.contains("Secret s, key values.yaml: ") && why.len() < 200, "{why}");
         }
         assert!(wide.len() < MAX_DOCUMENT && folded.len() < MAX_DOCUMENT);
+        let anchors = (0..200).map(|number| format!("n{number}: &n{number} x\n")).collect::<Vec<_>>().concat();
+        let repeated = |times: usize| format!("a: &a {}\n{anchors}b: [{}]", "x".repeat(10_000), "*a,".repeat(times));
+        assert!(read(&source(false), object(&repeated(90))).is_ok());
+        let Err(Values::Invalid(why)) = read(&source(false), object(&repeated(1000))) else { panic!("it was taken") };
+        assert!(why.contains("more than 1048576 bytes with what its aliases repeat"), "{why}");
         let spec: HelmReleaseSpec = serde_json::from_value(json!({
             "chart": { "repo": "http://c", "name": "n" }, "values": { "a": vec![json!({}); MOST_VALUES] }
         }))
