@@ -392,9 +392,7 @@ impl Operator {
                 retired.retire();
             });
         }
-        let result = tokio::select! {
-            // Drivers end by a stop as well: that is no failure.
-            biased;
+        let ended = tokio::select! {
             () = stop.cancelled() => Ok(()),
             name = tasks.any_ended() => Err(Fatal::TaskEnded(name)),
             name = parts.any_ended() => Err(Fatal::TaskEnded(name)),
@@ -402,8 +400,10 @@ impl Operator {
                 Err(Fatal::DefinitionMissing { layer, resource, remedy })
             }
             _ = &mut publishing => Err(Fatal::TaskEnded("events".into())),
-            Some(_) = draining.join_next(), if !stop.is_cancelled() => Err(Fatal::TaskEnded("driver".into())),
+            Some(_) = draining.join_next() => Err(Fatal::TaskEnded("driver".into())),
         };
+        // Drivers end by a stop as well, perhaps before this task has seen it: that is no failure.
+        let result = if stop.is_cancelled() { Ok(()) } else { ended };
         stop.cancel();
         while draining.join_next().await.is_some() {}
         parts.drain().await;

@@ -1,8 +1,8 @@
 //! The queue of one controller: which key runs next.
 //!
 //! A key is queued at most once and never runs twice at a time; a change that arrives while it runs makes it run once
-//! more. Changes, and looks that are due, go before keys that keep failing, and these before resyncs, but a key of the
-//! others in seventeen runs nevertheless; within each of the three the namespaces take turns, so a namespace with a
+//! more. Changes, and looks that are due, go before keys that keep failing, and these before resyncs, but what was passed
+//! over sixteen times goes first; within each of the three the namespaces take turns, so a namespace with a
 //! thousand keys waiting delays another by one round, not by a thousand. Nor can it occupy every slot (see
 //! [`waiting::Slots`]). Within its namespace a key whose status was put off for the others goes first once its time is
 //! over. Memory is bounded by the number of keys.
@@ -473,13 +473,13 @@ impl Inner {
     }
 
     fn take(&mut self, now: Instant) -> Option<Turn> {
-        let key = self.waiting.pop(&self.slots)?;
+        let (key, urgency) = self.waiting.pop(&self.slots)?;
         let entry = self.entries.get_mut(&key)?;
         let since = entry.queued.take().map_or(now, |(_, since)| since);
         entry.running_since = Some(now);
         entry.is_named_slow = false;
         self.end_timer(&key, Urgency::Overdue);
-        self.slots.take(&key);
+        self.slots.take(&key, urgency);
         Some(Turn { key, waited: now.saturating_duration_since(since) })
     }
 }

@@ -60,15 +60,19 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// Adds an event. Where there is no room, the oldest goes that is no warning, if there is one: of its own namespace if
-    /// that has its full share, else of the namespace with the most.
+    /// that has its full share, else of the namespace with the most. No warning goes for other news of its own namespace.
     pub fn push(&mut self, item: Item) {
         let namespace = item.namespace();
-        if self.namespaces.get(&namespace).is_some_and(|items| items.len() >= MOST_OF_NAMESPACE) {
-            self.make_room(&namespace);
-        } else if self.count >= MOST {
-            let fullest = self.namespaces.iter().max_by_key(|(_, items)| items.len());
-            if let Some(fullest) = fullest.map(|(namespace, _)| namespace.clone()) {
-                self.make_room(&fullest);
+        let has_full_share = self.namespaces.get(&namespace).is_some_and(|items| items.len() >= MOST_OF_NAMESPACE);
+        let full = match self.namespaces.iter().max_by_key(|(_, items)| items.len()) {
+            _ if has_full_share => Some(namespace.clone()),
+            Some((fullest, _)) if self.count >= MOST => Some(fullest.clone()),
+            _ => None,
+        };
+        if let Some(full) = full {
+            self.dropped += 1;
+            if !self.make_room(&full, item.occurrence.is_warning || full != namespace) {
+                return;
             }
         }
         let items = self.namespaces.entry(namespace.clone()).or_default();
@@ -118,17 +122,18 @@ impl Waiting {
         self.count = 0;
     }
 
-    fn make_room(&mut self, namespace: &Arc<str>) {
-        let Some(items) = self.namespaces.get_mut(namespace) else { return };
-        let oldest = items.iter().position(|item| !item.occurrence.is_warning).unwrap_or_default();
-        if items.remove(oldest).is_some() {
-            self.count -= 1;
-            self.dropped += 1;
-        }
+    /// Drops an event of a namespace; `false` if all are warnings and none `may_be_warning`.
+    fn make_room(&mut self, namespace: &Arc<str>, may_be_warning: bool) -> bool {
+        let Some(items) = self.namespaces.get_mut(namespace) else { return false };
+        let oldest = items.iter().position(|item| !item.occurrence.is_warning);
+        let Some(oldest) = oldest.or(may_be_warning.then_some(0)) else { return false };
+        items.remove(oldest);
+        self.count -= 1;
         if items.is_empty() {
             self.namespaces.remove(namespace);
             self.turns.retain(|other| other != namespace);
         }
+        true
     }
 
     fn pop(&mut self, namespace: &Arc<str>) -> Option<Item> {
@@ -178,6 +183,25 @@ mod tests {
         (1..3000).for_each(|number| waiting.push(item("flood", number, now)));
         let order: Vec<_> = (0..2).filter_map(|_| taken(&mut waiting, now)).collect();
         assert_eq!((order, waiting.dropped), (vec!["flood 0".to_owned(), "flood 1977".to_owned()], 3000 - 1024));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn good_news_costs_no_warning_of_its_namespace_and_warnings_keep_no_room_from_others() {
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        let warning = |namespace: &str, number: usize| {
+            let mut item = item(namespace, number, now);
+            item.occurrence.is_warning = true;
+            item
+        };
+        for namespace in 0..8 {
+            (0..1024).for_each(|number| waiting.push(warning(&format!("flood-{namespace}"), number)));
+        }
+        waiting.push(item("flood-0", 1024, now));
+        assert_eq!(taken(&mut waiting, now).as_deref(), Some("flood-0 0"), "the oldest warning is there");
+        waiting.push(warning("flood-0", 1025));
+        waiting.push(item("calm", 0, now));
+        let calm = (0..9).filter_map(|_| taken(&mut waiting, now)).find(|taken| taken == "calm 0");
+        assert_eq!((calm.is_some(), waiting.dropped), (true, 2));
     }
 
     #[tokio::test(start_paused = true)]

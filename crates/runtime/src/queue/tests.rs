@@ -1,3 +1,5 @@
+use std::collections::VecDeque;
+
 use super::*;
 
 const RESYNC: Duration = Duration::from_mins(2);
@@ -166,6 +168,71 @@ async fn a_stream_of_changes_delays_what_keeps_failing_elsewhere_but_does_not_st
         queue.done(&next, Next::Again, false);
     }
     assert_eq!(before, 16);
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_in_more_namespaces_than_there_are_slots_do_not_stop_what_keeps_failing() {
+    let queue = queue();
+    queue.slots(10);
+    let failing = key("small", "failing");
+    keep_failing(&queue, &failing).await;
+    for number in 0..12 {
+        queue.changed(&key(&number.to_string(), "a"));
+    }
+    tokio::time::advance(RESYNC).await;
+    let mut running = VecDeque::from(ready(&queue).await);
+    assert_eq!(running.len(), 10);
+    let mut ended = 0;
+    while !running.contains(&failing.to_string()) {
+        let first = running.pop_front().unwrap();
+        queue.done(&key(first.split_once('/').unwrap().0, "a"), Next::Again, false);
+        ended += 1;
+        running.extend(ready(&queue).await);
+    }
+    // Ten began before and six then.
+    assert_eq!(ended, 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rounds_that_hang_of_what_keeps_failing_take_one_slot_from_changes() {
+    let queue = queue();
+    let failing: Vec<Key> = (0..20).map(|number| key("sick", &number.to_string())).collect();
+    for key in &failing {
+        queue.changed(key);
+    }
+    for _ in 0..KEEPS_FAILING {
+        for _ in &failing {
+            queue.next().await;
+        }
+        for key in &failing {
+            queue.done(key, Next::Failed(Class::Transient, None), false);
+        }
+    }
+    queue.slots(10);
+    for number in 0..100 {
+        queue.changed(&key("big", &number.to_string()));
+    }
+    tokio::time::advance(RESYNC).await;
+    // All of the big namespace end at once, those of the sick one never.
+    let rounds = async |count: usize| {
+        let mut hanging = Vec::new();
+        for _ in 0..count {
+            for taken in ready(&queue).await {
+                match taken.split_once('/').unwrap() {
+                    ("big", name) => {
+                        queue.done(&key("big", name), Next::Again, false);
+                    }
+                    (_, name) => hanging.push(key("sick", name)),
+                }
+            }
+        }
+        hanging
+    };
+    let first = rounds(100).await;
+    assert_eq!(first.len(), 1);
+    queue.done(&first[0], Next::Failed(Class::Transient, None), false);
+    let second = rounds(100).await;
+    assert!(second.len() == 1 && second != first, "{second:?}");
 }
 
 #[tokio::test(start_paused = true)]

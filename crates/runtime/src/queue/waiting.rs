@@ -1,7 +1,7 @@
 //! Keys that wait for a round: in which order they are taken, and when a namespace has enough rounds running.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -20,8 +20,8 @@ pub(super) enum Urgency {
     Overdue,
 }
 
-/// Keys of an urgency wait while at most this many others run: a stream of changes in one namespace must not keep another's
-/// failing objects from their next attempt.
+/// Keys of an urgency go first when this many others ran before them: a stream of changes in one namespace must not keep
+/// another's failing objects from their next attempt.
 const MOST_PASSES: u32 = 16;
 
 /// Keys of one urgency; their namespaces take turns.
@@ -109,13 +109,18 @@ impl Waiting {
         self.turns(to).push(key.clone(), to == Urgency::Overdue);
     }
 
-    /// The next key to run within `slots`, the most urgent first; before these what was passed over too often.
-    pub(super) fn pop(&mut self, slots: &Slots) -> Option<Key> {
+    /// The next key to run within `slots` and why, the most urgent first; before these what was passed over too often. Of
+    /// the keys that keep failing only one goes before changes at a time: where their rounds hang, the next ones would
+    /// take one slot after another.
+    pub(super) fn pop(&mut self, slots: &Slots) -> Option<(Key, Urgency)> {
         const ORDER: [Urgency; 3] = [Urgency::Changed, Urgency::Retry, Urgency::Resync];
-        let mut order = ORDER;
-        order.sort_by_key(|urgency| self.turns(*urgency).passes < MOST_PASSES);
-        let (taken, key) = order.into_iter().find_map(|urgency| {
-            let key = self.turns(urgency).pop(|namespace| slots.admits(namespace, urgency))?;
+        let mut order = ORDER.map(|urgency| {
+            let is_passed_over = self.turns(urgency).passes >= MOST_PASSES;
+            (urgency, is_passed_over && (urgency != Urgency::Retry || slots.retries.is_empty()))
+        });
+        order.sort_by_key(|(_, is_first)| !is_first);
+        let (taken, key) = order.into_iter().find_map(|(urgency, is_first)| {
+            let key = self.turns(urgency).pop(|namespace| slots.admits(namespace, urgency, is_first))?;
             Some((urgency, key))
         })?;
         for urgency in ORDER {
@@ -124,7 +129,7 @@ impl Waiting {
             turns.passes = if is_passed { turns.passes + 1 } else { 0 };
         }
         self.len -= 1;
-        Some(key)
+        Some((key, taken))
     }
 
     fn turns(&mut self, urgency: Urgency) -> &mut Turns {
@@ -140,19 +145,22 @@ impl Waiting {
 ///
 /// A quarter of the slots (at least one, if there are two) is reserved for namespaces that run nothing, one slot for
 /// each. So a namespace whose rounds all hang, on a webhook for example, leaves a slot that another namespace gets at
-/// once; and while several hang, each slot that becomes free adds to the reserve first. Keys that keep failing never
-/// use the reserve: a hundred namespaces with one hanging key each would fill it as well. The price is that a
-/// namespace alone uses three quarters of the slots.
+/// once; and while several hang, each slot that becomes free adds to the reserve first. Keys that keep failing do not
+/// use the reserve: a hundred namespaces with one hanging key each would fill it as well. One of them may that was passed
+/// over too often, if that leaves another slot of it: as many namespaces as there are slots may have changes all the time.
+/// The price is that a namespace alone uses three quarters of the slots.
 #[derive(Debug)]
 pub(super) struct Slots {
     total: usize,
     running: usize,
     by_namespace: HashMap<Arc<str>, usize>,
+    /// Those of keys that keep failing.
+    retries: HashSet<Key>,
 }
 
 impl Default for Slots {
     fn default() -> Self {
-        Self { total: usize::MAX, running: 0, by_namespace: HashMap::new() }
+        Self { total: usize::MAX, running: 0, by_namespace: HashMap::new(), retries: HashSet::new() }
     }
 }
 
@@ -169,20 +177,27 @@ impl Slots {
         if self.total > 1 { (self.total / 4).max(1) } else { 0 }
     }
 
-    /// Whether a key of this namespace may run now.
-    fn admits(&self, namespace: &str, urgency: Urgency) -> bool {
+    /// Whether a key of this namespace may run now; `is_first` if it goes before what is more urgent.
+    fn admits(&self, namespace: &str, urgency: Urgency, is_first: bool) -> bool {
         let free = self.total.saturating_sub(self.running);
-        let may_use_reserve = urgency != Urgency::Retry && !self.by_namespace.contains_key(namespace);
+        let may_use_reserve = match urgency {
+            Urgency::Retry => is_first && self.reserved() > 1,
+            _ => !self.by_namespace.contains_key(namespace),
+        };
         free > self.reserved() || (free > 0 && may_use_reserve)
     }
 
-    pub(super) fn take(&mut self, key: &Key) {
+    pub(super) fn take(&mut self, key: &Key, urgency: Urgency) {
         self.running += 1;
+        if urgency == Urgency::Retry {
+            self.retries.insert(key.clone());
+        }
         *self.by_namespace.entry(key.namespace.clone()).or_default() += 1;
     }
 
     pub(super) fn free(&mut self, key: &Key) {
         let Some(count) = self.by_namespace.get_mut(&key.namespace) else { return };
+        self.retries.remove(key);
         self.running -= 1;
         *count -= 1;
         if *count == 0 {
