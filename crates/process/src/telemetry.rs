@@ -31,7 +31,7 @@ pub fn init(format: LogFormat, filter: &str) -> Result<(), String> {
             "log level {filter:?} is unknown: use error, warn, info, debug or trace, or a filter like info,performers=debug"
         ));
     }
-    let filter = EnvFilter::try_new(quiet(filter)).map_err(|error| format!("log filter {filter:?}: {error}"))?;
+    let filter = EnvFilter::try_new(completed(filter)).map_err(|error| format!("log filter {filter:?}: {error}"))?;
     let writer = LogWriter::start(std::io::stderr()).map_err(|error| format!("no thread for the log: {error}"))?;
     let writer = WRITER.get_or_init(|| writer);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| writer.clone());
@@ -53,9 +53,11 @@ pub fn init(format: LogFormat, filter: &str) -> Result<(), String> {
 }
 
 /// kube's client reports every failed request as an error of its own, several times a second while a server is down. What
-/// fails is reported by the caller, so it is silent unless the filter names it.
-fn quiet(filter: &str) -> String {
-    if filter.contains("kube_client") { filter.to_owned() } else { format!("{filter},kube_client=off") }
+/// fails is reported by the caller, so it is silent unless the filter names it. A panic is reported here, whatever else is
+/// to be silent.
+fn completed(filter: &str) -> String {
+    let quiet = if filter.contains("kube_client") { "" } else { ",kube_client=off" };
+    format!("{filter}{quiet},process::telemetry=error")
 }
 
 /// Waits until what was logged is written, but no longer than `limit`: to be called before the process ends.
@@ -85,10 +87,11 @@ mod tests {
         }
         let lines = Lines::default();
         let writer = lines.clone();
-        let builder = tracing_subscriber::fmt().with_env_filter(quiet(filter)).with_writer(move || writer.clone());
+        let builder = tracing_subscriber::fmt().with_env_filter(completed(filter)).with_writer(move || writer.clone());
         tracing::subscriber::with_default(builder.finish(), || {
             tracing::error!(target: "kube_client::client::builder", "failed with error");
             tracing::warn!(target: "runtime::watch", "watch interrupted");
+            tracing::error!("panicked");
         });
         String::from_utf8(lines.0.lock().unwrap().clone()).unwrap()
     }
@@ -98,5 +101,13 @@ mod tests {
         let usual = logged("info");
         assert!(usual.contains("watch interrupted") && !usual.contains("failed with error"), "{usual}");
         assert!(logged("info,kube_client=warn").contains("failed with error"));
+    }
+
+    #[test]
+    fn no_filter_silences_a_panic() {
+        for filter in ["off", "performers=debug", "off,kube_client=off"] {
+            let text = logged(filter);
+            assert!(text.contains("panicked") && !text.contains("watch interrupted"), "{filter}: {text}");
+        }
     }
 }
