@@ -51,8 +51,9 @@ pub fn current(place: &Place) -> Result<Session, Failure> {
     let is_held = place.holder().is_some();
     match place.session().filter(|_| is_held) {
         Some(session) => Ok(session),
-        None if is_held => Err(Failure::new("the environment is starting or stopping")
-            .hint("`strata dev up` says how far it is; a first start builds programs for many minutes")),
+        None if is_held => Err(Failure::new("the environment is starting or stopping").hint(
+            "the command that starts or ends it says how far it is; a first start builds programs for many minutes",
+        )),
         None => Err(Failure::new(format!("nothing is up in {}", place.directory().display()))
             .hint("start it with `strata dev up`")),
     }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -53,6 +53,8 @@ pub struct Machine {
     /// It turned itself off, and nothing turned it on since.
     has_halted: AtomicBool,
     pub(super) impairments: Impairments,
+    /// How often its power was cut.
+    cuts: AtomicU64,
     /// Held while power changes, so that two changes never mix.
     power: tokio::sync::Mutex<()>,
     running: Mutex<Option<Running>>,
@@ -90,6 +92,7 @@ impl Machine {
             world,
             has_halted: AtomicBool::new(false),
             impairments: Impairments::default(),
+            cuts: AtomicU64::default(),
             power: tokio::sync::Mutex::default(),
             running: Mutex::default(),
             connections: Mutex::default(),
@@ -256,6 +259,7 @@ impl Machine {
 
     /// Returns the tasks that are left; they end when dropped.
     pub(super) fn cut_power(&self) -> Vec<AbortOnDropHandle<()>> {
+        self.cuts.fetch_add(1, Ordering::Relaxed);
         let running = self.running().take();
         let node = self.node.write().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(node) = node {
@@ -316,9 +320,14 @@ impl Machine {
         });
     }
 
-    /// Again where it fails: another program may have one of its ports for a moment, and no server stays off for that.
+    /// Again where it fails, unless its power is cut: another program may have one of its ports for a moment, and no server
+    /// stays off for that.
     async fn boot(self: &Arc<Self>) {
+        let cuts = self.cuts.load(Ordering::Relaxed);
         for _ in 0..BOOTS {
+            if self.cuts.load(Ordering::Relaxed) != cuts {
+                return;
+            }
             let Err(error) = self.power_on().await else { return };
             tracing::warn!(server = self.name, %error, "a simulated server does not boot");
             tokio::time::sleep(BOOT_PAUSE).await;
