@@ -31,6 +31,8 @@ pub struct Change {
     pub whole: Times,
     /// From the answer to the patch to the operator's delete of the old pod, as the API server saw both.
     pub delete: Times,
+    /// Of that, the API server's time for the status that announces an upgrade before anything is deleted.
+    pub announced: Times,
     /// From the end of the old pod to the operator's create of the new one.
     pub create: Times,
     /// Where the slowest one spent its time.
@@ -72,6 +74,7 @@ pub async fn measure(ground: &Ground, namespace: &str) -> Result<Change> {
     Ok(Change {
         changes: times.len(),
         delete: Times::of(parts.iter().map(|parts| parts.delete).collect()),
+        announced: Times::of(parts.iter().map(|parts| parts.announced).collect()),
         create: Times::of(parts.iter().map(|parts| parts.create).collect()),
         slowest: slowest.unwrap_or_default(),
         whole: Times::of(times),
@@ -81,6 +84,7 @@ pub async fn measure(ground: &Ground, namespace: &str) -> Result<Change> {
 /// Milliseconds of one change, by the audit log.
 struct Parts {
     delete: f64,
+    announced: f64,
     gone: f64,
     create: f64,
 }
@@ -97,6 +101,11 @@ impl Parts {
                 && entry.name == performer
                 && !is_own(entry)
         })?;
+        let status = entries.iter().filter(is_own).find(|entry| {
+            (entry.resource.as_str(), entry.subresource.as_str()) == ("performers", "status")
+                && entry.name == performer
+                && entry.received_at > patch.received_at
+        })?;
         let deletes = || entries.iter().filter(is_pod).filter(|entry| entry.verb == "delete" && entry.code < 300);
         let delete = deletes().find(is_own)?;
         // The node's delete is the last one, if the operator's own was not enough.
@@ -105,6 +114,7 @@ impl Parts {
         let create = entries.iter().filter(is_pod).filter(is_own).find(|entry| entry.verb == "create")?;
         Some(Self {
             delete: milliseconds(patch.answered_at, delete.received_at),
+            announced: milliseconds(status.received_at, status.answered_at),
             gone: milliseconds(delete.received_at, gone.answered_at),
             create: milliseconds(gone.answered_at, create.received_at),
         })

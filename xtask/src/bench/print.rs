@@ -166,11 +166,13 @@ pub fn change(change: &Change) -> String {
         "Spec change to new pod, {} one after another
   whole                          {}
   patch answered → delete sent   {}
+    of it the status before it   {}
   old pod gone → create sent     {}
   slowest of all                 {}\n",
         change.changes,
         times(&change.whole),
         times(&change.delete),
+        times(&change.announced),
         times(&change.create),
         change.slowest,
     )
