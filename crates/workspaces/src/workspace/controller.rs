@@ -28,6 +28,10 @@ use super::{
     secret,
 };
 
+/// Each is looked for in every object of the namespace. No Workspace has as many at once; after a hundred changes of
+/// configs at once some go in a later round.
+const MOST_FORMER: usize = 100;
+
 pub struct WorkspaceController {
     pub workspaces: Arc<Kind<Parts<Workspace>, Workspace>>,
     pub releases: Arc<Releases>,
@@ -80,7 +84,7 @@ impl Controller for WorkspaceController {
             rival,
             is_namespace_terminating: is_terminating(&self.namespaces, &key.namespace),
             surroundings,
-            referred_to: self.referred_to(key, &former_configs(&objects, &derived)).await,
+            unreferred: self.unreferred(key, &former_configs(&objects, &derived)).await,
             objects,
         })
     }
@@ -140,17 +144,16 @@ impl WorkspaceController {
         Ok(sources)
     }
 
-    /// Which of these configs something in the namespace names that the Workspace does not own; what it owns is known
+    /// Which of these configs nothing in the namespace names that the Workspace does not own; what it owns is known
     /// anyway. Others' caches are not locked meanwhile, nor a thread kept: a namespace may hold many large objects.
-    async fn referred_to(&self, key: &Key, configs: &[&ObjectId]) -> BTreeSet<String> {
-        let mut referred_to = BTreeSet::new();
+    async fn unreferred(&self, key: &Key, configs: &[&ObjectId]) -> BTreeSet<String> {
+        let mut unreferred: BTreeSet<String> = configs.iter().map(|config| config.name.clone()).collect();
         if configs.is_empty() {
-            return referred_to;
+            return unreferred;
         }
         let mut search = |text: &str| {
             // Names with a hash in them are not found by accident, so the text alone decides.
-            let found = configs.iter().filter(|config| text.contains(&config.name));
-            referred_to.extend(found.map(|config| config.name.clone()));
+            unreferred.retain(|name| !text.contains(name.as_str()));
             tokio::task::yield_now()
         };
         let is_own = |owner: Option<super::projection::Owner<'_>>| {
@@ -170,7 +173,7 @@ impl WorkspaceController {
         for set in near(&self.sets, key) {
             search(set.value.text()).await;
         }
-        referred_to
+        unreferred
     }
 }
 
@@ -188,8 +191,8 @@ pub fn is_terminating(namespaces: &Kind<Metadata<Namespace>, bool>, name: &str) 
     namespaces.get(&Key::new("", name)).is_some_and(|is_going| is_going.value)
 }
 
-/// What is to be collected, if nothing refers to it.
+/// What is to be collected, if nothing refers to it; the others when these are gone.
 fn former_configs<'a>(objects: &'a Objects, derived: &[Derived]) -> Vec<&'a ObjectId> {
     let is_wanted = |id: &ObjectId| derived.iter().any(|derived| derived.id == *id);
-    objects.keys().filter(|id| id.kind.is_config() && !is_wanted(id)).collect()
+    objects.keys().filter(|id| id.kind.is_config() && !is_wanted(id)).take(MOST_FORMER).collect()
 }

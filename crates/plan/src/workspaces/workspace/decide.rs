@@ -1,6 +1,6 @@
 //! From a Workspace and what there is to the next actions.
 
-use std::collections::BTreeSet;
+use std::{cell::LazyCell, collections::BTreeSet};
 
 use api::condition::Reason;
 use api::workspace::{
@@ -32,9 +32,10 @@ pub struct Observed {
     pub surroundings: Surroundings,
     /// Everything that the Workspace owns, and whatever has a name of something derived.
     pub objects: Objects,
-    /// Configs of the Workspace that are not derived any more, and that HelmReleases, Users or StatefulSets of others
-    /// in the namespace refer to. What else refers to one by a name with a hash in it did not get that name from us.
-    pub referred_to: BTreeSet<String>,
+    /// Configs of the Workspace that are not derived any more, and that no HelmReleases, Users or StatefulSets of others
+    /// in the namespace refer to, of those that were looked for. What else refers to one by a name with a hash in it did
+    /// not get that name from us.
+    pub unreferred: BTreeSet<String>,
 }
 
 /// The Workspace that has the namespace, if it is another one: the older of two, by name if they are of one second.
@@ -84,12 +85,19 @@ fn go_on(
     let are_users_at_rest =
         || objects.iter().filter(|(id, _)| id.kind == ObjectKind::User).all(|(_, user)| is_at_rest(user));
     let may_collect = is_complete && are_users_at_rest();
+    let own: LazyCell<Vec<String>, _> = LazyCell::new(|| {
+        let own = objects.iter().filter(|(id, _)| !id.kind.is_config());
+        own.map(|(_, found)| found.content.0.to_string()).collect()
+    });
+    // Names with a hash in them are not found by accident, so the text alone decides.
+    let is_unreferred =
+        |name: &str| observed.unreferred.contains(name) && !own.iter().any(|content| content.contains(name));
     for (id, surplus) in surplus(uid, derived, objects) {
         let action = match id.kind {
             ObjectKind::HelmRelease => remove_release(plan, workspace.spec.as_ref(), id, surplus),
             // Not from under a code-server that is being changed: its old pod may start again.
             ObjectKind::ConfigMap | ObjectKind::Secret => {
-                (may_collect && !is_referred_to(&id.name, observed)).then(|| delete(id, surplus))
+                (may_collect && is_unreferred(&id.name)).then(|| delete(id, surplus))
             }
             _ => Some(delete(id, surplus)),
         };
@@ -139,12 +147,6 @@ fn is_at_rest(user: &Found) -> bool {
         status.observed_generation == user.generation && status.phase != Some(UserPhase::Progressing)
     };
     user.read_status().is_some_and(is_through)
-}
-
-/// Names with a hash in them are not found by accident, so the text alone decides.
-fn is_referred_to(name: &str, observed: &Observed) -> bool {
-    let mut own = observed.objects.iter().filter(|(id, _)| !id.kind.is_config()).map(|(_, found)| &found.content);
-    observed.referred_to.contains(name) || own.any(|content| content.0.to_string().contains(name))
 }
 
 /// Users and releases go first, and the Workspace when they are gone; the rest goes with it. As long as data would be

@@ -156,8 +156,13 @@ impl World {
             is_namespace_terminating: self.is_namespace_terminating,
             surroundings: self.surroundings(),
             objects: self.objects.clone(),
-            referred_to: self.referred_to.clone(),
+            unreferred: self.unreferred(),
         }
+    }
+
+    fn unreferred(&self) -> BTreeSet<String> {
+        let configs = self.objects.keys().filter(|id| matches!(id.kind, ObjectKind::ConfigMap | ObjectKind::Secret));
+        configs.map(|id| id.name.clone()).filter(|name| !self.referred_to.contains(name)).collect()
     }
 
     /// What is derived when everything is known.
