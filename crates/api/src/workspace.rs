@@ -13,7 +13,7 @@ mod workspace;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
-pub use chart_values::{ChartValues, MOST_VALUES};
+pub use chart_values::{ChartValues, MOST_VALUES, count_values};
 pub use duration::Span;
 pub use name::{
     DELETE_DATA_ANNOTATION, DIGEST_ANNOTATION, FINALIZER, FORCE_ANNOTATION, LABEL_MANAGED_BY, LABEL_USER,

@@ -5,6 +5,7 @@ pub mod helm;
 mod release;
 pub mod rights;
 pub mod workspace;
+mod yaml;
 
 use std::{ffi::OsString, io, path::PathBuf, sync::Arc, time::Duration};
 

@@ -1,5 +1,7 @@
 //! The effects of a HelmRelease's plan.
 
+use std::collections::HashSet;
+
 use api::condition::Reason;
 use api::workspace::{HelmRelease, OperationKind};
 use k8s_openapi::api::core::v1::Secret;
@@ -167,7 +169,7 @@ impl ReleaseController {
 
     /// Watches the kinds of these objects, and no longer those that no release needs.
     pub(super) fn follow(&self, key: &Key, targets: &[Target]) {
-        let kinds: Vec<GroupVersionKind> = targets.iter().map(|target| target.kind.clone()).collect();
+        let kinds: HashSet<GroupVersionKind> = targets.iter().map(|target| target.kind.clone()).collect();
         let former = self.indexes.kinds.things(key);
         self.indexes.kinds.set(key, kinds.iter().cloned());
         self.indexes.objects.set(key, targets.iter().map(|target| (target.kind.clone(), target.key.clone())));
@@ -185,7 +187,7 @@ pub(super) fn unreadable(release: &Key, revision: u32, why: Unreadable) -> Error
     let name = storage::secret_name(&release.name, revision);
     let remedy = match why {
         Unreadable::Unknown => "restore the Secret, or delete it if the release may be made anew",
-        Unreadable::TooLarge | Unreadable::TooMuch => {
+        Unreadable::TooLarge | Unreadable::TooMuch | Unreadable::TooMany => {
             "make the chart smaller, or switch off what has to read it: spec.driftDetection"
         }
     };

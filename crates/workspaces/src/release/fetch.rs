@@ -1,6 +1,6 @@
 //! Facts about a HelmRelease that cost a request.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use api::workspace::{ChartReference, DriftIgnore, HelmRelease, ValuesSource};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
@@ -153,9 +153,9 @@ impl ReleaseController {
         let before = last_good(&stored).filter(|good| of == Of::AllThere && good.revision != newest.revision);
         if let Some(good) = before {
             let former = self.objects_of(&release, good.revision, detail).await?;
-            let is_new = |former: &Target| !targets.iter().any(|t| (&t.kind, &t.key) == (&former.kind, &former.key));
-            let former: Vec<_> = former.into_iter().filter(is_new).collect();
-            targets.extend(former);
+            let known: HashSet<_> = targets.iter().map(|target| (target.kind.clone(), target.key.clone())).collect();
+            let id = |former: &Target| (former.kind.clone(), former.key.clone());
+            targets.extend(former.into_iter().filter(|former| !known.contains(&id(former))));
         }
         let credentials =
             self.identities.credentials(&key.namespace, desired.account.as_deref(), Duration::ZERO).await?;

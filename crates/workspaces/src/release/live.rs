@@ -10,7 +10,8 @@ use api::workspace::{DriftIgnore, StoppedWorkload};
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
+    api::{ApiResource, DynamicObject, GetParams, GroupVersionKind, Patch, PatchParams},
+    core::Request,
     discovery::{self, Scope},
 };
 use plan::{object::differs, releases::Difference};
@@ -258,7 +259,14 @@ impl Discovered {
         };
         let Some(desired) = target.desired(&[]).await else { return Ok(None) };
         let applied = apply(acting, &api, &target.key.name, &desired, true).await?;
-        Ok(difference(target, &applied, &live, ignore))
+        let found = storage::with_trees([&applied, &live], |trees| difference(target, trees, ignore)).await;
+        if found.is_none() {
+            tracing::warn!(
+                object = target.title(),
+                "an object of the release is too large to be compared and is left out"
+            );
+        }
+        Ok(found.flatten())
     }
 
     /// Sets the named objects back.
@@ -270,7 +278,8 @@ impl Discovered {
         ignore: &[DriftIgnore],
     ) -> Result<(), Error> {
         let mut failure = None;
-        for target in targets.iter().filter(|target| drifted.iter().any(|d| d.object == target.title())) {
+        let drifted: HashSet<_> = drifted.iter().map(|difference| difference.object.as_str()).collect();
+        for target in targets.iter().filter(|target| drifted.contains(target.title().as_str())) {
             match self.correct_one(acting, target, ignore).await {
                 Ok(()) => {}
                 // One that is refused keeps none of the others from being set back.
@@ -326,9 +335,11 @@ impl Discovered {
     }
 }
 
-/// The object as it is; `None` only where the API server itself says that there is none.
-async fn live(acting: &Acting<'_>, api: &Api<DynamicObject>, target: &Target) -> Result<Option<DynamicObject>, Error> {
-    match acting.ask(api.get(&target.key.name)).await {
+/// The text of the object as it is; `None` only where the API server itself says that there is none. It may be of any kind
+/// and size, and a tree takes a hundred times its text.
+async fn live(acting: &Acting<'_>, api: &Api<DynamicObject>, target: &Target) -> Result<Option<String>, Error> {
+    let request = Request::new(api.resource_url()).get(&target.key.name, &GetParams::default());
+    match acting.ask(text(&acting.client, request)).await {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),
@@ -342,15 +353,23 @@ async fn apply(
     name: &str,
     desired: &RawValue,
     dry_run: bool,
-) -> Result<DynamicObject, Error> {
-    let params = PatchParams { dry_run, ..PatchParams::apply(HELM).force() };
-    match acting.ask(api.patch(name, &params, &Patch::Apply(desired))).await {
+) -> Result<String, Error> {
+    let (params, requests) =
+        (PatchParams { dry_run, ..PatchParams::apply(HELM).force() }, Request::new(api.resource_url()));
+    match acting.ask(text(&acting.client, requests.patch(name, &params, &Patch::Apply(desired)))).await {
         Err(error) if error.status().is_some_and(|status| status.code == 422) => {
             let params = PatchParams { dry_run, field_manager: Some(HELM.to_owned()), ..PatchParams::default() };
-            acting.ask(api.patch(name, &params, &Patch::Merge(desired))).await
+            acting.ask(text(&acting.client, requests.patch(name, &params, &Patch::Merge(desired)))).await
         }
         result => result,
     }
+}
+
+async fn text(
+    client: &Client,
+    request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+) -> Result<String, kube::Error> {
+    client.request_text(request.map_err(kube::Error::BuildRequest)?).await
 }
 
 fn is_workload(target: &Target) -> bool {
@@ -358,14 +377,8 @@ fn is_workload(target: &Target) -> bool {
 }
 
 /// The first place where an apply would change something.
-fn difference(
-    target: &Target,
-    applied: &DynamicObject,
-    live: &DynamicObject,
-    ignore: &[DriftIgnore],
-) -> Option<String> {
-    let [applied, live] = [applied, live].map(|object| {
-        let mut value = serde_json::to_value(object).unwrap_or_default();
+fn difference(target: &Target, [applied, live]: [Value; 2], ignore: &[DriftIgnore]) -> Option<String> {
+    let [applied, live] = [applied, live].map(|mut value| {
         if let Some(metadata) = value["metadata"].as_object_mut() {
             metadata.retain(|field, _| !NOTED_BY_SERVER.contains(&field.as_str()));
         }
@@ -420,7 +433,7 @@ mod tests {
 
     use super::{super::storage, *};
 
-    /// A server with a ConfigMap `b` that has drifted, a `c` that it refuses to change, and Widgets for as long as they
+    /// A server with a ConfigMap `b` that has drifted, one that is `large`, a `c` that it refuses to change, and Widgets for as long as they
     /// are defined. Every request that changes something is noted. A proxy in front of it may answer for objects. With
     /// `unanswered` it notifies of each PATCH and never answers one.
     #[derive(Clone, Default)]
@@ -457,7 +470,11 @@ mod tests {
                     if is_change {
                         self.changed.lock().unwrap().push(name.to_owned());
                     }
-                    let wanted = if request.method() == Method::PATCH { "wanted" } else { "drifted" };
+                    let wanted = match (request.method(), name) {
+                        (&Method::GET, "large") => json!(vec![0; 60_000]),
+                        (&Method::GET, _) => json!("drifted"),
+                        _ => json!("wanted"),
+                    };
                     (
                         200,
                         json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": { "k": wanted } }),
@@ -529,6 +546,16 @@ mod tests {
         let refused = discovered.correct(&acting, &objects(MAPS).await, &drifted, &[]).await.unwrap_err();
         assert_eq!(refused.status().map(|status| status.code), Some(403));
         assert_eq!(*server.changed.lock().unwrap(), ["b"]);
+    }
+
+    #[tokio::test]
+    async fn a_live_object_that_would_take_much_memory_is_left_out() {
+        let (server, discovered) = (Server::default(), Discovered::default());
+        let fence = Fence::of_lead(Leadership::always(Clock::default()), Duration::from_mins(1));
+        let acting = Acting { client: server.client(), fence: &fence, timeout: Duration::from_secs(10) };
+        let both = MAPS.replace("name: c", "name: large");
+        let found = discovered.drift(&acting, &objects(&both).await, &[]).await.unwrap();
+        assert_eq!(found.iter().map(|found| found.object.as_str()).collect::<Vec<_>>(), ["ConfigMap b"]);
     }
 
     #[tokio::test]

@@ -34,7 +34,6 @@ use plan::{
     },
 };
 use runtime::{Error, Fence, Key, Leadership, Writer};
-use serde_json::{Value, value::RawValue};
 
 /// Metadata of Secrets in one answer: some 2 KiB each, so that an answer stays below a megabyte.
 const PAGE: u32 = 250;
@@ -310,31 +309,32 @@ fn other_operation(desired: &Desired, operation: &Operation) -> helm::Operation 
 
 async fn replace_crds(acting: &Acting<'_>, chart: &helm::Chart) -> Result<(), Error> {
     let path = chart.path.clone();
-    let read = tokio::task::spawn_blocking(move || archive::crds(&path, MAX_CRDS)).await;
-    let files = read.map_err(|_| Error::Outdated)?.map_err(|error| no_chart(error.to_string()))?;
+    // Anything may be in these files, megabytes of it.
+    let read = tokio::task::spawn_blocking(move || {
+        let files = archive::crds(&path, MAX_CRDS).map_err(|error| no_chart(error.to_string()))?;
+        files.iter().map(|file| storage::definitions(file).ok_or_else(no_definitions)).collect::<Result<Vec<_>, _>>()
+    });
+    let definitions = read.await.map_err(|_| Error::Outdated)??;
     let kind = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
     let crds: Api<DynamicObject> = Api::all_with(acting.client.clone(), &ApiResource::from_gvk(&kind));
-    for file in files {
-        for document in storage::documents(&file) {
-            let unreadable = || {
-                no_chart(
-                    "a file in the chart's crds folder is not YAML, or one definition in it is too large".to_owned(),
-                )
-            };
-            let read = storage::with_tree(document, |tree| definition(&tree)).await;
-            let Some((name, text)) = read.ok_or_else(unreadable)? else { continue };
-            let text = text.ok_or_else(unreadable)?;
-            let params = PatchParams::apply("helm").force();
-            acting.ask(crds.patch(&name, &params, &Patch::Apply(&text))).await?;
-        }
+    for definition in definitions.concat() {
+        let read = storage::with_tree(&definition, |tree| {
+            let name = tree["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            (name, storage::request(&tree))
+        });
+        let (name, text) = read.await.ok_or_else(no_definitions)?;
+        let text = text.ok_or_else(no_definitions)?;
+        let params = PatchParams::apply("helm").force();
+        acting.ask(crds.patch(&name, &params, &Patch::Apply(&text))).await?;
     }
     Ok(())
 }
 
-/// The name and, unless it is too large, the text of a CustomResourceDefinition; `None` for every other kind.
-fn definition(tree: &Value) -> Option<(String, Option<Box<RawValue>>)> {
-    let name = || tree["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-    (tree["kind"] == "CustomResourceDefinition").then(|| (name(), storage::request(tree)))
+fn no_definitions() -> Error {
+    no_chart(format!(
+        "a file in the chart's crds folder is not YAML, one definition in it is too large, or it has more than {} objects",
+        storage::MAX_OBJECTS
+    ))
 }
 
 fn no_chart(message: String) -> Error {

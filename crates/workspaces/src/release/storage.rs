@@ -9,6 +9,7 @@ use std::{
     io::{self, BufReader, Read, Write},
 };
 
+use api::workspace::count_values;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use k8s_openapi::api::core::v1::Secret;
@@ -27,6 +28,9 @@ const MAX_UNPACKED: u64 = 16 << 20;
 /// Of all objects of a manifest together, where they are kept as text: several times the largest charts there are, and
 /// little enough for each round that runs at once.
 const MAX_KEPT: usize = 4 << 20;
+/// Of a manifest or of a file of definitions: ten times the largest charts there are. Each is read, kept in mind and asked
+/// for by itself.
+pub const MAX_OBJECTS: usize = 5000;
 /// Helm's record and its `info` have about ten.
 const MAX_FIELDS: usize = 100;
 /// Of one object: three times the largest definitions there are; some 20 MB in memory.
@@ -50,6 +54,8 @@ pub enum Unreadable {
     TooLarge,
     #[error("its manifest is larger than {MAX_KEPT} bytes")]
     TooMuch,
+    #[error("its manifest has more than {MAX_OBJECTS} objects")]
+    TooMany,
 }
 
 /// Name of the Secret of a revision.
@@ -212,6 +218,18 @@ pub async fn with_tree<T>(document: &str, make: impl FnOnce(Value) -> T) -> Opti
     Some(make(tree))
 }
 
+/// What `make` returns for two JSON texts as trees; `None` if one is too large. As with [`with_tree`], there are two large
+/// ones at a time.
+pub async fn with_trees<T>(texts: [&str; 2], make: impl FnOnce([Value; 2]) -> T) -> Option<T> {
+    let is_large = texts.iter().any(|text| text.len() > LARGE_OBJECT);
+    let _permit = if is_large { Some(LARGE.acquire().await.ok()?) } else { None };
+    if texts.iter().any(|text| count_values(text) > MAX_NODES) {
+        return None;
+    }
+    let [one, other] = texts.map(|text| serde_json::from_str(text).ok());
+    Some(make([one?, other?]))
+}
+
 /// A tree as the text of a request; `None` if no server would take it, so that it need not be kept either.
 pub fn request(tree: &Value) -> Option<Box<RawValue>> {
     let text = to_raw_value(tree).expect("it has a JSON form");
@@ -271,7 +289,10 @@ fn objects(text: &str, detail: Detail) -> Result<Manifest, Unreadable> {
         return Err(Unreadable::TooMuch);
     }
     let mut manifest = Manifest::default();
-    for document in documents(text) {
+    for (number, document) in documents(text).enumerate() {
+        if number == MAX_OBJECTS {
+            return Err(Unreadable::TooMany);
+        }
         let Ok(head) = yaml::<Head>(document) else {
             manifest.unreadable += 1;
             continue;
@@ -288,13 +309,24 @@ fn objects(text: &str, detail: Detail) -> Result<Manifest, Unreadable> {
 
 /// What refers to an anchor is in the tree once more, so the tree may be larger than its text by that of a small object.
 fn yaml<T: for<'de> Deserialize<'de>>(document: &str) -> Result<T, serde_saphyr::Error> {
-    let budget = serde_saphyr::budget! { max_nodes: MAX_NODES, max_total_scalar_bytes: document.len() + LARGE_OBJECT };
-    let options = serde_saphyr::options! { budget: budget };
-    serde_saphyr::from_str_with_options(document, options)
+    crate::yaml::read(document, MAX_NODES, document.len() + LARGE_OBJECT)
+}
+
+/// The CustomResourceDefinitions of a file, each as its text; `None` if it has something that is no YAML or too large, or
+/// too much of it.
+pub fn definitions(text: &str) -> Option<Vec<String>> {
+    let mut definitions = Vec::new();
+    for (number, document) in documents(text).enumerate() {
+        let head = yaml::<Head>(document).ok().filter(|_| number < MAX_OBJECTS)?;
+        if head.kind.as_deref() == Some("CustomResourceDefinition") {
+            definitions.push(document.to_owned());
+        }
+    }
+    Some(definitions)
 }
 
 /// A line that begins with the marker ends a document wherever it stands, so a broken one spoils no other.
-pub fn documents(text: &str) -> impl Iterator<Item = &str> {
+fn documents(text: &str) -> impl Iterator<Item = &str> {
     let is_mark = |at: &usize| text[at + "---".len()..].chars().next().is_none_or(char::is_whitespace);
     let marks = text.match_indices("\n---").map(|(at, _)| at + 1).filter(is_mark);
     let bounds: Vec<_> = std::iter::once(0).chain(marks).chain([text.len()]).collect();
@@ -376,6 +408,15 @@ pub(super) mod tests {
         assert!(holds_data(&of("{ broken").await));
     }
 
+    #[test]
+    fn of_a_file_only_definitions_are_kept() {
+        let definition = "---\nkind: CustomResourceDefinition\nmetadata: {name: a}\n";
+        let file = |others: &str| definitions(&format!("---\nkind: ConfigMap\n{definition}{others}"));
+        assert_eq!(file("").unwrap(), [definition]);
+        assert_eq!(file("---\n{ broken\n"), None);
+        assert_eq!(file(&"---\n0\n".repeat(MAX_OBJECTS)), None);
+    }
+
     #[tokio::test]
     async fn a_large_manifest_is_read_for_names_and_refused_as_a_whole() {
         let document = |number: usize| {
@@ -389,6 +430,10 @@ pub(super) mod tests {
         let last = &names.objects[1199];
         assert_eq!((last.name.as_str(), last.namespace.as_deref(), last.text.len()), ("n1199", Some("t"), 0));
         assert_eq!(manifest(record(&objects), Detail::Whole).await.unwrap_err(), Unreadable::TooMuch);
+        let many = "---\nkind: A\n".repeat(MAX_OBJECTS);
+        assert_eq!(manifest(record(&many), Detail::Names).await.unwrap().objects.len(), MAX_OBJECTS);
+        let more = [&many, "---\n0\n"].concat();
+        assert_eq!(manifest(record(&more), Detail::Names).await.unwrap_err(), Unreadable::TooMany);
         let whole = manifest(record("kind: A\ndata: {k: v}\n"), Detail::Whole).await.unwrap();
         assert_eq!(whole.objects[0].with_tree(|tree| tree["data"]["k"].clone()).await.unwrap(), "v");
     }

@@ -12,7 +12,7 @@ use plan::{
 use serde_json::{Value, json};
 use serde_saphyr::budget::BudgetBreach;
 
-use crate::helm::Private;
+use crate::{helm::Private, yaml};
 
 /// A document of values is small; one of a megabyte is a mistake, and a Secret cannot hold more.
 const MAX_DOCUMENT: usize = 1 << 20;
@@ -108,7 +108,7 @@ fn check_document(content: &[u8], place: &str) -> Result<(), String> {
     if text.trim().is_empty() {
         return Ok(());
     }
-    let value = parse(text).map_err(|error| match cause(&error) {
+    let value = yaml::read::<Value>(text, MOST_VALUES, MAX_DOCUMENT).map_err(|error| match cause(&error) {
         serde_saphyr::Error::Budget { breach: BudgetBreach::ScalarBytes { .. }, .. } => {
             format!("{place}: more than {MAX_DOCUMENT} bytes with what its aliases repeat; repeat less")
         }
@@ -130,14 +130,6 @@ fn cause(error: &serde_saphyr::Error) -> &serde_saphyr::Error {
         serde_saphyr::Error::AliasError { error, .. } => cause(error),
         error => error,
     }
-}
-
-/// A tree takes many times the memory of its text, and what refers to an anchor is in it once more, so its size is
-/// limited as that of values in a spec, and all its text as that of a document without any.
-fn parse(text: &str) -> Result<Value, serde_saphyr::Error> {
-    let budget = serde_saphyr::budget! { max_nodes: MOST_VALUES, max_total_scalar_bytes: MAX_DOCUMENT };
-    let options = serde_saphyr::options! { budget: budget };
-    serde_saphyr::from_str_with_options(text, options)
 }
 
 /// What is wrong with a document and in which line, in our words.

@@ -15,6 +15,8 @@ use sha2::{Digest, Sha256};
 const UNPACKED_BYTES: u64 = 512 << 20;
 /// A Chart.yaml of any length that people write.
 const METADATA_BYTES: u64 = 1 << 20;
+/// Values in it: dependencies, maintainers, keywords and annotations.
+const METADATA_VALUES: usize = 10_000;
 /// What an archive says about its next file beside the header: a path, hardly ever over a kilobyte. It is held in
 /// memory.
 const EXTENSION_BYTES: u64 = 64 << 10;
@@ -40,7 +42,7 @@ pub(super) fn metadata(chart: &Path) -> io::Result<Metadata> {
         Ok(!is_it)
     })?;
     // Says nothing of the content: it may be any file.
-    let metadata: Metadata = serde_saphyr::from_str(&text)
+    let metadata: Metadata = crate::yaml::read(&text, METADATA_VALUES, 2 * text.len())
         .map_err(|_| io::Error::other("it has no Chart.yaml with a name and a version"))?;
     for (field, word) in [("name", &metadata.name), ("version", &metadata.version)] {
         // Those of a semantic version, and of a file's name.

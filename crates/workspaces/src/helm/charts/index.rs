@@ -68,6 +68,9 @@ pub(super) struct Repository {
 
 /// All of them are looked at whenever one was fetched.
 const MAX_INDEXES: usize = 1000;
+/// One namespace may use several large indexes at once, for as long as its charts wait to be pulled, and leaves room for
+/// others: one share of these, or one index.
+const SHARES: u64 = 4;
 
 /// A repository in use: its index stays on disk for helm.
 pub(super) struct Held<'a> {
@@ -148,10 +151,25 @@ impl Indexes {
         Ok(())
     }
 
+    /// What the indexes in use of the one of its namespaces with the fewest would take with this one; `None` if it is
+    /// alone.
+    fn in_use(&self, repositories: &HashMap<String, Repository>, id: &str, size: u64) -> Option<u64> {
+        let namespaces = &repositories.get(id)?.namespaces;
+        let of = |namespace: &Arc<str>| {
+            let others = repositories.iter().filter(|(other, of)| *other != id && of.namespaces.contains(namespace));
+            others.filter_map(|(other, _)| fs::metadata(self.body(other)).ok()).map(|body| body.len()).sum::<u64>()
+        };
+        namespaces.iter().map(of).min().filter(|others| *others > 0).map(|others| others + size)
+    }
+
     /// Makes room for an index of this size, in place of the one that is there.
     fn make_room(&self, id: &str, size: u64) -> Result<(), Failure> {
         // Kept, so that no other begins to use what is about to go.
         let repositories = self.repositories();
+        let share = self.cache_bytes / SHARES;
+        if let Some(bytes) = self.in_use(&repositories, id, size).filter(|bytes| *bytes > share) {
+            return Err(full("indexes of repositories of one namespace", bytes, share));
+        }
         let mut present: Vec<_> = fs::read_dir(&self.directory)
             .into_iter()
             .flatten()
@@ -378,6 +396,22 @@ mod tests {
         assert_eq!(indexes.repositories().len(), 1, "still in use");
         drop(held);
         assert!(indexes.repositories().is_empty(), "no lock is kept for nothing");
+    }
+
+    #[tokio::test]
+    async fn one_namespace_leaves_room_for_the_indexes_of_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let indexes = indexes(&directory, 40);
+        let hold = |repo: &str, namespace: &str| indexes.hold(&chart(repo), &[namespace.into()].into());
+        let (first, second) = (hold("http://a", "flood"), hold("http://b", "flood"));
+        put(&indexes, &first.id, 1);
+        indexes.make_room(&second.id, 6).unwrap();
+        let failure = indexes.make_room(&second.id, 7).unwrap_err();
+        assert!(failure.class == Class::CacheFull && failure.message.contains("11 of 10 bytes"), "{failure}");
+        indexes.join(&second.id, &"calm".into());
+        indexes.make_room(&second.id, 7).expect("a namespace with room waits for it as well");
+        let alone = hold("http://c", "other");
+        indexes.make_room(&alone.id, 20).expect("one may take more");
     }
 
     #[tokio::test]
