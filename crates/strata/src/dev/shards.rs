@@ -187,7 +187,7 @@ fn config(place: &Place, shard: &str, kubeconfig: &Path) -> String {
             "health_check_interval": "10s",
             "default_drain_timeout": "30s",
             "garbage_collection": { "interval": "15s", "registration_timeout": "1m" },
-            "election": { "frequent": "1s", "leader_timeout": "5s" },
+            "election": { "frequent": "1s", "leader_timeout": "15s" },
         },
         "templates": { "web": { "kind": "web", "arch": arch, "subnet_pool": "default" } },
     });
