@@ -236,6 +236,24 @@ async fn rounds_that_hang_of_what_keeps_failing_take_one_slot_from_changes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_keeps_failing_takes_no_slot_beyond_those_of_its_namespace() {
+    let queue = queue();
+    keep_failing(&queue, &key("hanging", "failing")).await;
+    queue.slots(10);
+    for number in 0..20 {
+        queue.changed(&key("hanging", &number.to_string()));
+    }
+    assert_eq!(ready(&queue).await.len(), 8);
+    let calm = key("calm", "a");
+    queue.changed(&calm);
+    tokio::time::advance(RESYNC).await;
+    for _ in 0..100 {
+        assert_eq!(ready(&queue).await, ["calm/a"]);
+        queue.done(&calm, Next::Again, false);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_namespace_uses_all_slots_but_a_quarter() {
     for (slots, taken) in [(1, 1), (2, 1), (3, 2), (4, 3), (10, 8)] {
         let queue = queue();

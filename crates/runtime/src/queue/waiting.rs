@@ -180,9 +180,10 @@ impl Slots {
     /// Whether a key of this namespace may run now; `is_first` if it goes before what is more urgent.
     fn admits(&self, namespace: &str, urgency: Urgency, is_first: bool) -> bool {
         let free = self.total.saturating_sub(self.running);
+        let running = self.by_namespace.get(namespace).copied().unwrap_or_default();
         let may_use_reserve = match urgency {
-            Urgency::Retry => is_first && self.reserved() > 1,
-            _ => !self.by_namespace.contains_key(namespace),
+            Urgency::Retry => is_first && self.reserved() > 1 && running < self.total - self.reserved(),
+            _ => running == 0,
         };
         free > self.reserved() || (free > 0 && may_use_reserve)
     }
