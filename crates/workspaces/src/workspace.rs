@@ -6,7 +6,10 @@ pub(crate) mod projection;
 mod secret;
 mod user;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicUsize},
+    time::Duration,
+};
 
 use api::workspace::{HelmRelease, LABEL_MANAGED_BY, LABEL_USER, MANAGED_BY, User, Workspace};
 use k8s_openapi::api::{
@@ -147,6 +150,7 @@ pub(crate) fn install(operator: &mut Operator, shared: &Shared, config: &Config)
         derived_kinds: derived_kinds.clone(),
         concerns: concerns.clone(),
         writer: operator.writer(MANAGER),
+        looks: AtomicUsize::default(),
     };
     let user = user::UserController {
         workspaces: kinds.workspaces.clone(),

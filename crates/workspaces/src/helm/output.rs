@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, fmt};
 
-use aho_corasick::AhoCorasick;
+use aho_corasick::{Anchored, automaton::Automaton, nfa::contiguous::NFA};
 use runtime::{child::Private, jobs::Stopped};
 use serde_json::Value;
 
@@ -211,17 +211,21 @@ fn leaves(value: &Value) -> Vec<Private> {
 pub fn redact(text: &str, secrets: &[Private]) -> String {
     let secrets: Vec<_> = secrets.iter().map(|secret| String::from_utf8_lossy(secret.expose())).collect();
     let parts = secrets.iter().flat_map(|secret| secret.lines().chain([&**secret])).map(str::trim);
-    let parts: HashSet<_> = parts.filter(|part| part.len() >= SHORTEST_SECRET).collect();
-    let searched =
-        (parts.iter().map(|part| part.len()).sum::<usize>() <= SECRET_BYTES).then(|| AhoCorasick::new(&parts));
-    let Some(Ok(searched)) = searched else {
+    let parts: HashSet<_> = parts.filter(|part| (SHORTEST_SECRET..=text.len()).contains(&part.len())).collect();
+    let Some(searched) = automaton(&parts) else {
         return "[redacted: it has more secret values than can be looked for]".to_owned();
     };
     // Secrets overlap: of each position, how many begin there, less those that end.
     let mut edges = vec![0_i64; text.len() + 1];
-    for found in searched.find_overlapping_iter(text) {
-        edges[found.start()] += 1;
-        edges[found.end()] -= 1;
+    let mut state = searched.start_state(Anchored::No).expect("it is made for this");
+    for (at, byte) in text.bytes().enumerate() {
+        state = searched.next_state(Anchored::No, state, byte);
+        if searched.is_match(state) {
+            // Of those that end here the first is the longest, and covers the others.
+            let length = searched.pattern_len(searched.match_pattern(state, 0));
+            edges[at + 1 - length] += 1;
+            edges[at + 1] -= 1;
+        }
     }
     let open = edges.iter().scan(0, |open, edge| {
         *open += edge;
@@ -229,6 +233,13 @@ pub fn redact(text: &str, secrets: &[Private]) -> String {
     });
     let is_secret: Vec<bool> = open.collect();
     without_userinfo(&without(text, &is_secret))
+}
+
+/// What finds all of these in one pass; `None` if they are too much. It has a state for each of their bytes, and not a
+/// table for each state, as the crate's own choice for a few long ones would.
+fn automaton(parts: &HashSet<&str>) -> Option<NFA> {
+    let bytes = parts.iter().map(|part| part.len()).sum::<usize>();
+    (bytes <= SECRET_BYTES).then(|| NFA::new(parts).ok()).flatten()
 }
 
 /// The text with one mark in place of each run of bytes that are not to be shown; runs begin and end with a character.
@@ -356,7 +367,21 @@ mod tests {
         let mut secrets: Vec<_> = (0..20_000).map(|number| Private::new(format!("secret-{number:06}"))).collect();
         assert_eq!(redact("a secret-000000 b secret-019999", &secrets), "a [redacted] b [redacted]");
         secrets.push(Private::new("x".repeat(SECRET_BYTES)));
-        assert!(redact("a secret-000000 b", &secrets).starts_with("[redacted: it has more"));
+        assert_eq!(
+            redact("a secret-000000 b", &secrets),
+            "a [redacted] b",
+            "what is longer than the text is not in it"
+        );
+        secrets.extend((0..10).map(|number| Private::new(number.to_string().repeat(SECRET_BYTES / 10))));
+        assert!(redact(&"a".repeat(SECRET_BYTES / 10), &secrets).starts_with("[redacted: it has more"));
+    }
+
+    #[test]
+    fn secrets_within_secrets_are_cut_out_with_them() {
+        let secrets = ["abcdef", "cdef", "efghij", "aaaa", "aaaaaa"].map(Private::new);
+        assert_eq!(redact("x abcdefghij y", &secrets), "x [redacted] y");
+        assert_eq!(redact("x cdefg y", &secrets), "x [redacted]g y");
+        assert_eq!(redact("aaaaaaaaa b", &secrets), "[redacted] b");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::{
     borrow::Cow,
+    collections::HashMap,
     fmt,
     io::{self, BufReader, Read, Write},
 };
@@ -223,11 +224,23 @@ pub async fn with_tree<T>(document: &str, make: impl FnOnce(Value) -> T) -> Opti
 pub async fn with_trees<T>(texts: [&str; 2], make: impl FnOnce([Value; 2]) -> T) -> Option<T> {
     let is_large = texts.iter().any(|text| text.len() > LARGE_OBJECT);
     let _permit = if is_large { Some(LARGE.acquire().await.ok()?) } else { None };
-    if texts.iter().any(|text| count_values(text) > MAX_NODES) {
-        return None;
-    }
-    let [one, other] = texts.map(|text| serde_json::from_str(text).ok());
+    let [one, other] = texts.map(tree);
     Some(make([one?, other?]))
+}
+
+/// An object of the server's as a tree, without the fields that it notes the managers of, which are more than the object
+/// itself has.
+fn tree(text: &str) -> Option<Value> {
+    let fields = |text: &str| serde_json::from_str::<HashMap<String, Box<RawValue>>>(text).ok();
+    let mut object = fields(text)?;
+    if let Some(metadata) = object.get_mut("metadata") {
+        let mut without = fields(metadata.get())?;
+        without.remove("managedFields");
+        *metadata = to_raw_value(&without).ok()?;
+    }
+    let is_small = object.values().map(|value| count_values(value.get())).sum::<usize>() <= MAX_NODES;
+    let values = object.into_iter().map(|(name, value)| Some((name, serde_json::from_str(value.get()).ok()?)));
+    is_small.then(|| values.collect::<Option<_>>().map(Value::Object)).flatten()
 }
 
 /// A tree as the text of a request; `None` if no server would take it, so that it need not be kept either.
@@ -317,9 +330,16 @@ fn yaml<T: for<'de> Deserialize<'de>>(document: &str) -> Result<T, serde_saphyr:
 pub fn definitions(text: &str) -> Option<Vec<String>> {
     let mut definitions = Vec::new();
     for (number, document) in documents(text).enumerate() {
-        let head = yaml::<Head>(document).ok().filter(|_| number < MAX_OBJECTS)?;
-        if head.kind.as_deref() == Some("CustomResourceDefinition") {
-            definitions.push(document.to_owned());
+        if number == MAX_OBJECTS {
+            return None;
+        }
+        match yaml::<Head>(document) {
+            Ok(Head { kind: Some(kind), .. }) if kind == "CustomResourceDefinition" => {
+                definitions.push(document.to_owned());
+            }
+            Ok(_) => {}
+            // A text or a list is no definition.
+            Err(_) => drop(yaml::<IgnoredAny>(document).ok()?),
         }
     }
     Some(definitions)
@@ -413,8 +433,10 @@ pub(super) mod tests {
         let definition = "---\nkind: CustomResourceDefinition\nmetadata: {name: a}\n";
         let file = |others: &str| definitions(&format!("---\nkind: ConfigMap\n{definition}{others}"));
         assert_eq!(file("").unwrap(), [definition]);
+        assert_eq!(file("---\n0\n---\n[1]\n").unwrap(), [definition], "nothing else is one");
         assert_eq!(file("---\n{ broken\n"), None);
-        assert_eq!(file(&"---\n0\n".repeat(MAX_OBJECTS)), None);
+        assert_eq!(file(&"---\nkind: A\n".repeat(MAX_OBJECTS - 2)).unwrap().len(), 1);
+        assert_eq!(file(&"---\nkind: A\n".repeat(MAX_OBJECTS - 1)), None);
     }
 
     #[tokio::test]

@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use api::workspace::{ChartValues, User, Workspace, WorkspaceSpec, WorkspaceStatus};
@@ -12,7 +15,7 @@ use plan::{
     fact::Failure,
     round::{Plan, Report},
     workspaces::{
-        Action, Derived, Digested, Done, ObjectId, Objects,
+        Action, Derived, Digested, Done, Found, ObjectId, Objects,
         workspace::{self, Endpoint, Note, Observed, Source, SourceAsk, Surroundings},
     },
 };
@@ -28,8 +31,8 @@ use super::{
     secret,
 };
 
-/// Each is looked for in every object of the namespace. No Workspace has as many at once; after a hundred changes of
-/// configs at once some go in a later round.
+/// Each is looked for in every object of the namespace. Hardly any Workspace has as many at once; the others go in later
+/// rounds.
 const MOST_FORMER: usize = 100;
 
 pub struct WorkspaceController {
@@ -43,6 +46,8 @@ pub struct WorkspaceController {
     pub derived_kinds: Arc<DerivedKinds>,
     pub concerns: Concerns,
     pub writer: Writer,
+    /// How often former configs were looked for.
+    pub looks: AtomicUsize,
 }
 
 impl Controller for WorkspaceController {
@@ -80,11 +85,12 @@ impl Controller for WorkspaceController {
         let mut objects = self.derived_kinds.owned(&key.namespace, uid).await?;
         self.derived_kinds.add_wanted(&mut objects, &key.namespace, &derived).await?;
         accept(&mut objects, &note.accepted);
+        let look = self.looks.fetch_add(1, Ordering::Relaxed);
         Ok(Observed {
             rival,
             is_namespace_terminating: is_terminating(&self.namespaces, &key.namespace),
             surroundings,
-            unreferred: self.unreferred(key, &former_configs(&objects, &derived)).await,
+            unreferred: self.unreferred(key, &former_configs(&objects, &derived, look)).await,
             objects,
         })
     }
@@ -191,8 +197,48 @@ pub fn is_terminating(namespaces: &Kind<Metadata<Namespace>, bool>, name: &str) 
     namespaces.get(&Key::new("", name)).is_some_and(|is_going| is_going.value)
 }
 
-/// What is to be collected, if nothing refers to it; the others when these are gone.
-fn former_configs<'a>(objects: &'a Objects, derived: &[Derived]) -> Vec<&'a ObjectId> {
+/// What is to be collected, if nothing refers to it. Of very many each look takes others: what is referred to may stay for
+/// long.
+fn former_configs<'a>(objects: &'a Objects, derived: &[Derived], look: usize) -> Vec<&'a ObjectId> {
     let is_wanted = |id: &ObjectId| derived.iter().any(|derived| derived.id == *id);
-    objects.keys().filter(|id| id.kind.is_config() && !is_wanted(id)).take(MOST_FORMER).collect()
+    let is_former = |(id, found): &(&ObjectId, &Found)| id.kind.is_config() && !found.is_going && !is_wanted(id);
+    let mut former: Vec<_> = objects.iter().filter(is_former).map(|(id, _)| id).collect();
+    if former.len() > MOST_FORMER {
+        let start = look.wrapping_mul(MOST_FORMER) % former.len();
+        former.rotate_left(start);
+        former.truncate(MOST_FORMER);
+    }
+    former
+}
+
+#[cfg(test)]
+mod tests {
+    use plan::workspaces::{Body, ObjectKind};
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn of_very_many_former_configs_each_look_takes_others_and_none_that_goes() {
+        let found = |is_going: bool| Found {
+            uid: String::new(),
+            resource_version: String::new(),
+            owner_uid: None,
+            is_going,
+            generation: None,
+            content: Body(Value::Null),
+            status: Value::Null,
+            accepted: None,
+        };
+        let id = |number: usize| ObjectId::new(ObjectKind::Secret, format!("former-{number:03}"));
+        let mut objects: Objects = (0..250).map(|number| (id(number), found(false))).collect();
+        objects.insert(id(999), found(true));
+        let mut seen = BTreeSet::new();
+        for look in 0..3 {
+            let former = former_configs(&objects, &[], look);
+            assert_eq!(former.len(), MOST_FORMER);
+            seen.extend(former.into_iter().cloned());
+        }
+        assert_eq!(seen.len(), 250);
+    }
 }

@@ -104,6 +104,7 @@ impl Held<'_> {
             }
         };
         if let Some(index) = known.as_ref().filter(|index| is_enough(index)) {
+            indexes.check_share_of_known(id)?;
             return Ok(index.clone());
         }
         let index = indexes.fetch(chart, id, known).await?;
@@ -162,14 +163,25 @@ impl Indexes {
         namespaces.iter().map(of).min().filter(|others| *others > 0).map(|others| others + size)
     }
 
+    fn check_share(&self, repositories: &HashMap<String, Repository>, id: &str, size: u64) -> Result<(), Failure> {
+        let share = self.cache_bytes / SHARES;
+        match self.in_use(repositories, id, size).filter(|bytes| *bytes > share) {
+            Some(bytes) => Err(full("indexes of repositories of one namespace", bytes, share)),
+            None => Ok(()),
+        }
+    }
+
+    /// Of an index that is on disk and is to be used as it is.
+    fn check_share_of_known(&self, id: &str) -> Result<(), Failure> {
+        let size = fs::metadata(self.body(id)).map(|body| body.len()).unwrap_or_default();
+        self.check_share(&self.repositories(), id, size)
+    }
+
     /// Makes room for an index of this size, in place of the one that is there.
     fn make_room(&self, id: &str, size: u64) -> Result<(), Failure> {
         // Kept, so that no other begins to use what is about to go.
         let repositories = self.repositories();
-        let share = self.cache_bytes / SHARES;
-        if let Some(bytes) = self.in_use(&repositories, id, size).filter(|bytes| *bytes > share) {
-            return Err(full("indexes of repositories of one namespace", bytes, share));
-        }
+        self.check_share(&repositories, id, size)?;
         let mut present: Vec<_> = fs::read_dir(&self.directory)
             .into_iter()
             .flatten()
@@ -260,7 +272,10 @@ impl Indexes {
     fn store(&self, id: &str, known: Option<Index>, answer: Answer, new: &Path) -> Result<Index, Failure> {
         let checked = Checked::now(&self.clock);
         let index = match (answer, known) {
-            (Answer::Unchanged, Some(index)) => Index { checked_at: checked.at, ..index },
+            (Answer::Unchanged, Some(index)) => {
+                self.check_share_of_known(id)?;
+                Index { checked_at: checked.at, ..index }
+            }
             (Answer::Unchanged, None) => {
                 let message = "the repository says unchanged of what it never sent";
                 return Err(Failure::new(Class::Unreachable, message));
@@ -408,6 +423,12 @@ mod tests {
         indexes.make_room(&second.id, 6).unwrap();
         let failure = indexes.make_room(&second.id, 7).unwrap_err();
         assert!(failure.class == Class::CacheFull && failure.message.contains("11 of 10 bytes"), "{failure}");
+        fs::write(indexes.body(&second.id), "sevenab").unwrap();
+        assert_eq!(
+            indexes.check_share_of_known(&second.id).unwrap_err().class,
+            Class::CacheFull,
+            "nor one that is there"
+        );
         indexes.join(&second.id, &"calm".into());
         indexes.make_room(&second.id, 7).expect("a namespace with room waits for it as well");
         let alone = hold("http://c", "other");
