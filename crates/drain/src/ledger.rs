@@ -1,7 +1,7 @@
 //! The evictions that this process sent, of all drains of a cluster: budgets are shared by its nodes.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     time::Duration,
 };
 
@@ -75,8 +75,8 @@ impl Ledger {
 
     /// A drain has these pods and no others: what is kept of others is of use only while a budget does not show it.
     pub fn keep(&mut self, run: u64, pods: &[Pod], now: Instant) {
-        self.entries
-            .retain(|uid, entry| entry.run != run || entry.is_spent(now) || pods.iter().any(|pod| pod.uid == *uid));
+        let there: HashSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
+        self.entries.retain(|uid, entry| entry.run != run || entry.is_spent(now) || there.contains(uid.as_str()));
     }
 
     /// Adds to each budget what its number does not show yet.

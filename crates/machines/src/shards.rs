@@ -157,12 +157,15 @@ impl Shards {
 
     /// The same with one instance of the group at most: a group has many, and as many machines ask.
     pub fn of_instance(&self, group: &str, id: &str) -> BTreeMap<String, Shard> {
-        let addresses = self.0.inputs.addresses.borrow().clone();
-        let one = |name: &String| {
-            let answer = self.fact(name, |said| Answer { poll: said.poll, group: said.with_one(group, id) });
-            (name.clone(), Shard::Configured(answer))
-        };
-        addresses.keys().map(one).collect()
+        self.names().into_iter().map(|name| (name.clone(), self.shard_with_one(&name, group, id))).collect()
+    }
+
+    /// What one shard says of one instance of a group.
+    pub fn shard_with_one(&self, name: &str, group: &str, id: &str) -> Shard {
+        if !self.0.inputs.addresses.borrow().contains_key(name) {
+            return Shard::Unconfigured;
+        }
+        Shard::Configured(self.fact(name, |said| Answer { poll: said.poll, group: said.with_one(group, id) }))
     }
 
     /// All groups of every configured shard.

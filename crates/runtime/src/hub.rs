@@ -168,7 +168,9 @@ impl Hub {
         while index < watches.len() {
             let target = &watches[index].followers.target;
             let covers = |(other, entry): (usize, &Entry)| other != index && entry.followers.target.covers(target);
-            let wider = watches.iter().enumerate().position(covers).filter(|_| watches[index].task.is_none());
+            // Only what is new is compared, with all of the others: there may be thousands.
+            let is_new = watches[index].task.is_none();
+            let wider = is_new.then(|| watches.iter().enumerate().position(covers)).flatten();
             if let Some(wider) = wider {
                 let members = watches[index].followers.members();
                 watches[wider].followers.join(members);

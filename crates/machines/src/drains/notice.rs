@@ -237,8 +237,8 @@ impl Follower {
 
     fn observe(&self, shard: &str, id: &str, notice: &Notice, entry: &mut Announced) -> Observed {
         let now = self.clock.instant();
-        let listed = self.listed(shard, notice);
-        let instance = listed.iter().flatten().find(|instance| instance.id == id);
+        let listed = self.listed(shard, notice, id);
+        let instance = listed.iter().flatten().next();
         entry.was_listed |= instance.is_some();
         let member = self.kinds.machine_of_instance(id).and_then(|key| self.kinds.members.get(&key));
         let mut ids = vec![notice.provider_id.clone()];
@@ -289,9 +289,9 @@ impl Follower {
         }
     }
 
-    /// The instances that the shard lists of the group; `None` if that is not known.
-    fn listed(&self, shard: &str, notice: &Notice) -> Option<Vec<Instance>> {
-        let found = self.shards.shard(shard, &notice.group);
+    /// Those of the instances that the shard lists of the group that are this one; `None` if that is not known.
+    fn listed(&self, shard: &str, notice: &Notice, id: &str) -> Option<Vec<Instance>> {
+        let found = self.shards.shard_with_one(shard, &notice.group, id);
         let group = found.answer()?.group.as_ref()?;
         match &group.members {
             Members::Listed(instances) => Some(instances.clone()),

@@ -175,6 +175,8 @@ impl Term {
         let request = on_demand::Request { instance_id, group, template, instance_type, subnet_pool, vars };
         let gate = self.gate(tenant, &request.group);
         let _one = gate.lock().await;
+        // An attempt before this one may have failed to store what it holds in memory.
+        self.resync(tenant, &request.group).await?;
         let room = self.room().await;
         let now = self.now();
         let (record, group) = {

@@ -11,6 +11,10 @@ use serde::{Deserialize, Serialize};
 
 /// By which a Pod says where it wants to be.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// Of everything in Kubernetes that has a name.
+const LONGEST_NAME: usize = 253;
+/// Many times what a provider has. A Pod may name a quarter of a million, and all that wait are kept in memory.
+const MOST_ZONES: usize = 100;
 
 /// What a Pod asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,14 +58,18 @@ fn group(annotations: &BTreeMap<String, String>) -> Option<String> {
     value(annotations, ON_DEMAND_GROUP_ANNOTATION).or_else(|| value(annotations, OLD_ON_DEMAND_GROUP_ANNOTATION))
 }
 
-/// One that is empty says nothing.
+/// One that is empty says nothing. One that is too long for a name is cut: it names nothing, and is shown to users.
 fn value(annotations: &BTreeMap<String, String>, name: &str) -> Option<String> {
-    annotations.get(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+    annotations.get(name).map(|value| cut(value.trim())).filter(|value| !value.is_empty())
+}
+
+fn cut(value: &str) -> String {
+    value.chars().take(LONGEST_NAME).collect()
 }
 
 fn zones(node_selector: Option<&BTreeMap<String, String>>, affinity: Option<&Affinity>) -> BTreeSet<String> {
     if let Some(zone) = node_selector.and_then(|selector| selector.get(ZONE_LABEL)) {
-        return [zone.clone()].into();
+        return [cut(zone)].into();
     }
     let required = affinity
         .and_then(|affinity| affinity.node_affinity.as_ref())
@@ -69,11 +77,31 @@ fn zones(node_selector: Option<&BTreeMap<String, String>>, affinity: Option<&Aff
     let terms = required.map(|required| required.node_selector_terms.as_slice()).unwrap_or_default();
     // One of the terms has to hold: if one leaves the zone open, all are allowed.
     let each: Option<Vec<BTreeSet<String>>> = terms.iter().map(zones_of).collect();
-    each.unwrap_or_default().into_iter().flatten().collect()
+    each.unwrap_or_default().into_iter().flatten().take(MOST_ZONES).collect()
 }
 
 fn zones_of(term: &NodeSelectorTerm) -> Option<BTreeSet<String>> {
     let requirements = term.match_expressions.iter().flatten();
     let mut zones = requirements.filter(|one| one.key == ZONE_LABEL && one.operator == "In");
-    zones.next().map(|one| one.values.iter().flatten().cloned().collect())
+    zones.next().map(|one| one.values.iter().flatten().take(MOST_ZONES).map(|zone| cut(zone)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_kept_of_a_pod_is_small_whatever_it_says() {
+        let annotations = [(ON_DEMAND_GROUP_ANNOTATION.to_owned(), "g".repeat(200_000))].into();
+        let zones: Vec<_> = (0..1000).map(|number| format!("zone-{number:04}{}", "z".repeat(1000))).collect();
+        let term = json!({ "matchExpressions": [{ "key": ZONE_LABEL, "operator": "In", "values": zones }] });
+        let required = json!({ "nodeSelectorTerms": vec![term; 3] });
+        let affinity = json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": required } });
+        let affinity: Affinity = serde_json::from_value(affinity).unwrap();
+        let wish = Wish::read(&annotations, None, Some(&affinity)).unwrap();
+        assert_eq!((wish.group.len(), wish.zones.len()), (LONGEST_NAME, MOST_ZONES));
+        assert!(wish.zones.iter().all(|zone| zone.len() == LONGEST_NAME));
+    }
 }

@@ -209,6 +209,21 @@ async fn a87_a_repeated_creation_makes_one_instance_also_after_a_failover() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a87_a_creation_that_was_not_stored_is_made_when_it_is_asked_for_again() {
+    let world = World::new().await;
+    let server = world.start().await;
+    let fence = Fence { request_id: Some("r1".to_owned()), ..Fence::default() };
+    let config = wire::InstanceConfig { group: "fixed".to_owned(), ..wire::InstanceConfig::default() };
+    let request = wire::CreateInstanceRequest { instance_id: String::new(), config: Some(config) };
+    server.faults.set(crate::store::Fault::Refusing);
+    server.term.create_instance("default", request.clone(), &fence).await.unwrap_err();
+    server.faults.set(crate::store::Fault::None);
+    let made = server.term.create_instance("default", request, &fence).await.unwrap();
+    let successor = world.start().await;
+    successor.term.instance_status("default", &made.instance_id).expect("it is stored");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a82_every_deletion_is_sent_with_its_reason_also_after_a_failover() {
     let world = World::new().await;
     let server = world.start().await;
