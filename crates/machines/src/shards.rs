@@ -144,10 +144,7 @@ impl Shards {
 
     /// What one shard says of a group.
     pub fn shard(&self, name: &str, group: &str) -> Shard {
-        if !self.0.inputs.addresses.borrow().contains_key(name) {
-            return Shard::Unconfigured;
-        }
-        Shard::Configured(self.fact(name, |said| Answer { poll: said.poll, group: said.group(group) }))
+        self.answer(name, |said| said.group(group))
     }
 
     /// What every configured shard says of a group.
@@ -162,10 +159,14 @@ impl Shards {
 
     /// What one shard says of one instance of a group.
     pub fn shard_with_one(&self, name: &str, group: &str, id: &str) -> Shard {
+        self.answer(name, |said| said.with_one(group, id))
+    }
+
+    fn answer(&self, name: &str, group: impl FnOnce(&Said) -> Option<Group>) -> Shard {
         if !self.0.inputs.addresses.borrow().contains_key(name) {
             return Shard::Unconfigured;
         }
-        Shard::Configured(self.fact(name, |said| Answer { poll: said.poll, group: said.with_one(group, id) }))
+        Shard::Configured(self.fact(name, |said| Answer { poll: said.poll, group: group(said) }))
     }
 
     /// All groups of every configured shard.

@@ -64,11 +64,7 @@ impl Waiting {
     pub fn push(&mut self, item: Item) {
         let namespace = item.namespace();
         let has_full_share = self.namespaces.get(&namespace).is_some_and(|items| items.len() >= MOST_OF_NAMESPACE);
-        let full = match self.namespaces.iter().max_by_key(|(_, items)| items.len()) {
-            _ if has_full_share => Some(namespace.clone()),
-            Some((fullest, _)) if self.count >= MOST => Some(fullest.clone()),
-            _ => None,
-        };
+        let full = if has_full_share { Some(namespace.clone()) } else { self.fullest() };
         if let Some(full) = full {
             self.dropped += 1;
             if !self.make_room(&full, item.occurrence.is_warning || full != namespace) {
@@ -120,6 +116,13 @@ impl Waiting {
         self.namespaces.clear();
         self.turns.clear();
         self.count = 0;
+    }
+
+    /// The namespace with the most, if there is no room at all.
+    fn fullest(&self) -> Option<Arc<str>> {
+        let is_full = self.count >= MOST;
+        let fullest = is_full.then(|| self.namespaces.iter().max_by_key(|(_, items)| items.len())).flatten();
+        fullest.map(|(namespace, _)| namespace.clone())
     }
 
     /// Drops an event of a namespace; `false` if all are warnings and none `may_be_warning`.

@@ -217,8 +217,8 @@ async fn rounds_that_hang_of_what_keeps_failing_take_one_slot_from_changes() {
     let rounds = async |count: usize| {
         let mut hanging = Vec::new();
         for _ in 0..count {
-            for taken in ready(&queue).await {
-                match taken.split_once('/').unwrap() {
+            for began in ready(&queue).await {
+                match began.split_once('/').unwrap() {
                     ("big", name) => {
                         queue.done(&key("big", name), Next::Again, false);
                     }

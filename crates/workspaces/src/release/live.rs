@@ -432,9 +432,9 @@ mod tests {
 
     use super::{super::storage, *};
 
-    /// A server with a ConfigMap `b` that has drifted, one that is `large`, a `c` that it refuses to change, and Widgets for as long as they
-    /// are defined. Every request that changes something is noted. A proxy in front of it may answer for objects. With
-    /// `unanswered` it notifies of each PATCH and never answers one.
+    /// A server with a ConfigMap `b` that has drifted, one that is `large`, a `c` that it refuses to change, and Widgets for
+    /// as long as they are defined. Every request that changes something is noted. A proxy in front of it may answer for
+    /// objects. With `unanswered` it notifies of each PATCH and never answers one.
     #[derive(Clone, Default)]
     struct Server {
         is_defined: Arc<AtomicBool>,
