@@ -165,13 +165,7 @@ impl Controller for ClusterController {
         Ok(Observed { owner, is_paused: is_paused(&object.metadata), own, shards })
     }
 
-    fn plan(
-        &self,
-        object: &NstanceCluster,
-        observed: &Observed,
-        _: &InputsOf<Self>,
-        _: Timestamp,
-    ) -> Plan<SetEndpoint> {
+    fn plan(&self, object: &NstanceCluster, observed: &Observed, _: &InputsOf<Self>) -> Plan<SetEndpoint> {
         decide::plan(object, observed)
     }
 

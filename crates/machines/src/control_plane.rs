@@ -152,13 +152,7 @@ impl Controller for ControlPlaneController {
         Ok(Observed { owner, is_paused: is_paused(&object.metadata), kubeconfig })
     }
 
-    fn plan(
-        &self,
-        object: &NstanceControlPlane,
-        observed: &Observed,
-        _: &InputsOf<Self>,
-        _: Timestamp,
-    ) -> Plan<StoreKubeconfig> {
+    fn plan(&self, object: &NstanceControlPlane, observed: &Observed, _: &InputsOf<Self>) -> Plan<StoreKubeconfig> {
         decide::plan(object, observed)
     }
 

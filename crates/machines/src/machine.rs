@@ -11,16 +11,17 @@ use api::machine::{
 };
 use jiff::Timestamp;
 use plan::{
+    Clocks,
     fact::Failure,
     machines::{
-        machine::{self, Action, Answer, Ask, Call, Note, Observed, Role},
+        machine::{self, Action, Answer, Ask, Begun, Call, Note, Observed, Role},
         shard::{Group, Outcome, Shard, peer},
     },
     object::digest,
     round::{Peer, Plan, Report},
 };
 use process::Clock;
-use runtime::{Controller, Error, Fence, InputsOf, Key, Kind, Parts, RoundOf, Turn};
+use runtime::{Controller, Error, Fence, InputsOf, Key, Kind, Parts, RoundOf, ServerClock, Turn};
 use serde_json::{Value, json};
 use shard::wire;
 use tokio::time::Instant;
@@ -47,6 +48,8 @@ pub(crate) struct MachineController {
     /// The drain that each began, to be released with it.
     pub drained: Mutex<HashMap<Key, String>>,
     pub clock: Clock,
+    pub server_clock: ServerClock,
+    pub started: Instant,
     /// When the creation failed that each asked for, and in which generation.
     pub failed: Mutex<HashMap<Key, (Instant, Option<i64>)>>,
 }
@@ -72,7 +75,7 @@ impl Controller for MachineController {
         tracing::info_span!("round", machine = %key, namespace = %key.namespace)
     }
 
-    async fn gather(&self, key: &Key, object: &NstanceMachine, _: &Note) -> Result<Observed, Error> {
+    async fn gather(&self, key: &Key, object: &NstanceMachine, note: &Note) -> Result<Observed, Error> {
         let group = object.spec.as_ref().map_or("", NstanceMachineSpec::group);
         let (role, shards) = self.place(object, group);
         if let Some(machine) = self.kinds.machine_of(object) {
@@ -94,6 +97,7 @@ impl Controller for MachineController {
             nodes,
             drain: id.as_deref().map(|id| self.desk.state(id)).unwrap_or_default(),
             asked: id.and_then(|id| self.desk.asked(Asker::Machine, &id)),
+            begun: Begun::of(object, note.begun, self.clocks()),
             deleted: notice.filter(|notice| notice.progress == Progress::Deleted).map(|notice| notice.reason),
             is_paused: self.kinds.is_paused(object),
             role,
@@ -102,14 +106,8 @@ impl Controller for MachineController {
         })
     }
 
-    fn plan(
-        &self,
-        object: &NstanceMachine,
-        observed: &Observed,
-        inputs: &InputsOf<Self>,
-        now: Timestamp,
-    ) -> Plan<Action, Ask> {
-        machine::plan(object, observed, inputs, now)
+    fn plan(&self, object: &NstanceMachine, observed: &Observed, inputs: &InputsOf<Self>) -> Plan<Action, Ask> {
+        machine::plan(object, observed, inputs)
     }
 
     async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<(), Error> {
@@ -169,7 +167,8 @@ impl Controller for MachineController {
     }
 
     fn report(&self, round: &RoundOf<'_, Self>, now: Timestamp) -> Report<NstanceMachineStatus, Note> {
-        machine::report(round, now)
+        // The time that a drain began at must be as right for another process, on another machine.
+        machine::report(round, self.server_clock.now().unwrap_or(now))
     }
 
     async fn fetch(&self, ask: &Ask, _: &Fence) -> Result<Answer, Failure> {
@@ -235,6 +234,11 @@ fn ids(object: &NstanceMachine, id: Option<&str>, shards: &BTreeMap<String, Shar
 }
 
 impl MachineController {
+    fn clocks(&self) -> Clocks {
+        let uptime = self.clock.instant().saturating_duration_since(self.started);
+        Clocks { server: self.server_clock.now(), uptime }
+    }
+
     fn drained(&self) -> MutexGuard<'_, HashMap<Key, String>> {
         self.drained.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -78,13 +78,7 @@ impl Controller for PoolController {
         })
     }
 
-    fn plan(
-        &self,
-        pool: &NstanceMachinePool,
-        observed: &Observed,
-        inputs: &InputsOf<Self>,
-        _: Timestamp,
-    ) -> Plan<Action, Ask> {
+    fn plan(&self, pool: &NstanceMachinePool, observed: &Observed, inputs: &InputsOf<Self>) -> Plan<Action, Ask> {
         pool::plan(pool, observed, inputs)
     }
 

@@ -86,13 +86,7 @@ impl Controller for ShardGroupController {
         })
     }
 
-    fn plan(
-        &self,
-        object: &NstanceShardGroup,
-        observed: &Observed,
-        inputs: &InputsOf<Self>,
-        _: Timestamp,
-    ) -> Plan<Action> {
+    fn plan(&self, object: &NstanceShardGroup, observed: &Observed, inputs: &InputsOf<Self>) -> Plan<Action> {
         shard_group::plan(object, observed, &inputs.note)
     }
 

@@ -71,7 +71,7 @@ impl Controller for PerformerController {
         Ok(Observed { pod, service, ages, is_performer_read, replacements: note.replacements })
     }
 
-    fn plan(&self, performer: &Performer, observed: &Observed, _: &InputsOf<Self>, _: Timestamp) -> Plan<Action> {
+    fn plan(&self, performer: &Performer, observed: &Observed, _: &InputsOf<Self>) -> Plan<Action> {
         performer::plan(performer, observed, &self.policy)
     }
 

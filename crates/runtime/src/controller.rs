@@ -80,13 +80,12 @@ pub trait Controller: Send + Sync + Sized + 'static {
         object: &Self::Object,
         note: &Self::Note,
     ) -> impl Future<Output = Result<Self::Observed, Error>> + Send;
-    /// Pure.
+    /// Pure, and without a clock: what has lasted is a fact.
     fn plan(
         &self,
         object: &Self::Object,
         observed: &Self::Observed,
         inputs: &InputsOf<Self>,
-        now: Timestamp,
     ) -> Plan<Self::Action, Self::Ask>;
     /// Whether what an announced action needs is there, before the status says that it begins. Reads only.
     fn check(&self, turn: &Turn<'_, Self>, action: &Self::Action) -> impl Future<Output = Result<(), Error>> + Send {
@@ -222,7 +221,7 @@ impl<C: Controller> Shared<C> {
         keys
     }
 
-    pub(crate) async fn round(self: &Arc<Self>, key: &Key, now: Timestamp) -> Result<Ended, Error> {
+    pub(crate) async fn round(self: &Arc<Self>, key: &Key) -> Result<Ended, Error> {
         let kind = self.controller.kind();
         kind.settle(key).await?;
         let Some(found) = kind.get(key).map(|kept| Kept::opened(&kept)) else {
@@ -236,7 +235,7 @@ impl<C: Controller> Shared<C> {
         let note = note.unwrap_or_default();
         let observed = self.controller.gather(key, &found.value, &note).await?;
         let mut inputs = Inputs { note, ..InputsOf::<C>::default() };
-        let (plan, used) = self.plan(&found.value, &observed, &mut inputs, now);
+        let (plan, used) = self.plan(&found.value, &observed, &mut inputs);
         let progress = plan.steps.iter().map(|_| Progress::NotBegun).collect();
         let fence = self.fence(key, found.value.metadata());
         let object = found.value.clone();
@@ -269,11 +268,10 @@ impl<C: Controller> Shared<C> {
         object: &C::Object,
         observed: &C::Observed,
         inputs: &mut InputsOf<C>,
-        now: Timestamp,
     ) -> (PlanOf<C>, HashMap<C::Ask, u64>) {
         let mut used = HashMap::new();
         loop {
-            let plan = self.controller.plan(object, observed, inputs, now);
+            let plan = self.controller.plan(object, observed, inputs);
             let mut is_richer = false;
             for want in plan.wants.iter().filter(|want| !used.contains_key(&want.ask)).collect::<Vec<_>>() {
                 if let Some(answer) = self.facts.get(want, self.clock.instant()) {

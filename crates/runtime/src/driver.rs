@@ -3,7 +3,6 @@
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
-use jiff::Timestamp;
 use process::{Clock, Pulse, panic};
 use tokio::{sync::Semaphore, task::JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -24,7 +23,7 @@ trait Rounds: Send + Sync + 'static {
     fn controller(&self) -> &'static str;
     fn span(&self, key: &Key) -> tracing::Span;
     fn keys(&self) -> Vec<Key>;
-    fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Ended, Error>>;
+    fn round<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Ended, Error>>;
 }
 
 impl<C: Controller> Rounds for Arc<Shared<C>> {
@@ -40,8 +39,8 @@ impl<C: Controller> Rounds for Arc<Shared<C>> {
         Shared::keys(self)
     }
 
-    fn round<'a>(&'a self, key: &'a Key, now: Timestamp) -> BoxFuture<'a, Result<Ended, Error>> {
-        Shared::round(self, key, now).instrument(C::span(key)).boxed()
+    fn round<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<Ended, Error>> {
+        Shared::round(self, key).instrument(C::span(key)).boxed()
     }
 }
 
@@ -122,7 +121,7 @@ impl Driver {
         let controller = self.rounds.controller();
         self.metrics.round_started(controller, turn.waited);
         let started = self.clock.instant();
-        let round = AssertUnwindSafe(self.rounds.round(&turn.key, self.clock.now())).catch_unwind();
+        let round = AssertUnwindSafe(self.rounds.round(&turn.key)).catch_unwind();
         let result = round.await.unwrap_or_else(|payload| {
             self.metrics.panicked(controller);
             Err(Error::Panicked(panic::message(&*payload)))

@@ -166,13 +166,7 @@ impl Controller for ReleaseController {
         Ok(self.observe(key, object))
     }
 
-    fn plan(
-        &self,
-        object: &HelmRelease,
-        observed: &Observed,
-        inputs: &InputsOf<Self>,
-        _: Timestamp,
-    ) -> Plan<Action, Ask> {
+    fn plan(&self, object: &HelmRelease, observed: &Observed, inputs: &InputsOf<Self>) -> Plan<Action, Ask> {
         releases::plan(object, observed, inputs, &self.policy)
     }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::machine::{MachineAddress, MachineReason, NstanceMachine};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use decide::plan;
@@ -22,6 +23,7 @@ pub use report::report;
 
 use super::node::NodeRef;
 use super::shard::{Instance, Outcome, Shard};
+use crate::Clocks;
 use crate::fact::Fact;
 use crate::round::Inputs;
 
@@ -35,6 +37,35 @@ pub type InputsOf = Inputs<Note, Ask, Answer>;
 pub struct Note {
     /// The first list of its shard that omits the instance, if no later one has it.
     pub missed: Option<u64>,
+    pub begun: Option<Begun>,
+}
+
+/// A drain that the stored status shows as begun, and for how long it has been.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Begun {
+    /// By the API server's clock.
+    since: Timestamp,
+    /// [`Clocks::uptime`] of the round.
+    at: Duration,
+    pub age: Duration,
+}
+
+impl Begun {
+    /// `former` is that of the process's last round. The server's clock says how long a drain had lasted when this process
+    /// first saw it, and our monotonic clock goes on: no step of a clock ends a drain.
+    pub fn of(machine: &NstanceMachine, former: Option<Self>, clocks: Clocks) -> Option<Self> {
+        let drained = machine.status.as_ref()?.condition(ConditionType::Drained)?;
+        let is_running = matches!(drained.reason, MachineReason::Known(Reason::Draining | Reason::BlockedByPDB));
+        if drained.status != ConditionStatus::False || !is_running {
+            return None;
+        }
+        let (since, at) = (drained.last_transition_time, clocks.uptime);
+        let age = match former.filter(|former| former.since == since) {
+            Some(former) => former.age.saturating_add(at.saturating_sub(former.at)),
+            None => clocks.since(Some(since)),
+        };
+        Some(Self { since, at, age })
+    }
 }
 
 /// What must be asked of a shard.
@@ -65,6 +96,7 @@ pub struct Observed {
     pub drain: Drain,
     /// What was asked of that drain for this machine.
     pub asked: Option<Asked>,
+    pub begun: Option<Begun>,
     /// Why the shard deleted the instance, if it said so.
     pub deleted: Option<String>,
     /// The call that was handed over last, and is not reported yet.

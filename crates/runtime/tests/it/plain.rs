@@ -64,7 +64,7 @@ impl Controller for Plain {
         Ok(())
     }
 
-    fn plan(&self, _: &Performer, (): &(), _: &InputsOf<Self>, _: Timestamp) -> Plan<()> {
+    fn plan(&self, _: &Performer, (): &(), _: &InputsOf<Self>) -> Plan<()> {
         Plan::default()
     }
 

@@ -100,7 +100,7 @@ impl Controller for Script {
         Ok(is_ours)
     }
 
-    fn plan(&self, _: &Performer, is_ours: &bool, inputs: &InputsOf<Self>, _: Timestamp) -> Plan<Action, Ask> {
+    fn plan(&self, _: &Performer, is_ours: &bool, inputs: &InputsOf<Self>) -> Plan<Action, Ask> {
         if *is_ours { (self.decide)(inputs) } else { Plan::default() }
     }
 

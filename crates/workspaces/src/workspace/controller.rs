@@ -95,13 +95,7 @@ impl Controller for WorkspaceController {
         })
     }
 
-    fn plan(
-        &self,
-        workspace: &Workspace,
-        observed: &Observed,
-        inputs: &InputsOf<Self>,
-        _: Timestamp,
-    ) -> Plan<Action, SourceAsk> {
+    fn plan(&self, workspace: &Workspace, observed: &Observed, inputs: &InputsOf<Self>) -> Plan<Action, SourceAsk> {
         workspace::plan(workspace, observed, inputs)
     }
 

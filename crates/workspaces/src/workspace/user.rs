@@ -81,7 +81,7 @@ impl Controller for UserController {
         })
     }
 
-    fn plan(&self, user: &User, observed: &Observed, _: &InputsOf<Self>, _: Timestamp) -> Plan<Action> {
+    fn plan(&self, user: &User, observed: &Observed, _: &InputsOf<Self>) -> Plan<Action> {
         user::plan(user, observed)
     }
 

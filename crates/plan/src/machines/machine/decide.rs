@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use api::condition::Reason;
 use api::machine::{MACHINE_FINALIZER, NstanceMachine, NstanceMachineSpec};
-use jiff::Timestamp;
 
 use super::super::node::{Found, NodeRef, find};
 use super::super::shard::{Instance, Outcome, Shard, peer};
@@ -18,7 +17,7 @@ use crate::object::digest;
 use crate::round::{Plan, Step};
 
 /// The next actions for one machine.
-pub fn plan(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf, now: Timestamp) -> Plan<Action, Ask> {
+pub fn plan(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) -> Plan<Action, Ask> {
     let mut plan = Plan::default();
     if observed.is_paused {
         rest(&mut plan, machine, observed);
@@ -27,7 +26,7 @@ pub fn plan(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf, no
     let Some(spec) = machine.spec.as_ref().filter(|_| observed.owner != Owner::Unknown) else { return plan };
     let known = known(&mut plan, machine, observed, inputs);
     if machine.metadata.deletion_timestamp.is_some() {
-        clean_up(&mut plan, machine, observed, &known, now);
+        clean_up(&mut plan, machine, observed, &known);
         return plan;
     }
     if is_lost(observed, &known) {
@@ -50,7 +49,7 @@ pub fn plan(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf, no
         Known::Unknown(_) | Known::Gone => {}
     }
     if let Owner::Machine(owner) = &observed.owner {
-        hook(&mut plan, machine, owner, observed, &known, now);
+        hook(&mut plan, machine, owner, observed, &known);
     }
     plan
 }
@@ -62,9 +61,8 @@ fn hook(
     owner: &Machine,
     observed: &Observed,
     known: &Known<'_>,
-    now: Timestamp,
 ) {
-    if owner.is_deleting && owner.has_hook && is_empty(plan, machine, observed, known, now) {
+    if owner.is_deleting && owner.has_hook && is_empty(plan, machine, observed, known) {
         plan.push(release_hook(owner));
     }
     if observed.role == Role::Own && !owner.is_deleting && !owner.has_hook && !owner.is_excluded {
@@ -193,15 +191,9 @@ fn node_id(spec: &NstanceMachineSpec, instance: &Instance, observed: &Observed) 
 }
 
 /// Whether nothing of the Node is left that a drain waits for; begins the drain if it was not begun.
-fn is_empty(
-    plan: &mut Plan<Action, Ask>,
-    machine: &NstanceMachine,
-    observed: &Observed,
-    known: &Known<'_>,
-    now: Timestamp,
-) -> bool {
+fn is_empty(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &Observed, known: &Known<'_>) -> bool {
     let (is_excluded, timeout) = match &observed.owner {
-        Owner::Machine(owner) => (owner.is_excluded, time_left(machine, owner.drain_timeout, now)),
+        Owner::Machine(owner) => (owner.is_excluded, time_left(owner.drain_timeout, observed)),
         Owner::Unknown | Owner::Unset | Owner::Gone => (false, None),
     };
     if is_excluded {
@@ -254,13 +246,7 @@ fn rest(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &Obser
 }
 
 /// The Node first, then the instance, then the object. A member's instance is removed with its group's size.
-fn clean_up(
-    plan: &mut Plan<Action, Ask>,
-    machine: &NstanceMachine,
-    observed: &Observed,
-    known: &Known<'_>,
-    now: Timestamp,
-) {
+fn clean_up(plan: &mut Plan<Action, Ask>, machine: &NstanceMachine, observed: &Observed, known: &Known<'_>) {
     let mut finalizers = machine.metadata.finalizers.clone().unwrap_or_default();
     let before = finalizers.len();
     finalizers.retain(|finalizer| finalizer != MACHINE_FINALIZER);
@@ -285,7 +271,7 @@ fn clean_up(
         find_unmade(plan, machine, observed, owner, finalizers);
         return;
     }
-    if !is_empty(plan, machine, observed, known, now) {
+    if !is_empty(plan, machine, observed, known) {
         return;
     }
     // Nothing was ever asked for, or there is nothing left that could be asked.

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
-use api::machine::{MachineReason, NstanceMachine};
-use jiff::Timestamp;
+use api::condition::ConditionType;
+use api::machine::NstanceMachine;
 
 use super::super::node::{Found, NodeRef, find, is_same};
 use super::super::shard::{Answer as ShardAnswer, Instance, Members, Outcome, Shard};
@@ -205,16 +204,10 @@ fn is_never_made(machine: &NstanceMachine, observed: &Observed, known: &Known<'_
     *known == Known::Gone || !is_askable(machine, observed) || (*known == Known::Unmade && is_refused)
 }
 
-/// What is left of the time that a drain may take. It runs from the drain's beginning, which the stored condition shows:
-/// what kept the drain from beginning costs it nothing.
-pub(super) fn time_left(machine: &NstanceMachine, timeout: Option<Duration>, now: Timestamp) -> Option<Duration> {
-    let drained = machine.status.as_ref().and_then(|status| status.condition(ConditionType::Drained));
-    let is_begun = |drained: &&Condition<MachineReason>| {
-        let is_running = matches!(drained.reason, MachineReason::Known(Reason::Draining | Reason::BlockedByPDB));
-        drained.status == ConditionStatus::False && is_running
-    };
-    let spent = drained.filter(is_begun).map(|drained| now.duration_since(drained.last_transition_time));
-    let spent = spent.and_then(|spent| Duration::try_from(spent).ok()).unwrap_or_default();
+/// What is left of the time that a drain may take. It runs from the drain's beginning: what kept the drain from beginning
+/// costs it nothing.
+pub(super) fn time_left(timeout: Option<Duration>, observed: &Observed) -> Option<Duration> {
+    let spent = observed.begun.map(|begun| begun.age).unwrap_or_default();
     timeout.map(|timeout| timeout.saturating_sub(spent))
 }
 

@@ -31,7 +31,7 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<NstanceMachineStatu
         transitions: transitions(&former, &status),
         discriminator: status.instance_id.clone().unwrap_or_default(),
         phase: ready.map_or("", |ready| ready.reason.as_str()).to_owned(),
-        note: Note { missed: missed(round.object, round.observed, round.inputs) },
+        note: Note { missed: missed(round.object, round.observed, round.inputs), begun: round.observed.begun },
         status,
     }
 }

@@ -77,6 +77,7 @@ fn member() -> Observed {
         addresses: BTreeMap::new(),
         drain: Drain::None,
         asked: None,
+        begun: None,
         deleted: None,
         call: Call::None,
         is_paused: false,
@@ -91,7 +92,7 @@ fn own() -> Observed {
 fn planned(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) -> Plan<Action, Ask> {
     let read: Observed = from_value(to_value(observed).unwrap()).unwrap();
     assert_eq!(&read, observed, "written to a file and read back");
-    plan(machine, observed, inputs, Timestamp::UNIX_EPOCH)
+    plan(machine, observed, inputs)
 }
 
 fn actions(machine: &NstanceMachine, observed: &Observed, inputs: &InputsOf) -> Vec<String> {
@@ -119,7 +120,7 @@ fn none() -> InputsOf {
 
 /// An earlier list of the shard omitted the instance.
 fn missed() -> InputsOf {
-    InputsOf { note: Note { missed: Some(0) }, ..InputsOf::default() }
+    InputsOf { note: Note { missed: Some(0), ..Note::default() }, ..InputsOf::default() }
 }
 
 fn reported(
@@ -128,7 +129,7 @@ fn reported(
     inputs: &InputsOf,
     progress: &Progress,
 ) -> crate::round::Report<NstanceMachineStatus, Note> {
-    let plan = plan(object, observed, inputs, Timestamp::UNIX_EPOCH);
+    let plan = plan(object, observed, inputs);
     let progress: Vec<_> = plan.steps.iter().map(|_| progress.clone()).collect();
     report(&RoundOf { object, observed, inputs, plan: &plan, progress: &progress }, Timestamp::UNIX_EPOCH)
 }
@@ -662,10 +663,15 @@ fn a98_while_paused_a_drain_rests_and_goes_on_by_the_same_id_afterwards() {
     assert!(planned(&object, &going, &none()).actions().any(is_drain));
 }
 
+/// What the API server's clock and our monotonic one show.
+fn clocks(server: Option<i64>, uptime: u64) -> Clocks {
+    Clocks { server: server.map(|seconds| Timestamp::new(seconds, 0).unwrap()), uptime: Duration::from_secs(uptime) }
+}
+
 /// The times that drains are asked for with, so many seconds after the status was stored; without a limit `None`.
 fn asked_time(object: &NstanceMachine, observed: &Observed, seconds: i64) -> Vec<Option<u64>> {
-    let now = Timestamp::new(seconds, 0).unwrap();
-    let plan = plan(object, observed, &none(), now);
+    let begun = Begun::of(object, None, clocks(Some(seconds), 0));
+    let plan = plan(object, &Observed { begun, ..observed.clone() }, &none());
     let timeouts = plan.actions().filter_map(|action| match action {
         Action::Drain { timeout, .. } => Some(timeout.map(|timeout| timeout.as_secs())),
         _ => None,
@@ -690,6 +696,25 @@ fn the_time_of_a_drain_runs_from_its_beginning() {
     object.status = Some(status(&object, &going, &none()));
     assert_eq!(asked_time(&object, &going, 240), [Some(360)]);
     assert_eq!(asked_time(&object, &going, 3600), [Some(0)]);
+}
+
+#[test]
+fn no_step_of_a_clock_ends_a_drain() {
+    let going = Observed { owner: Owner::Machine(Machine { is_deleting: true, ..owner() }), ..member() };
+    let mut object = member_machine();
+    assert_eq!(Begun::of(&object, None, clocks(Some(0), 0)), None);
+    object.status = Some(status(&object, &going, &none()));
+    let age = |former, clocks| Begun::of(&object, former, clocks).unwrap().age.as_secs();
+    let seen = Begun::of(&object, None, clocks(Some(60), 1000));
+    assert_eq!(age(None, clocks(Some(60), 1000)), 60, "as the server counts");
+    for server in [Some(-3600), Some(90), Some(3600), None] {
+        assert_eq!(age(seen, clocks(server, 1030)), 90, "as we count from then on");
+    }
+    for server in [Some(-3600), None] {
+        assert_eq!(age(None, clocks(server, 1000)), 0, "what is not known has not lasted");
+    }
+    let round = Observed { begun: seen, ..going };
+    assert_eq!(reported(&object, &round, &none(), &Progress::NotBegun).note.begun, seen, "the next round counts on");
 }
 
 #[test]

@@ -438,12 +438,13 @@ impl World {
             addresses: BTreeMap::new(),
             drain: self.drains.get(id).cloned().unwrap_or_default(),
             asked: self.drains.get(id).map(|_| machine::Asked { left: None }),
+            begun: None,
             deleted: self.deleted.get(id).cloned(),
             call: machine::Call::None,
             is_paused: self.is_paused,
         };
         let inputs = machine::InputsOf { note, ..machine::InputsOf::default() };
-        let plan = machine::plan(&object, &observed, &inputs, NOW);
+        let plan = machine::plan(&object, &observed, &inputs);
         self.acted |= !plan.steps.is_empty() || plan.next_look.is_some();
         let progress: Vec<_> = plan.steps.iter().map(|_| Progress::Done(())).collect();
         let round = machine::RoundOf {
