@@ -21,7 +21,7 @@ use tower::{Service, ServiceExt};
 pub struct Limits {
     /// How often the server pings, so that a client that vanished is noticed, and how long it waits for the answer.
     pub ping: (Duration, Duration),
-    /// Of one client, known by its certificate or, without one, its address.
+    /// Of one client, known by its certificate or, without one, its address; of IPv6, its network.
     pub connections: usize,
     /// Calls at once on one connection.
     pub calls: u32,

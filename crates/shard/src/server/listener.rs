@@ -1,6 +1,11 @@
 //! One port: TLS, HTTP/2 and one gRPC service, with every resource a client can hold bounded.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use hyper::{body::Incoming, rt::Executor, server::conn::http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -23,6 +28,9 @@ use crate::identity::Peer;
 
 /// For TLS and the first bytes of HTTP/2 together: a client that is slower holds nothing.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// A client without a certificate asks for one, and goes: it holds its connection no longer than that call may take.
+const ANONYMOUS: Duration = Duration::from_mins(1);
 
 /// Connections of one port; a zone's agents hold one or two each.
 const CONNECTIONS: usize = 30_000;
@@ -125,6 +133,7 @@ async fn serve(port: &Port, stream: TcpStream, from: SocketAddr, _permit: OwnedS
     let Some(stream) = Box::pin(begin(port, stream)).await else { return };
     let certificate = certificate(stream.get_ref());
     let Some(place) = port.clients.admit(client(certificate.as_ref(), from)) else { return };
+    let is_anonymous = certificate.is_none();
     let certificate = ClientCertificate(certificate);
     let inner = port.service.clone();
     let service = hyper::service::service_fn(move |mut request: http::Request<Incoming>| {
@@ -139,7 +148,12 @@ async fn serve(port: &Port, stream: TcpStream, from: SocketAddr, _permit: OwnedS
         .keep_alive_interval(port.limits.ping.0)
         .keep_alive_timeout(port.limits.ping.1)
         .serve_connection(TokioIo::new(stream), service);
-    if let Err(error) = connection.await {
+    let ended = if is_anonymous {
+        tokio::time::timeout(ANONYMOUS, connection).await.unwrap_or(Ok(()))
+    } else {
+        connection.await
+    };
+    if let Err(error) = ended {
         tracing::debug!(%error, %from, "a connection ended");
     }
 }
@@ -169,7 +183,18 @@ fn certificate(stream: &TlsStream<TcpStream>) -> Option<Arc<[u8]>> {
 
 /// Whose connection it is.
 fn client(certificate: Option<&Arc<[u8]>>, from: SocketAddr) -> String {
-    certificate.and_then(|der| Peer::name(der)).unwrap_or_else(|| from.ip().to_string())
+    certificate.and_then(|der| Peer::name(der)).unwrap_or_else(|| origin(from.ip()))
+}
+
+/// Of an IPv6 address its network: a host has all addresses of it.
+fn origin(ip: IpAddr) -> String {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => {
+            let [a, b, c, d, ..] = ip.segments();
+            format!("{a:x}:{b:x}:{c:x}:{d:x}::/64")
+        }
+    }
 }
 
 /// Runs calls so that they end with their port.
@@ -183,5 +208,19 @@ impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Tasks {
     fn execute(&self, call: F) {
         let cancel = self.cancel.clone();
         self.tracker.spawn(async move { cancel.run_until_cancelled(call).await });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_one_network_are_one_client() {
+        let of = |ip: &str| origin(ip.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
+        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
     }
 }

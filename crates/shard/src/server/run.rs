@@ -247,8 +247,27 @@ impl Server<'_> {
         Ok(Standby::new(web_client_tls(authority.certificate_pem(), Arc::new(clock.clone())).map_err(setup)?))
     }
 
-    /// Serves until the lead ends or the server stops.
+    /// Leads until the lead ends or the server stops.
     async fn lead_shard(&self, election: &mut Election, lead: Lead) -> Result<(), TermError> {
+        let options = self.options;
+        let (store, current) = (Arc::clone(&options.context.store), ClusterLead::default());
+        let mut cluster = Election::new(store, layout::CLUSTER_LOCK, &options.holder, self.address, options.timing);
+        // Renewed from the first moment: to read thousands of records may take longer than a lead lasts.
+        let led = tokio::select! {
+            () = self.stop.cancelled() => Ok(()),
+            () = lead.ended() => Ok(()),
+            () = renew_shard(election, options.timing, &lead) => Ok(()),
+            led = self.serve(&lead, &mut cluster, &current) => led,
+        };
+        self.set_cluster(&current, None);
+        if let Err(error) = cluster.release().await {
+            tracing::warn!(error = %explained(&error), "the cluster's lock was not released; it lapses");
+        }
+        led
+    }
+
+    /// Opens the shard, and serves until that fails.
+    async fn serve(&self, lead: &Lead, cluster: &mut Election, current: &ClusterLead) -> Result<(), TermError> {
         let options = self.options;
         let opened = Term::open(Arc::clone(&options.context), lead.clone()).await;
         let groups = options.context.layout.groups();
@@ -256,31 +275,15 @@ impl Server<'_> {
         options.standing.set_groups_damaged(is_damaged);
         let term = Arc::new(opened?);
         options.standing.set_term(Some(Arc::clone(&term)));
-        let parts = parts(options, &term);
-        let ports = open_ports(options, &parts, self.tls, self.bound).await?;
+        let parts = parts(options, &term, current);
+        let _ports = open_ports(options, &parts, self.tls, self.bound).await?;
         options.standing.set_bound(*self.bound.borrow());
-        let store = Arc::clone(&options.context.store);
-        let mut cluster = Election::new(store, layout::CLUSTER_LOCK, &options.holder, self.address, options.timing);
-        let ended = async {
-            tokio::select! {
-                () = self.stop.cancelled() => {}
-                () = lead.ended() => {}
-                () = renew_shard(election, options.timing, &lead) => {}
-            }
-        };
-        let led = tokio::select! {
-            () = ended => Ok(()),
-            error = rounds(&term) => Err(error),
-            error = collect(&term, &parts.cluster_lead) => Err(error),
-            error = follow(&term) => Err(error),
-            error = self.lead_cluster(&mut cluster, &parts.cluster_lead) => Err(error),
-        };
-        drop(ports);
-        self.set_cluster(&parts.cluster_lead, None);
-        if let Err(error) = cluster.release().await {
-            tracing::warn!(error = %explained(&error), "the cluster's lock was not released; it lapses");
-        }
-        led
+        Err(tokio::select! {
+            error = rounds(&term) => error,
+            error = collect(&term, current) => error,
+            error = follow(&term) => error,
+            error = self.lead_cluster(cluster, current) => error,
+        })
     }
 
     /// Only a shard's leader stands for the cluster: a standby could neither register nor renew anyone.
@@ -322,7 +325,7 @@ impl Server<'_> {
     }
 }
 
-fn parts(options: &Options, term: &Arc<Term>) -> Parts {
+fn parts(options: &Options, term: &Arc<Term>, cluster_lead: &ClusterLead) -> Parts {
     let context = &options.context;
     let registrar = Registrar {
         store: Arc::clone(&context.store),
@@ -336,7 +339,7 @@ fn parts(options: &Options, term: &Arc<Term>) -> Parts {
     Parts {
         term: Arc::clone(term),
         registrar: Arc::new(registrar),
-        cluster_lead: ClusterLead::default(),
+        cluster_lead: ClusterLead::clone(cluster_lead),
         clock: context.clock.clone(),
     }
 }

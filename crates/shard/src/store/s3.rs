@@ -1,6 +1,6 @@
 //! A store in a bucket of an S3-compatible service, through object_store and the HTTP client of this process.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures::TryStreamExt;
@@ -24,6 +24,10 @@ use super::{Etag, Expect, Object, Store, StoreError, check_body, check_key};
 
 /// One retry hides a dropped connection; more would hold up an election that has its own patience.
 const RETRIES: usize = 1;
+
+/// For one request and its whole answer. A silent service is an unavailable one, also for callers without a deadline of
+/// their own.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Where the bucket is and who asks.
 #[derive(Clone)]
@@ -145,10 +149,14 @@ impl HttpConnector for Hyper {
 #[async_trait]
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let response = self.0.request(request).await.map_err(|error| HttpError::new(kind(&error), error))?;
-        let (parts, body) = response.into_parts();
-        let body = body.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, error));
-        Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
+        let answer = async {
+            let response = self.0.request(request).await.map_err(|error| HttpError::new(kind(&error), error))?;
+            let (parts, body) = response.into_parts();
+            let body = body.collect().await.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, error))?;
+            Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(body.to_bytes())))
+        };
+        let late = |error| HttpError::new(HttpErrorKind::Timeout, error);
+        tokio::time::timeout(DEADLINE, answer).await.map_err(late)?
     }
 }
 

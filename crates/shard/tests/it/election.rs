@@ -136,6 +136,18 @@ async fn storage_that_takes_seconds_costs_no_lead() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_shard_that_takes_longer_to_open_than_a_lead_lasts_is_led() {
+    let (zone, faults) = (Zone::new().await, Faults::default());
+    let store = FaultyStore::new(Arc::new(zone.store.clone()), faults.clone());
+    // Six reads, one after another.
+    faults.set(Fault::Slow(Duration::from_secs(4)));
+    let mut server = zone.start_on(Arc::new(store), "s1", any(), Timing::default());
+    tokio::time::timeout(Duration::from_mins(5), server.leads()).await.expect("it is renewed meanwhile");
+    faults.set(Fault::None);
+    server.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn storage_that_refuses_for_a_moment_costs_no_lead() {
     let (zone, faults) = (Zone::new().await, Faults::default());
     let store = FaultyStore::new(Arc::new(zone.store.clone()), faults.clone());

@@ -29,20 +29,23 @@ pub struct Frame {
     pub stream: u32,
 }
 
+/// Of the client's certificate, if it has one.
+type Subject<'a> = Option<(&'a str, &'a str, Role)>;
+
 /// A connection of a client that answers nothing by itself.
 pub struct Raw(TlsStream<TcpStream>);
 
 impl Raw {
     /// TLS alone.
-    pub async fn connect(zone: &Zone, address: SocketAddr, subject: (&str, &str, Role)) -> Self {
-        let tls = TlsConnector::from(zone.tls(Some(subject)));
+    pub async fn connect(zone: &Zone, address: SocketAddr, subject: impl Into<Subject<'_>>) -> Self {
+        let tls = TlsConnector::from(zone.tls(subject.into()));
         let name = rustls::pki_types::ServerName::try_from(address.ip().to_string()).expect("an address");
         let tcp = TcpStream::connect(address).await.expect("it listens");
         Self(tls.connect(name, tcp).await.expect("TLS"))
     }
 
     /// HTTP/2 begun as it should be.
-    pub async fn begin(zone: &Zone, address: SocketAddr, subject: (&str, &str, Role)) -> Self {
+    pub async fn begin(zone: &Zone, address: SocketAddr, subject: impl Into<Subject<'_>>) -> Self {
         let mut raw = Self::connect(zone, address, subject).await;
         raw.0.write_all(PREFACE).await.expect("the server reads");
         raw.send(SETTINGS, 0, 0, &[]).await.expect("the server reads");

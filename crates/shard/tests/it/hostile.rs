@@ -168,6 +168,22 @@ async fn a_slow_client_holds_its_connection_and_its_call_no_longer_than_their_de
 }
 
 #[tokio::test]
+async fn a_client_without_a_certificate_holds_its_connection_for_a_minute_at_most() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let mut anonymous = Raw::begin(&zone, server.leads().await.registration, None).await;
+    assert_eq!(anonymous.next().await.expect("it is served").kind, SETTINGS);
+    tokio::time::pause();
+    let began = tokio::time::Instant::now();
+    pass(62).await;
+    rest(&mut anonymous).await;
+    // The first ping comes after a minute, and has 20 s for its answer.
+    assert!(began.elapsed() < Duration::from_secs(75), "{:?}", began.elapsed());
+    tokio::time::resume();
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn large_requests_of_one_client_are_bounded_together() {
     let zone = Zone::new().await;
     let mut server = zone.start("s1");

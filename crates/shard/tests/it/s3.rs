@@ -1,6 +1,6 @@
 //! The S3 store against a server that speaks S3, on loopback.
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
@@ -8,7 +8,7 @@ use hyper_util::{
 };
 use s3s::{auth::SimpleAuth, service::S3ServiceBuilder};
 use s3s_fs::FileSystem;
-use shard::store::{Expect, S3Options, S3Store, Store, conformance};
+use shard::store::{Expect, S3Options, S3Store, Store, StoreError, conformance};
 use tokio::{net::TcpListener, sync::Mutex};
 
 /// Starts the server in this process. One lock is around it: its conditional writes are not atomic by themselves.
@@ -36,6 +36,10 @@ async fn start(root: &std::path::Path) -> S3Options {
             });
         }
     });
+    options(endpoint)
+}
+
+fn options(endpoint: String) -> S3Options {
     let text = str::to_owned;
     S3Options {
         endpoint,
@@ -71,4 +75,14 @@ async fn wrong_credentials_are_an_outage_and_not_an_empty_store() {
     assert!(store.get("a/b").await.is_err());
     assert!(store.list("a/").await.is_err());
     assert!(!store.put("a/b", b"2".to_vec(), Expect::Absent).await.unwrap_err().is_conflict());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_says_nothing_is_unavailable() {
+    provider();
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let store = S3Store::open(&options(format!("http://{}", silent.local_addr().unwrap()))).unwrap();
+    let asked = tokio::time::timeout(Duration::from_mins(5), store.get("a"));
+    let error = asked.await.expect("it has a deadline").unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
 }
