@@ -32,6 +32,8 @@ pub struct Entry {
     pub streams: u32,
     /// Its agent hung up; the machine is looked at until it is back.
     pub follow_up: Option<FollowUp>,
+    /// When it was looked at last because of that.
+    pub followed_up: Option<Instant>,
     /// Since when this server knows it.
     known_since: Instant,
     set_since: SetSince,
@@ -78,6 +80,7 @@ impl Entry {
             calls: 0,
             streams: 0,
             follow_up: None,
+            followed_up: None,
             known_since: now.1,
             set_since: SetSince::default(),
         }

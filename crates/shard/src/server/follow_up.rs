@@ -12,6 +12,10 @@ use crate::provider::ProviderError;
 /// For one look: the provider is asked about many machines if a network broke.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// Between two looks because an agent hung up and came back: its machine must not use up the requests that the provider
+/// allows. The looks at all machines come more often than this.
+const QUIET: Duration = Duration::from_mins(5);
+
 /// Looks at once, as many as rounds.
 const LOOKS_AT_ONCE: usize = 16;
 
@@ -24,16 +28,19 @@ pub struct HealthStream<'a> {
 impl Drop for HealthStream<'_> {
     fn drop(&mut self) {
         let Some(id) = &self.id else { return };
-        let now = self.term.now();
+        let (now, instant) = (self.term.now(), self.term.context.clock.instant());
         {
             let mut memory = self.term.memory();
             let Some(mut entry) = memory.entries.get_mut(id) else { return };
             entry.streams = entry.streams.saturating_sub(1);
-            // Another stream of the same agent was opened before this one ended.
-            if entry.streams > 0 || entry.record.deleted_at.is_some() {
+            // Another stream of the same agent was opened before this one ended, or it is waited for already.
+            if entry.streams > 0 || entry.record.deleted_at.is_some() || entry.follow_up.is_some() {
                 return;
             }
-            entry.follow_up = Some(FollowUp { looks: 0, at: now });
+            let since = entry.followed_up.map(|last| instant.saturating_duration_since(last));
+            let wait = since.map_or(Duration::ZERO, |since| QUIET.saturating_sub(since));
+            let at = now.saturating_add(wait).unwrap_or(Timestamp::MAX);
+            entry.follow_up = Some(FollowUp { looks: 0, at });
         }
         self.term.hung_up.notify_one();
     }
@@ -74,6 +81,7 @@ impl Term {
             let Some(mut entry) = memory.entries.get_mut(id) else { return };
             // Back already, or deleted.
             let Some(follow_up) = entry.follow_up.filter(|_| entry.record.deleted_at.is_none()) else { return };
+            entry.followed_up = Some(self.context.clock.instant());
             // A call meanwhile knows better.
             if let (Ok(found), true) = (&look, entry.calls == calls) {
                 entry.observe(found.as_ref());

@@ -1,11 +1,16 @@
 //! The agents' port. Keys and files are not pushed: their streams stay open and silent, so that stock agents stay
 //! connected.
 
+use std::time::Duration;
+
 use futures::StreamExt;
 use tonic::{Request, Response, Status, Streaming, async_trait};
 
 use super::{Events, Parts, peer};
 use crate::wire::{self, agent_service_server::AgentService};
+
+/// Between two reports of one stream: an agent sends one a minute, and one that floods waits.
+const PACE: Duration = Duration::from_millis(100);
 
 pub struct Agent(pub Parts);
 
@@ -34,6 +39,7 @@ impl AgentService for Agent {
             let notice =
                 report.termination_notice.map(|notice| notice.deadline.as_ref().and_then(wire::read_timestamp));
             self.0.term.report_health(&peer.tenant, &peer.id, notice)?;
+            tokio::time::sleep(PACE).await;
         }
         Ok(Response::new(()))
     }

@@ -192,6 +192,25 @@ async fn a_machine_whose_agent_hung_up_is_looked_at_until_it_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_agent_that_hangs_up_again_and_again_uses_up_no_requests() {
+    let (world, server, _) = begin(CONFIG).await;
+    let (term, id) = (&server.term, only(&world));
+    drop(term.health_stream("default", &id));
+    let next = term.follow_up().await;
+    drop(term.health_stream("default", &id));
+    assert_eq!(term.follow_up().await, next, "not back, and not looked at again before that");
+    for _ in 0..10 {
+        term.report_health("default", &id, None).unwrap();
+        drop(term.health_stream("default", &id));
+        let wait = term.follow_up().await.expect("it is looked at later").duration_since(world.clock.now());
+        assert!((290..=300).contains(&wait.as_secs()), "back, and looked at a moment ago: {wait:?}");
+    }
+    tokio::time::advance(Duration::from_mins(5)).await;
+    let wait = term.follow_up().await.expect("looked at now").duration_since(world.clock.now());
+    assert!(wait.as_secs() < 10, "{wait:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a74_a_machine_that_stopped_is_noticed_when_its_agent_hangs_up() {
     use crate::store::Fault;
     let (world, server, mut events) = begin(CONFIG).await;
