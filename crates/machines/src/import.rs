@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use api::machine::{API_VERSION, NstanceMachinePool};
 use k8s_openapi::api::core::v1::ObjectReference;
-use plan::machines::import::{Import, Imports, Observed, import};
+use plan::{
+    fact::Class,
+    machines::import::{Import, Imports, Observed, import},
+};
 use process::explained;
 use runtime::{Error, Key, Leadership, Occurrence, Operator, Recorder};
 use serde_json::Value;
@@ -109,10 +112,25 @@ impl Importer {
                 );
             }
         }
+        let mut failed = None;
         for pool in pools {
-            self.make(pool).await?;
+            let group = pool.group.clone();
+            match self.make(pool).await {
+                Ok(()) => {}
+                // Wrong in itself: it waits for another group, and holds up no other.
+                Err(error) if error.class() == Class::Terminal => {
+                    if self.complained.insert(group.clone()) {
+                        tracing::warn!(
+                            group,
+                            why = explained(&error),
+                            "no pool can be made for this group of the shards; rename or correct it there"
+                        );
+                    }
+                }
+                Err(error) => failed = Some(error),
+            }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     fn observe(&self) -> Observed {
@@ -142,13 +160,13 @@ impl Importer {
 
     /// The pool first: for one that has no MachinePool its own rounds make one.
     async fn make(&self, pool: Import) -> Result<(), Error> {
-        tracing::info!(group = pool.group, "importing a group of the shards as a pool");
         let key = |body: &Value| {
             let name = body["metadata"]["name"].as_str().unwrap_or_default();
             Key::new(self.kinds.cluster.namespace.clone(), name)
         };
         let created = key(&pool.pool);
         accept(self.kinds.pools.create(&created, &pool.pool).await)?;
+        tracing::info!(group = pool.group, "a group of the shards is imported as a pool");
         self.report_differences(&created, &pool.differing);
         accept(self.kinds.machine_pools.create(&key(&pool.machine_pool), &pool.machine_pool).await)
     }

@@ -7,6 +7,9 @@ use plan::{
 };
 use shard::wire;
 
+/// Of a name or a reason in a notice, in bytes: thousands of notices are kept, and no real one is longer.
+const LONGEST: usize = 1024;
+
 /// The deletion of an instance, as its shard announces it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
@@ -31,8 +34,12 @@ pub enum Progress {
     Deleted,
 }
 
-/// `None` for an event that names no instance, or says nothing that is known here.
+/// `None` for an event that names no instance that can be, or says nothing that is known here.
 pub(super) fn notice(event: wire::InstanceEvent) -> Option<(String, Notice)> {
+    let names = [&event.instance_id, &event.group, &event.provider_instance_id];
+    if event.instance_id.is_empty() || names.iter().any(|name| name.len() > LONGEST) {
+        return None;
+    }
     let progress = match event.status.as_str() {
         "pending_deletion" => Progress::Pending,
         "deleting" => Progress::Deleting,
@@ -43,11 +50,11 @@ pub(super) fn notice(event: wire::InstanceEvent) -> Option<(String, Notice)> {
         group: event.group,
         provider_id: event.provider_instance_id,
         progress,
-        reason: event.reason,
+        reason: event.reason[..event.reason.floor_char_boundary(LONGEST)].to_owned(),
         announced_at: event.unhealthy_at.as_ref().and_then(wire::read_timestamp),
         delete_at: event.delete_at.as_ref().and_then(wire::read_timestamp),
     };
-    (!event.instance_id.is_empty()).then_some((event.instance_id, notice))
+    Some((event.instance_id, notice))
 }
 
 pub(super) fn group(found: wire::GroupStatus) -> Group {
@@ -129,5 +136,8 @@ mod tests {
         assert_eq!(notice(event("web1", "deleted")).unwrap().1.progress, Progress::Deleted);
         assert_eq!(notice(event("web1", "resting")), None);
         assert_eq!(notice(event("", "deleted")), None);
+        assert_eq!(notice(event(&"x".repeat(1025), "deleted")), None, "no instance has such a name");
+        let wordy = wire::InstanceEvent { reason: "é".repeat(1000), ..event("web1", "deleted") };
+        assert_eq!(notice(wordy).unwrap().1.reason, "é".repeat(512));
     }
 }
