@@ -33,12 +33,13 @@ use crate::{
 use rule::Rules;
 
 /// Who wants a Node emptied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Asker {
     Machine,
     /// Its group shrinks, on a server that names no instances. The Node's uid stands for the instance.
     Group,
-    Shard,
+    /// By its name.
+    Shard(Arc<str>),
 }
 
 /// What is wanted.
@@ -181,20 +182,20 @@ impl Desk {
     }
 
     /// What this one has asked for; nothing if other rules hold by now.
-    pub fn asked(&self, asker: Asker, id: &str) -> Option<Asked> {
+    pub fn asked(&self, asker: &Asker, id: &str) -> Option<Asked> {
         let rules = self.rules(id);
         let all = lock(&self.0.all);
         let entry = all.get(id).filter(|entry| latest(&rules).is_none_or(|rules| *rules == entry.rules))?;
         let now = self.0.clock.instant();
         let left = |deadline: &Option<Instant>| deadline.map(|deadline| deadline.saturating_duration_since(now));
-        entry.deadlines.get(&asker).map(|deadline| Asked { left: left(deadline) })
+        entry.deadlines.get(asker).map(|deadline| Asked { left: left(deadline) })
     }
 
     /// This one wants it no more.
-    pub fn release(&self, asker: Asker, id: &str) {
+    pub fn release(&self, asker: &Asker, id: &str) {
         let mut all = lock(&self.0.all);
         let Some(entry) = all.get_mut(id) else { return };
-        entry.deadlines.remove(&asker);
+        entry.deadlines.remove(asker);
         if entry.deadlines.is_empty()
             && let Some(entry) = all.remove(id)
         {
@@ -204,7 +205,7 @@ impl Desk {
 
     /// The Node of a group stays after all.
     pub async fn return_node(&self, node: &str, id: &str) -> Result<(), Error> {
-        self.release(Asker::Group, id);
+        self.release(&Asker::Group, id);
         match self.drains() {
             Some(drains) => drains.undo(node, id).await,
             None => Ok(()),

@@ -96,7 +96,7 @@ impl Controller for MachineController {
             addresses: self.kinds.addresses(&nodes),
             nodes,
             drain: id.as_deref().map(|id| self.desk.state(id)).unwrap_or_default(),
-            asked: id.and_then(|id| self.desk.asked(Asker::Machine, &id)),
+            asked: id.and_then(|id| self.desk.asked(&Asker::Machine, &id)),
             begun: Begun::of(object, note.begun, self.clocks()),
             deleted: notice.filter(|notice| notice.progress == Progress::Deleted).map(|notice| notice.reason),
             is_paused: self.kinds.is_paused(object),
@@ -147,7 +147,7 @@ impl Controller for MachineController {
                 self.desk.drain(Asker::Machine, Wanted { id: id.clone(), node: node.clone(), time: *timeout })
             }
             Action::ReleaseDrain { id } => {
-                self.desk.release(Asker::Machine, id);
+                self.desk.release(&Asker::Machine, id);
                 Ok(())
             }
             Action::CreateInstance { shard, group, instance_type, vars } => {
@@ -197,7 +197,7 @@ impl Controller for MachineController {
         self.failed().remove(key);
         self.shards.drop_call(&job_key(CALLS, key));
         if let Some(id) = self.drained().remove(key) {
-            self.desk.release(Asker::Machine, &id);
+            self.desk.release(&Asker::Machine, &id);
         }
     }
 }

@@ -247,6 +247,18 @@ impl Kinds {
         self.indexes.instances.keys(&id.into()).into_iter().next()
     }
 
+    /// The shards of this machine, and of those that look for one of these Nodes, as far as they are stored.
+    pub fn shards_of<'a>(
+        &self,
+        machine: Option<&Versioned<NstanceMachine>>,
+        nodes: impl IntoIterator<Item = &'a NodeRef>,
+    ) -> Vec<String> {
+        let seek = |node: &NodeRef| self.indexes.sought.keys(&last_segment(&node.provider_id).into());
+        let seekers = nodes.into_iter().flat_map(seek).filter_map(|key| self.members.get(&key));
+        let seekers = seekers.filter_map(|found| shard_of(&found.value).map(str::to_owned));
+        machine.and_then(|found| shard_of(&found.value)).map(str::to_owned).into_iter().chain(seekers).collect()
+    }
+
     /// The labels of the Machine of an instance; none where it has no Machine.
     pub fn machine_labels(&self, machine: Option<&Key>) -> Labels {
         let found = machine.and_then(|key| self.members.get(key));

@@ -122,7 +122,7 @@ impl Controller for ShardGroupController {
             }
             Action::ReleaseDrain { node } => {
                 if let Some(id) = self.forget_drain(turn.key, node) {
-                    self.desk.release(Asker::Group, &id);
+                    self.desk.release(&Asker::Group, &id);
                 }
                 Ok(())
             }
@@ -147,7 +147,7 @@ impl Controller for ShardGroupController {
     fn forget(&self, key: &Key) {
         self.shards.drop_call(&job_key(CALLS, key));
         for id in self.drains().remove(key).into_iter().flat_map(BTreeMap::into_values) {
-            self.desk.release(Asker::Group, &id);
+            self.desk.release(&Asker::Group, &id);
         }
     }
 }

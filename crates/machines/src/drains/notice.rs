@@ -13,6 +13,7 @@ use api::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use plan::{
+    fact::latest,
     machines::{
         notice::{Acknowledgement, Action, Listing, Observed, next},
         shard::{Instance, Members, Outcome},
@@ -110,6 +111,8 @@ struct Announced {
     /// When the last acknowledgement ended, and what the shard said.
     acknowledged: Option<(Instant, Answer)>,
     sent: u64,
+    /// The log says that it is another shard's.
+    is_refused: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -163,6 +166,7 @@ impl Follower {
                     was_listed: false,
                     acknowledged: None,
                     sent: 0,
+                    is_refused: false,
                 });
                 looks.extend(self.handle(&key, &notice, entry));
                 open.insert(key);
@@ -171,7 +175,7 @@ impl Follower {
         announced.retain(|key, _| {
             let is_open = open.contains(key);
             if !is_open {
-                self.desk.release(Asker::Shard, &key.1);
+                self.desk.release(&asker(&key.0), &key.1);
                 self.shards.drop_call(&job_key(CALLS, &Key::new(key.0.as_str(), key.1.as_str())));
             }
             is_open
@@ -182,17 +186,25 @@ impl Follower {
     fn handle(&self, key: &(String, String), notice: &Notice, entry: &mut Announced) -> Option<Duration> {
         let (shard, id) = key;
         let observed = self.observe(shard, id, notice, entry);
+        if let Some(other) = observed.elsewhere.as_ref().filter(|_| !std::mem::replace(&mut entry.is_refused, true)) {
+            tracing::warn!(
+                shard,
+                instance = id,
+                of = other,
+                "a shard announces the deletion of another's instance; ignored"
+            );
+        }
         let decided = next(&observed);
         match decided.action {
             Some(Action::Drain { node, time }) => {
                 tracing::info!(shard, instance = id, node, reason = notice.reason, "draining for a shard");
                 let wanted = Wanted { id: id.clone(), node, time: Some(time) };
-                if let Err(error) = self.desk.drain(Asker::Shard, wanted) {
+                if let Err(error) = self.desk.drain(asker(shard), wanted) {
                     tracing::warn!(shard, instance = id, why = explained(&error), "cannot drain yet; retrying");
                     return Some(RETRY);
                 }
             }
-            Some(Action::Release) => self.desk.release(Asker::Shard, id),
+            Some(Action::Release) => self.desk.release(&asker(shard), id),
             Some(Action::Acknowledge { warning }) => {
                 if let Some(note) = warning {
                     self.warn(id, &observed, note);
@@ -266,8 +278,13 @@ impl Follower {
             }
             CallState::Idle => of_last(entry.acknowledged, age),
         };
+        let nodes = self.kinds.node_refs(ids.iter().map(String::as_str).chain([id]));
+        let others = self.kinds.shards_of(member.as_deref(), latest(&nodes).into_iter().flatten());
+        // One that was configured under another name before is this one, as far as can be known.
+        let configured = self.shards.names();
         Observed {
-            nodes: self.kinds.node_refs(ids.iter().map(String::as_str).chain([id])),
+            elsewhere: others.into_iter().find(|other| other != shard && configured.contains(other)),
+            nodes,
             id: id.to_owned(),
             ids,
             is_member: entry.was_listed || member.as_ref().is_some_and(|member| is_member(&member.value)),
@@ -280,7 +297,7 @@ impl Follower {
             delete_at: notice.delete_at,
             age: age(entry.since),
             drain: self.desk.state(id),
-            asked: self.desk.asked(Asker::Shard, id),
+            asked: self.desk.asked(&asker(shard), id),
             acknowledgement,
             is_paused: match &member {
                 Some(member) => self.kinds.is_paused(&member.value),
@@ -318,6 +335,10 @@ impl Follower {
             tracing::debug!(%error, "could not acknowledge");
         }
     }
+}
+
+fn asker(shard: &str) -> Asker {
+    Asker::Shard(shard.into())
 }
 
 fn of_last(last: Option<(Instant, Answer)>, age: impl Fn(Instant) -> Duration) -> Acknowledgement {

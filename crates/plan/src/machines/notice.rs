@@ -31,6 +31,8 @@ pub struct Observed {
     /// The shard lists it with its group, or has done so. One that was made by a request of its own no list ever names.
     pub is_member: bool,
     pub listing: Listing,
+    /// Another shard that has the instance, or whose instance has its Node: this one has no say.
+    pub elsewhere: Option<String>,
     /// When the shard began to count, by its own clock; by ours where it does not say.
     pub announced_at: Timestamp,
     /// When it deletes the instance, by the same clock.
@@ -90,6 +92,9 @@ pub enum Action {
 
 /// Decides about one of them.
 pub fn next(observed: &Observed) -> Next {
+    if observed.elsewhere.is_some() {
+        return Next::default();
+    }
     if observed.is_paused || is_over(observed) {
         return Next { action: Some(Action::Release), look: None };
     }
@@ -204,6 +209,7 @@ mod tests {
             ids: vec!["i-1".to_owned(), String::new()],
             is_member: true,
             listing: Listing::Named,
+            elsewhere: None,
             announced_at: NOW,
             delete_at: Some(NOW + Duration::from_mins(1)),
             age: Duration::ZERO,
@@ -271,6 +277,16 @@ mod tests {
         check(&Observed { drain: Drain::Done, ..own.clone() }, ACKNOWLEDGE, None);
         check(&Observed { acknowledgement: Acknowledgement::Gone, ..own }, RELEASE, None);
         check(&Observed { listing: Listing::Unknown, ..observed() }, Some(drain(55)), Some(55));
+    }
+
+    #[test]
+    fn a_shard_has_no_say_over_the_nodes_of_another() {
+        let elsewhere = Some("dev-2".to_owned());
+        for drain in [Drain::None, running(), Drain::Done] {
+            check(&Observed { elsewhere: elsewhere.clone(), drain, ..observed() }, None, None);
+        }
+        let late = Observed { elsewhere, age: Duration::from_mins(10), ..observed() };
+        check(&late, None, None);
     }
 
     #[test]
