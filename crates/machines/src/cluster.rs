@@ -5,12 +5,14 @@ mod view;
 
 use std::sync::Arc;
 
-use api::machine::{ControlPlaneEndpoint, NstanceCluster, NstanceClusterStatus, NstanceControlPlane};
+use api::machine::{
+    ControlPlaneEndpoint, NstanceCluster, NstanceClusterStatus, NstanceControlPlane, WORKLOAD_CLUSTER_ANNOTATION,
+};
 use jiff::Timestamp;
 use plan::{
     fact::Never,
     machines::{
-        cluster::{self as decide, Observed, Own, SetEndpoint},
+        cluster::{self as decide, Action, Observed, Own},
         identity::Standing,
     },
     round::{Plan, Report},
@@ -79,7 +81,14 @@ pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) -> (Arc<Clus
             control_planes: control_planes.clone(),
         },
     );
-    follow(operator, inputs, &queue, &key);
+    let objects = control_plane::Objects {
+        clusters: &clusters,
+        infrastructures: &infrastructures,
+        control_planes: &control_planes,
+    };
+    let external = control_plane::install(operator, inputs, &objects, of_control_planes);
+    let workload = external.as_ref().map(|external| external.identity.clone());
+    follow(operator, inputs, workload.clone(), &queue, &key);
     let controller = ClusterController {
         infrastructures,
         clusters: clusters.clone(),
@@ -87,14 +96,21 @@ pub(crate) fn install(operator: &mut Operator, inputs: &Inputs<'_>) -> (Arc<Clus
         endpoint,
         shards: inputs.shards.clone(),
         standing: inputs.identity.standing.clone(),
+        workload,
     };
     operator.control(controller, queue, CONCURRENCY);
-    let external = control_plane::install(operator, inputs, &clusters, &control_planes, of_control_planes);
     (clusters, external)
 }
 
-/// What the shards and the identity say is news for the operator's own NstanceCluster.
-fn follow(operator: &mut Operator, inputs: &Inputs<'_>, queue: &Arc<Queue>, key: &Key) {
+/// What the shards, the identity and the workload cluster say is news for the operator's own NstanceCluster.
+fn follow(
+    operator: &mut Operator,
+    inputs: &Inputs<'_>,
+    workload: Option<watch::Receiver<Option<String>>>,
+    queue: &Arc<Queue>,
+    key: &Key,
+) {
+    let mut workload = workload.unwrap_or_else(|| watch::Sender::new(None).subscribe());
     let (mut shards, mut standing) = (inputs.shards.clone(), inputs.identity.standing.clone());
     let (queue, key) = (queue.clone(), key.clone());
     // It only waits.
@@ -105,6 +121,7 @@ fn follow(operator: &mut Operator, inputs: &Inputs<'_>, queue: &Arc<Queue>, key:
                 let is_open = tokio::select! {
                     changed = shards.changed() => changed.is_ok(),
                     changed = standing.changed() => changed.is_ok(),
+                    Ok(()) = workload.changed() => true,
                 };
                 if !is_open {
                     // A sender ends with the process.
@@ -134,6 +151,8 @@ struct ClusterController {
     endpoint: ControlPlaneEndpoint,
     shards: watch::Receiver<Arc<Shards>>,
     standing: watch::Receiver<Standing>,
+    /// The uid of the workload cluster, where that is another one.
+    workload: Option<watch::Receiver<Option<String>>>,
 }
 
 impl Controller for ClusterController {
@@ -143,7 +162,7 @@ impl Controller for ClusterController {
     type Kept = NstanceCluster;
     type Status = NstanceClusterStatus;
     type Observed = Observed;
-    type Action = SetEndpoint;
+    type Action = Action;
     type Done = ();
     type Note = ();
     type Ask = Never;
@@ -158,19 +177,27 @@ impl Controller for ClusterController {
     }
 
     async fn gather(&self, key: &Key, object: &NstanceCluster, (): &()) -> Result<Observed, Error> {
-        let own = (*key == self.own)
-            .then(|| Own { endpoint: self.endpoint.clone(), standing: self.standing.borrow().clone() });
+        let own = (*key == self.own).then(|| Own {
+            endpoint: self.endpoint.clone(),
+            standing: self.standing.borrow().clone(),
+            workload: self.workload.as_ref().and_then(|workload| workload.borrow().clone()),
+        });
         let shards = self.shards.borrow().keys().cloned().collect();
         let owner = owner(&self.clusters, &object.metadata);
         Ok(Observed { owner, is_paused: is_paused(&object.metadata), own, shards })
     }
 
-    fn plan(&self, object: &NstanceCluster, observed: &Observed, _: &InputsOf<Self>) -> Plan<SetEndpoint> {
+    fn plan(&self, object: &NstanceCluster, observed: &Observed, _: &InputsOf<Self>) -> Plan<Action> {
         decide::plan(object, observed)
     }
 
-    async fn execute(&self, turn: &Turn<'_, Self>, SetEndpoint(endpoint): &SetEndpoint) -> Result<(), Error> {
-        let patch = json!({ "spec": { "controlPlaneEndpoint": endpoint } });
+    async fn execute(&self, turn: &Turn<'_, Self>, action: &Action) -> Result<(), Error> {
+        let patch = match action {
+            Action::SetEndpoint(endpoint) => json!({ "spec": { "controlPlaneEndpoint": endpoint } }),
+            Action::NoteWorkload { uid } => {
+                json!({ "metadata": { "annotations": { WORKLOAD_CLUSTER_ANNOTATION: uid } } })
+            }
+        };
         turn.subject.patch(&self.infrastructures, turn.key, None, patch).await
     }
 

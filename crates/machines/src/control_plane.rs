@@ -5,7 +5,7 @@ mod kubeconfig;
 
 use std::sync::Arc;
 
-use api::machine::{NstanceControlPlane, NstanceControlPlaneStatus};
+use api::machine::{NstanceCluster, NstanceControlPlane, NstanceControlPlaneStatus};
 use jiff::Timestamp;
 use plan::{
     fact::Never,
@@ -30,15 +30,23 @@ use crate::{
 /// Rounds at once: there is one object, and rarely a second.
 const CONCURRENCY: usize = 2;
 
+type Infrastructures = Kind<Parts<NstanceCluster>, NstanceCluster>;
 type ControlPlanes = Kind<Parts<NstanceControlPlane>, NstanceControlPlane>;
+
+/// The operator's Cluster and what belongs to it.
+pub(crate) struct Objects<'a> {
+    pub clusters: &'a Arc<Clusters>,
+    pub infrastructures: &'a Arc<Infrastructures>,
+    pub control_planes: &'a Arc<ControlPlanes>,
+}
 
 pub(crate) fn install(
     operator: &mut Operator,
     inputs: &Inputs<'_>,
-    clusters: &Arc<Clusters>,
-    control_planes: &Arc<ControlPlanes>,
+    objects: &Objects<'_>,
     queue: Arc<Queue>,
 ) -> Option<External> {
+    let Objects { clusters, infrastructures, control_planes } = *objects;
     let settings = inputs.settings;
     let namespace = settings.namespace.as_str();
     let (listening, of_secrets) = (queue.clone(), queue.clone());
@@ -56,7 +64,7 @@ pub(crate) fn install(
         }
     });
     let external = matches!(settings.workload, Workload::External { .. })
-        .then(|| external::install(operator, inputs.secrets, &own, &secret, &queue));
+        .then(|| external::install(operator, (inputs.secrets, infrastructures), &own, &secret, &queue));
     let controller = ControlPlaneController {
         external: external.clone(),
         control_planes: control_planes.clone(),

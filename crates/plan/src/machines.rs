@@ -7,6 +7,7 @@
 //! import::import                    pools for groups that only shards have
 //! cluster::{missing, plan, report}   the operator's Cluster, and NstanceClusters
 //! control_plane::{plan, report}     NstanceControlPlane: the kubeconfig by which Cluster API works
+//! workload::judge                   which cluster a kubeconfig reaches
 //! identity::decide                  the operator's certificate: register, renew, wait
 //! machine::{plan, report}           NstanceMachine: one instance, until its shard reports it gone
 //! notice::next                      an instance that its shard is about to delete: drain and acknowledgement
@@ -29,6 +30,7 @@ pub mod on_demand;
 pub mod pool;
 pub mod shard;
 pub mod shard_group;
+pub mod workload;
 
 pub use distribute::{Distribution, Share, Wait, distribute};
 

@@ -24,7 +24,7 @@ pub enum KubeconfigError {
 }
 
 /// A client of the current context.
-pub(crate) async fn client(kubeconfig: &[u8]) -> Result<Client, KubeconfigError> {
+pub async fn client(kubeconfig: &[u8]) -> Result<Client, KubeconfigError> {
     let kubeconfig = read(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     let config = config.map_err(|error| KubeconfigError::Unusable(error.to_string()))?;

@@ -18,6 +18,10 @@ pub const SHARD_LABEL: &str = "nstance.dev/shard";
 pub const MANAGED_BY_ANNOTATION: &str = "nstance.dev/managed-by";
 pub const MANAGED_BY: &str = "nstance-operator";
 
+/// On an NstanceCluster whose workload cluster is another one: the uid of the namespace `kube-system` there, by which it is
+/// known again.
+pub const WORKLOAD_CLUSTER_ANNOTATION: &str = "strata.dev/workload-cluster";
+
 /// Cluster API's: a Machine that is to go before others when its owner shrinks.
 pub const DELETE_MACHINE_ANNOTATION: &str = "cluster.x-k8s.io/delete-machine";
 /// Cluster API's: the controllers of an object leave it as it is.

@@ -1,8 +1,8 @@
 //! What is decoded of Clusters and of the kinds that belong to one.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
-use api::machine::{NstanceCluster, NstanceControlPlane, PAUSED_ANNOTATION};
+use api::machine::{NstanceCluster, NstanceControlPlane, PAUSED_ANNOTATION, WORKLOAD_CLUSTER_ANNOTATION};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use plan::machines::cluster::ClusterFacts;
 use runtime::{Key, Kind, Parts};
@@ -50,7 +50,7 @@ pub(crate) fn owner(clusters: &Arc<Clusters>, metadata: &ObjectMeta) -> Option<C
     (found.value.uid == owner.uid).then(|| found.value.clone())
 }
 
-/// A kind of ours as its object; of what may be large only the annotation that pauses it stays.
+/// A kind of ours as its object; of what may be large only the annotations stay that are looked at.
 pub(crate) trait Object: Sized {
     type Spec: DeserializeOwned;
     type Status: DeserializeOwned;
@@ -78,7 +78,9 @@ object!(NstanceControlPlane, NstanceControlPlaneSpec, NstanceControlPlaneStatus)
 pub(crate) fn project<K: Object>(parts: Parts<K>) -> Option<K> {
     let (spec, status) = (parts.spec(), parts.status());
     let mut metadata = parts.metadata;
-    let paused = is_paused(&metadata).then(|| BTreeMap::from([(PAUSED_ANNOTATION.to_owned(), String::new())]));
-    (metadata.labels, metadata.annotations) = (None, paused);
+    metadata.labels = None;
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.retain(|name, _| [PAUSED_ANNOTATION, WORKLOAD_CLUSTER_ANNOTATION].contains(&name.as_str()));
+    }
     Some(K::new(metadata, spec, status))
 }

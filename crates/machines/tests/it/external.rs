@@ -262,5 +262,14 @@ async fn a93_nothing_is_lost_while_the_external_cluster_is_away() -> Result<()> 
     abroad.until_gone(held).await?;
     assert_eq!(abroad.settled(1).await?, [members[2].clone()]);
     assert_eq!(scene.zones.cloud.made(), 3, "none was replaced");
+
+    // A kubeconfig of another cluster, where none of the Nodes are: the former one goes on to be used.
+    abroad.store(&std::fs::read_to_string(ControlPlane::shared().await?.kubeconfig())?).await?;
+    abroad.until_said(CLUSTER, "KubeconfigReady", "False/KubeconfigUnusable", "another cluster than before").await?;
+    let last = &members[2];
+    abroad.hold("two", last).await?;
+    abroad.delete_machine(last, 0).await?;
+    abroad.until_said(last, "Drained", "False/BlockedByPDB", "two").await?;
+    assert!(abroad.has_instance(last), "its budget holds it");
     Ok(())
 }

@@ -4,7 +4,7 @@
 use api::condition::{Condition, ConditionStatus, ConditionType, Reason};
 use api::machine::{
     API_VERSION, ControlPlaneEndpoint, FailureDomain, GROUP, Initialization, MOST_FAILURE_DOMAINS, NstanceCluster,
-    NstanceClusterStatus, NstanceControlPlane,
+    NstanceClusterStatus, NstanceControlPlane, WORKLOAD_CLUSTER_ANNOTATION,
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -115,13 +115,19 @@ pub struct Observed {
 pub struct Own {
     pub endpoint: ControlPlaneEndpoint,
     pub standing: Standing,
+    /// The uid of the workload cluster, where that is another one and is known.
+    pub workload: Option<String>,
 }
 
-/// Where the API server is, for Cluster API to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SetEndpoint(pub ControlPlaneEndpoint);
+pub enum Action {
+    /// Where the API server is, for Cluster API to copy.
+    SetEndpoint(ControlPlaneEndpoint),
+    /// By which the workload cluster is known again.
+    NoteWorkload { uid: String },
+}
 
-pub type RoundOf<'a> = Round<'a, NstanceCluster, Observed, SetEndpoint>;
+pub type RoundOf<'a> = Round<'a, NstanceCluster, Observed, Action>;
 
 impl Observed {
     fn is_held(&self) -> bool {
@@ -129,18 +135,27 @@ impl Observed {
     }
 }
 
-pub fn plan(cluster: &NstanceCluster, observed: &Observed) -> Plan<SetEndpoint> {
+pub fn plan(cluster: &NstanceCluster, observed: &Observed) -> Plan<Action> {
     let mut plan = Plan::default();
+    let Some(own) = &observed.own else { return plan };
+    if cluster.metadata.deletion_timestamp.is_some() || observed.is_held() {
+        return plan;
+    }
     let has_endpoint = cluster.spec.as_ref().is_some_and(|spec| spec.control_plane_endpoint.is_some());
-    let is_deleting = cluster.metadata.deletion_timestamp.is_some();
-    if let (Some(own), Some(_)) = (&observed.own, &observed.owner)
-        && !has_endpoint
-        && !is_deleting
-        && !observed.is_held()
-    {
-        plan.push(SetEndpoint(own.endpoint.clone()));
+    if observed.owner.is_some() && !has_endpoint {
+        plan.push(Action::SetEndpoint(own.endpoint.clone()));
+    }
+    // What stands there the administrator may have set: another cluster is allowed so.
+    let is_noted = noted_workload(cluster).is_some();
+    if let Some(uid) = own.workload.clone().filter(|_| !is_noted) {
+        plan.push(Action::NoteWorkload { uid });
     }
     plan
+}
+
+/// The uid of the workload cluster, as it was noted.
+pub fn noted_workload(cluster: &NstanceCluster) -> Option<&str> {
+    cluster.metadata.annotations.as_ref()?.get(WORKLOAD_CLUSTER_ANNOTATION).map(String::as_str)
 }
 
 pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<NstanceClusterStatus> {
@@ -284,7 +299,7 @@ mod tests {
         Observed {
             owner: Some(facts()),
             is_paused: false,
-            own: Some(Own { endpoint: endpoint(), standing }),
+            own: Some(Own { endpoint: endpoint(), standing, workload: None }),
             shards: vec!["a".to_owned(), "b".to_owned()],
         }
     }
@@ -307,7 +322,7 @@ mod tests {
         let waiting = reported(&cluster, &alone).status;
         assert_eq!((waiting.initialization, plan(&cluster, &alone).steps.len()), (None, 0));
         assert_eq!(words(&waiting)[0], "Ready=False/Reconciling");
-        assert_eq!(plan(&cluster, &observed()).actions().collect::<Vec<_>>(), [&SetEndpoint(endpoint())]);
+        assert_eq!(plan(&cluster, &observed()).actions().collect::<Vec<_>>(), [&Action::SetEndpoint(endpoint())]);
         cluster.spec = Some(NstanceClusterSpec { control_plane_endpoint: Some(endpoint()) });
         let report = reported(&cluster, &observed());
         assert_eq!(report.status.initialization, Some(Initialization { provisioned: Some(true) }));
@@ -324,6 +339,21 @@ mod tests {
         assert_eq!((again.status, again.transitions), (report.status, Vec::new()));
         // A Cluster that is gone takes nothing back.
         assert_eq!(words(&reported(&cluster, &alone).status)[0], "Ready=True/Provisioned");
+    }
+
+    #[test]
+    fn the_workload_cluster_is_noted_once_and_another_word_about_it_is_the_administrators() {
+        let mut cluster = NstanceCluster::default();
+        cluster.spec = Some(NstanceClusterSpec { control_plane_endpoint: Some(endpoint()) });
+        let mut reached = observed();
+        reached.own.as_mut().unwrap().workload = Some("u".to_owned());
+        let note = Action::NoteWorkload { uid: "u".to_owned() };
+        assert_eq!(plan(&cluster, &reached).actions().collect::<Vec<_>>(), [&note]);
+        for noted in ["u", "v"] {
+            let annotations = [(WORKLOAD_CLUSTER_ANNOTATION.to_owned(), noted.to_owned())];
+            cluster.metadata.annotations = Some(annotations.into());
+            assert_eq!(plan(&cluster, &reached).steps.len(), 0);
+        }
     }
 
     #[test]
