@@ -255,7 +255,13 @@ impl MachineController {
             group.is_some_and(|group| group.instances().iter().any(|instance| instance.id == name))
         };
         let holder = shards.iter().find(|(_, shard)| has_it(shard)).map(|(shard, _)| shard.clone());
-        let shard = holder.or_else(|| shard_of(object).map(str::to_owned));
+        // Against the stored one only its own list speaks: another shard may list what it does not have.
+        let is_denied = |name: &str| shards.get(name).is_none_or(|shard| shard.answer().is_some() && !has_it(shard));
+        let stored = shard_of(object);
+        let shard = match stored {
+            Some(stored) if !is_denied(stored) => Some(stored.to_owned()),
+            _ => holder.or_else(|| stored.map(str::to_owned)),
+        };
         shards.retain(|candidate, _| Some(candidate) == shard.as_ref());
         (Role::Member { shard }, shards)
     }

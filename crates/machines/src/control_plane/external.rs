@@ -128,7 +128,7 @@ impl Follower {
                 seen = version;
                 let _ = news.changed().await;
             } else {
-                tokio::time::sleep(RETRY).await;
+                let _ = tokio::time::timeout(RETRY, news.changed()).await;
             }
         }
     }
@@ -170,7 +170,8 @@ impl Follower {
             }
         };
         let answer = found.as_ref().map(Option::as_deref).map_err(String::as_str);
-        match judge(self.known().as_deref(), answer, &name) {
+        let own = &self.external.own;
+        match judge(self.known().as_deref(), answer, (&own.namespace, &own.name)) {
             Verdict::Use => match self.reach(&name, kubeconfig).await {
                 Ok(()) => self.say(None),
                 Err(error) => {
@@ -178,7 +179,10 @@ impl Follower {
                     return true;
                 }
             },
-            Verdict::Wait(why) if self.cluster.borrow().is_none() => self.external.set_silence(Some(why)),
+            Verdict::Wait(why) if self.cluster.borrow().is_none() => {
+                self.say(None);
+                self.external.set_silence(Some(why));
+            }
             Verdict::Wait(why) | Verdict::Refuse(why) => {
                 self.say(Some(why));
                 return false;

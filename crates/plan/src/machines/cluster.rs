@@ -343,8 +343,8 @@ mod tests {
 
     #[test]
     fn the_workload_cluster_is_noted_once_and_another_word_about_it_is_the_administrators() {
-        let mut cluster = NstanceCluster::default();
-        cluster.spec = Some(NstanceClusterSpec { control_plane_endpoint: Some(endpoint()) });
+        let spec = Some(NstanceClusterSpec { control_plane_endpoint: Some(endpoint()) });
+        let mut cluster = NstanceCluster { spec, ..NstanceCluster::default() };
         let mut reached = observed();
         reached.own.as_mut().unwrap().workload = Some("u".to_owned());
         let note = Action::NoteWorkload { uid: "u".to_owned() };

@@ -93,7 +93,7 @@ pub enum Action {
 /// Decides about one of them.
 pub fn next(observed: &Observed) -> Next {
     if observed.elsewhere.is_some() {
-        return Next::default();
+        return Next { action: Some(Action::Release), look: Some(REPEAT) };
     }
     if observed.is_paused || is_over(observed) {
         return Next { action: Some(Action::Release), look: None };
@@ -283,10 +283,10 @@ mod tests {
     fn a_shard_has_no_say_over_the_nodes_of_another() {
         let elsewhere = Some("dev-2".to_owned());
         for drain in [Drain::None, running(), Drain::Done] {
-            check(&Observed { elsewhere: elsewhere.clone(), drain, ..observed() }, None, None);
+            check(&Observed { elsewhere: elsewhere.clone(), drain, ..observed() }, RELEASE, Some(30));
         }
         let late = Observed { elsewhere, age: Duration::from_mins(10), ..observed() };
-        check(&late, None, None);
+        check(&late, RELEASE, Some(30));
     }
 
     #[test]

@@ -186,7 +186,7 @@ fn client(certificate: Option<&Arc<[u8]>>, from: SocketAddr) -> String {
     certificate.and_then(|der| Peer::name(der)).unwrap_or_else(|| origin(from.ip()))
 }
 
-/// Of an IPv6 address its network: a host has all addresses of it.
+/// Of an IPv6 address its network: a host may have all addresses of it, and hosts that share one share its places.
 fn origin(ip: IpAddr) -> String {
     match ip.to_canonical() {
         IpAddr::V4(ip) => ip.to_string(),

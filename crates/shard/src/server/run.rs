@@ -396,10 +396,11 @@ async fn open_ports(
 }
 
 async fn renew_shard(election: &mut Election, timing: Timing, lead: &Lead) {
-    let mut next = Instant::now() + timing.renew;
+    // From the beginning of the write that won it, as the lead is measured.
+    let mut next = lead.until().map_or_else(Instant::now, |until| until - timing.valid() + timing.renew);
     loop {
         tokio::time::sleep_until(next).await;
-        // From its beginning, as the lead is measured: slow storage must not make renewals rare as well.
+        // Slow storage must not make renewals rare as well.
         next = Instant::now() + timing.renew;
         match election.look().await {
             Ok(Role::Leader(current)) if current.epoch() == lead.epoch() => {}

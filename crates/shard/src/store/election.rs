@@ -97,7 +97,7 @@ impl Lead {
         if self.is_valid() { Ok(()) } else { Err(Lost::Ended) }
     }
 
-    fn until(&self) -> Option<Instant> {
+    pub(crate) fn until(&self) -> Option<Instant> {
         *self.valid_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
