@@ -67,7 +67,7 @@ async fn dev_up_detached_runs_the_examples_and_keeps_state_until_fresh() -> Resu
     let server = server_of(&kubeconfig)?;
     assert_stock_kubectl_sees_ready_examples(&kubeconfig).await?;
     assert_deleted_pod_comes_back(dev.client().await?).await?;
-    assert_operator_uses_its_own_account(status["auditLog"].as_str().context("no audit log")?)?;
+    assert_operator_uses_its_own_account(status["auditLog"].as_str().context("no audit log")?).await?;
 
     let helm = Helm::current().await?;
     pull_from_both(&helm, &status["charts"]).await?;
@@ -257,23 +257,29 @@ async fn assert_deleted_pod_comes_back(client: Client) -> Result<()> {
     Ok(())
 }
 
-fn assert_operator_uses_its_own_account(audit_log: &str) -> Result<()> {
+async fn assert_operator_uses_its_own_account(audit_log: &str) -> Result<()> {
+    let is_pod = |entry: &&Value| entry["verb"] == "create" && entry["objectRef"]["resource"] == "pods";
+    // An entry is written when its request has ended, which its client may know before.
+    let are_written = async || Ok(requests_of_operator(audit_log)?.iter().filter(is_pod).count() >= 7);
+    eventually("the pods of six examples, and of one that came back, in the audit log", are_written).await?;
+    let requests = requests_of_operator(audit_log)?;
+    let strangers: Vec<_> = requests.iter().filter(|entry| entry["user"]["username"] != OPERATOR).collect();
+    assert_eq!(strangers, Vec::<&Value>::new());
+    let refused: Vec<_> = requests.iter().filter(|entry| entry["responseStatus"]["code"] == 403).collect();
+    assert_eq!(refused, Vec::<&Value>::new());
+    Ok(())
+}
+
+fn requests_of_operator(audit_log: &str) -> Result<Vec<Value>> {
     let text = std::fs::read_to_string(audit_log)?;
     let complete = text.rfind('\n').map_or(0, |end| end + 1);
     let entries: Vec<Value> = text[..complete].lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
     // Agents of instances are the same program, and have an account of their own.
-    let of_operator = |entry: &&Value| {
+    let is_operators = |entry: &Value| {
         let is_ours = entry["userAgent"].as_str().is_some_and(|agent| agent.starts_with("strata/"));
         is_ours && entry["user"]["username"] != "strata-agent"
     };
-    let requests: Vec<_> = entries.iter().filter(of_operator).collect();
-    let strangers: Vec<_> = requests.iter().filter(|entry| entry["user"]["username"] != OPERATOR).collect();
-    assert_eq!(strangers, Vec::<&&Value>::new());
-    let refused: Vec<_> = requests.iter().filter(|entry| entry["responseStatus"]["code"] == 403).collect();
-    assert_eq!(refused, Vec::<&&Value>::new());
-    let pods = requests.iter().filter(|entry| entry["verb"] == "create" && entry["objectRef"]["resource"] == "pods");
-    assert!(pods.count() >= 7, "six examples and one that came back");
-    Ok(())
+    Ok(entries.into_iter().filter(is_operators).collect())
 }
 
 fn names(status: &Value) -> Vec<&str> {
