@@ -15,6 +15,7 @@ mod machines;
 mod operator;
 mod order;
 mod own;
+mod patience;
 mod place;
 mod restart;
 mod running;

@@ -17,7 +17,7 @@ use runtime::rights::{layer_role, rbac};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{event::Report, explained};
+use super::{event::Report, explained, patience};
 use crate::{Failure, layers};
 
 /// The chart's own, so that `dev` shows what a real installation may do.
@@ -47,7 +47,7 @@ impl Cluster {
         let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &KubeConfigOptions::default())
             .await
             .map_err(|error| fail(&error))?;
-        let client = Client::try_from(config).map_err(|error| fail(&error))?;
+        let client = patience::client(config).map_err(|error| fail(&error))?;
         client.apiserver_version().await.map_err(|error| fail(&error))?;
         Ok(Self { client, kubeconfig })
     }
