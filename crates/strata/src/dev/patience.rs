@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{Request, Response, StatusCode};
 use kube::{
     Client, Config,
-    client::{Body, ClientBuilder},
+    client::{Body, ClientBuilder, retry::RetryPolicy},
 };
 use tokio::time::{Instant, Sleep};
 use tower::{
@@ -51,12 +51,7 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for Patient {
     }
 
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
-        let mut again = Request::new(request.body().try_clone()?);
-        *again.method_mut() = request.method().clone();
-        *again.uri_mut() = request.uri().clone();
-        *again.headers_mut() = request.headers().clone();
-        *again.extensions_mut() = request.extensions().clone();
-        Some(again)
+        Policy::<_, Response<B>, _>::clone_request(&mut RetryPolicy::default(), request)
     }
 }
 
