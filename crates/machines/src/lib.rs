@@ -118,7 +118,6 @@ pub fn install(operator: &mut Operator, config: &Config) {
         shards,
         desk,
         drained: Mutex::default(),
-        started: operator.clock.instant(),
         clock: operator.clock.clone(),
         server_clock: operator.server_clock.clone(),
         failed: Mutex::default(),

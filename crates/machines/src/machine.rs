@@ -11,7 +11,6 @@ use api::machine::{
 };
 use jiff::Timestamp;
 use plan::{
-    Clocks,
     fact::Failure,
     machines::{
         machine::{self, Action, Answer, Ask, Begun, Call, Note, Observed, Role},
@@ -49,7 +48,6 @@ pub(crate) struct MachineController {
     pub drained: Mutex<HashMap<Key, String>>,
     pub clock: Clock,
     pub server_clock: ServerClock,
-    pub started: Instant,
     /// When the creation failed that each asked for, and in which generation.
     pub failed: Mutex<HashMap<Key, (Instant, Option<i64>)>>,
 }
@@ -97,7 +95,7 @@ impl Controller for MachineController {
             nodes,
             drain: id.as_deref().map(|id| self.desk.state(id)).unwrap_or_default(),
             asked: id.and_then(|id| self.desk.asked(&Asker::Machine, &id)),
-            begun: Begun::of(object, note.begun, self.clocks()),
+            begun: Begun::of(object, note.begun, self.server_clock.clocks()),
             deleted: notice.filter(|notice| notice.progress == Progress::Deleted).map(|notice| notice.reason),
             is_paused: self.kinds.is_paused(object),
             role,
@@ -234,11 +232,6 @@ fn ids(object: &NstanceMachine, id: Option<&str>, shards: &BTreeMap<String, Shar
 }
 
 impl MachineController {
-    fn clocks(&self) -> Clocks {
-        let uptime = self.clock.instant().saturating_duration_since(self.started);
-        Clocks { server: self.server_clock.now(), uptime }
-    }
-
     fn drained(&self) -> MutexGuard<'_, HashMap<Key, String>> {
         self.drained.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,15 +5,12 @@ use std::sync::Arc;
 use api::performer::{Performer, PerformerStatus};
 use jiff::Timestamp;
 use plan::{
-    Clocks,
     fact::Never,
     performers::{self as performer, Action, Ages, Created, Note, Observed, PodFacts, Policy, ServiceFacts, Slot},
     round::{Plan, Report},
 };
-use process::Clock;
 use runtime::{Controller, Error, InputsOf, Key, Kind, Packed, RoundOf, ServerClock, Turn, View};
 use serde_json::json;
-use tokio::time::Instant;
 
 use crate::view::{PerformerView, PodView, ServiceView, owned_key};
 
@@ -23,8 +20,6 @@ pub(crate) struct PerformerController {
     pub services: Arc<Kind<ServiceView, ServiceFacts>>,
     pub policy: Policy,
     pub server_clock: ServerClock,
-    pub clock: Clock,
-    pub started: Instant,
 }
 
 impl Controller for PerformerController {
@@ -65,9 +60,7 @@ impl Controller for PerformerController {
         let uid = performer.metadata.uid.as_deref().unwrap_or_default();
         let pod = slot(&self.pods, &owned, |pod| Slot::of_pod(pod, uid));
         let service = slot(&self.services, &owned, |service| Slot::of_service(service, uid));
-        let uptime = self.clock.instant().saturating_duration_since(self.started);
-        let clocks = Clocks { server: self.server_clock.now(), uptime };
-        let ages = Ages::of(&pod, &service, &note.ages, clocks);
+        let ages = Ages::of(&pod, &service, &note.ages, self.server_clock.clocks());
         Ok(Observed { pod, service, ages, is_performer_read, replacements: note.replacements })
     }
 

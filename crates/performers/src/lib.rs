@@ -58,8 +58,6 @@ pub fn install(operator: &mut Operator, config: Config) {
         services,
         policy: config.policy,
         server_clock: operator.server_clock.clone(),
-        started: operator.clock.instant(),
-        clock: operator.clock.clone(),
     };
     operator.control(controller, queue, config.concurrency);
 }

@@ -8,13 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use http::{HeaderMap, header::DATE};
 use jiff::{SignedDuration, Timestamp, fmt::rfc2822};
+use plan::Clocks;
 use process::Clock;
 use tokio::time::Instant;
 
 /// Clones share what was read.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ServerClock {
     clock: Clock,
+    /// By our monotonic clock.
+    started: Instant,
     latest: Arc<Mutex<Option<Reading>>>,
 }
 
@@ -27,7 +30,13 @@ struct Reading {
 
 impl ServerClock {
     pub(crate) fn new(clock: Clock) -> Self {
-        Self { clock, latest: Arc::default() }
+        Self { started: clock.instant(), clock, latest: Arc::default() }
+    }
+
+    /// What waits are measured by.
+    pub fn clocks(&self) -> Clocks {
+        let uptime = self.clock.instant().saturating_duration_since(self.started);
+        Clocks { server: self.now(), uptime }
     }
 
     /// The server's time, to the second; `None` until an answer carried a date.

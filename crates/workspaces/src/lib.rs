@@ -155,8 +155,6 @@ pub fn install(operator: &mut Operator, mut config: Config) -> io::Result<()> {
         changes,
         discovered: release::Discovered::default(),
         server_clock: operator.server_clock.clone(),
-        clock: operator.clock.clone(),
-        started: operator.clock.instant(),
     };
     operator.control(controller, queue, config.concurrency);
     Ok(())

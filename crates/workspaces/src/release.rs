@@ -137,8 +137,6 @@ pub(crate) struct ReleaseController {
     pub changes: Arc<Changes>,
     pub discovered: Discovered,
     pub server_clock: ServerClock,
-    pub clock: Clock,
-    pub started: Instant,
 }
 
 impl Controller for ReleaseController {

@@ -1,12 +1,9 @@
 //! Facts about a HelmRelease that the caches hold. Nothing here asks or writes.
 
 use api::workspace::{HelmRelease, OperationKind, ValuesKind, ValuesSource};
-use plan::{
-    Clocks,
-    releases::{
-        self, Dependency, Desired, Ended, FailureClass, Job, MOST_REVISIONS, Observed, Stored, is_ready, may_claim,
-        validate,
-    },
+use plan::releases::{
+    self, Dependency, Desired, Ended, FailureClass, Job, MOST_REVISIONS, Observed, Stored, is_ready, may_claim,
+    validate,
 };
 use runtime::Key;
 
@@ -20,7 +17,6 @@ impl ReleaseController {
         let desired = validate(object, &self.policy).ok();
         let rival = if may_claim { self.rival(key, object, &release) } else { None };
         let sources = object.spec.iter().flat_map(|spec| &spec.values_from);
-        let uptime = self.clock.instant().saturating_duration_since(self.started);
         let (object_changes, is_changing) = self.changes.of(key);
         Observed {
             // Another namespace's release is not even looked at unless the object may stand for it.
@@ -37,7 +33,7 @@ impl ReleaseController {
             object_changes,
             is_changing,
             rival,
-            clocks: Clocks { server: self.server_clock.now(), uptime },
+            clocks: self.server_clock.clocks(),
         }
     }
 
