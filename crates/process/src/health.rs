@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -177,9 +178,7 @@ pub fn spawn_watchdog(health: Health) -> std::io::Result<()> {
             if health.stalled().is_empty() {
                 continue;
             }
-            // All look stalled after the whole process was stopped and continued, until they have run again.
-            std::thread::sleep(BEAT);
-            let stalled = health.stalled();
+            let stalled = still_stalled(&health, Work::now, BEAT);
             if !stalled.is_empty() {
                 tell_within(BEAT, stalled);
                 std::process::exit(70);
@@ -187,6 +186,51 @@ pub fn spawn_watchdog(health: Health) -> std::io::Result<()> {
         }
     })?;
     Ok(())
+}
+
+/// All look stalled after the whole process was stopped and continued, and where the machine has no time for it, until
+/// they have run again: so they are waited for as long as the process wants to run and has not run for a beat. To end one
+/// that only waits for a processor would make the machine busier.
+fn still_stalled(health: &Health, work: impl Fn() -> Work, beat: Duration) -> Vec<String> {
+    let before = work();
+    loop {
+        std::thread::sleep(beat);
+        let now = work();
+        let stalled = health.stalled();
+        if stalled.is_empty() || !now.wants_to_run || now.ran.saturating_sub(before.ran) >= beat {
+            return stalled;
+        }
+    }
+}
+
+/// What the process does, but for this thread, as the kernel accounts for it; nothing where it does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Work {
+    /// A thread runs, or is ready to.
+    wants_to_run: bool,
+    /// How long its threads have run.
+    ran: Duration,
+}
+
+impl Work {
+    fn now() -> Self {
+        let own = std::fs::read_link("/proc/thread-self").ok();
+        let own = own.as_deref().and_then(Path::file_name);
+        let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return Self::default() };
+        let others = threads.flatten().filter(|thread| Some(thread.file_name().as_os_str()) != own);
+        others.map(|thread| Self::of(&thread.path())).fold(Self::default(), |all, one| Self {
+            wants_to_run: all.wants_to_run || one.wants_to_run,
+            ran: all.ran + one.ran,
+        })
+    }
+
+    fn of(thread: &Path) -> Self {
+        let read = |name: &str| std::fs::read_to_string(thread.join(name)).unwrap_or_default();
+        // A thread's name stands in brackets before its state, and may itself hold any.
+        let wants_to_run = read("stat").rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R'));
+        let ran = read("schedstat").split_whitespace().next().and_then(|nanos| nanos.parse().ok());
+        Self { wants_to_run, ran: Duration::from_nanos(ran.unwrap_or_default()) }
+    }
 }
 
 /// Says why the process ends. What stalled it may be the log itself, so this is not waited for longer than `limit`.
@@ -235,6 +279,48 @@ mod tests {
             () = pulse.tick() => unreachable!("the work is ready"),
         }
         assert_eq!(health.stalled(), [""; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tasks_without_a_processor_are_waited_for_and_those_that_hang_are_not() {
+        let health = Health::default();
+        let pulse = health.pulse("driver");
+        tokio::time::advance(STALLED * 2).await;
+        let beat = Duration::from_millis(1);
+        let looks = std::cell::Cell::new(0);
+        let look = |work: Work| {
+            looks.set(looks.get() + 1);
+            work
+        };
+        let blocked = || look(Work::default());
+        assert_eq!(still_stalled(&health, blocked, beat), ["driver"]);
+        assert_eq!(looks.replace(0), 2, "at once");
+        let spinning = || look(Work { wants_to_run: true, ran: beat * looks.get() / 3 });
+        assert_eq!(still_stalled(&health, spinning, beat), ["driver"]);
+        assert_eq!(looks.replace(0), 4, "when it had run for a beat");
+        let starved = || {
+            if looks.get() == 5 {
+                pulse.beat();
+            }
+            look(Work { wants_to_run: true, ran: Duration::ZERO })
+        };
+        assert_eq!(still_stalled(&health, starved, beat), [""; 0]);
+        assert_eq!(looks.get(), 6, "until it ran again");
+    }
+
+    #[test]
+    fn the_kernel_says_whether_other_threads_run_and_for_how_long() {
+        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let spinning = std::thread::spawn({
+            let stop = stop.clone();
+            move || while !stop.load(Ordering::Relaxed) {}
+        });
+        let before = Work::now();
+        while Work::now().ran == before.ran {}
+        assert!(Work::now().wants_to_run);
+        stop.store(true, Ordering::Relaxed);
+        spinning.join().unwrap();
+        assert_eq!(Work::of(Path::new("/proc/none")), Work::default());
     }
 
     #[test]
