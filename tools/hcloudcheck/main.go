@@ -342,8 +342,6 @@ func networks(ctx context.Context, client *hcloud.Client) {
 	expect(len(members) == 1 && members[0].IP.String() == "10.0.1.7", "%+v", members)
 	_, _, err = client.Server.AttachToNetwork(ctx, server, attach)
 	refused(err, hcloud.ErrorCodeServerAlreadyAttached)
-	_, err = client.Network.Delete(ctx, network)
-	refused(err, hcloud.ErrorCodeResourceInUse)
 	other := create(ctx, client, hcloud.ServerCreateOpts{Name: "also-in-net", Networks: []*hcloud.Network{network}})
 	_, _, err = client.Server.AttachToNetwork(ctx, other, attach)
 	refused(err, hcloud.ErrorCodeServerAlreadyAttached)
@@ -351,9 +349,13 @@ func networks(ctx context.Context, client *hcloud.Client) {
 	_, _, err = client.Server.AttachToNetwork(ctx, other, attach)
 	refused(err, hcloud.ErrorCodeIPNotAvailable)
 	remove(ctx, client, other)
-	remove(ctx, client, server)
+	// What is attached does not keep a network.
 	_, err = client.Network.Delete(ctx, network)
 	noError(err)
+	for len(must(client.Server.GetByID(ctx, server.ID)).PrivateNet) > 0 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	remove(ctx, client, server)
 }
 
 func loadBalancers(ctx context.Context, client *hcloud.Client) {

@@ -20,6 +20,8 @@ use tokio::{
 const RESERVE: f64 = 0.1;
 /// The API counts whole requests on its own clock: by this much our estimate may be early.
 const MARGIN: f64 = 1.0;
+/// A bucket that is full later than this, in seconds, is a clock's fault: the API fills it within an hour.
+const LATEST: f64 = 7200.0;
 /// After a 429 that does not say how fast the bucket fills: what the API documents.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -99,7 +101,7 @@ impl Said {
         let documented = self.limit / 3600.0;
         let missing = self.limit - self.remaining;
         match self.full_in {
-            Some(seconds) if seconds >= 1.0 && missing >= 1.0 => (missing / seconds).min(documented),
+            Some(seconds) if seconds >= 1.0 && missing >= 1.0 => (missing / seconds.min(LATEST)).min(documented),
             _ => documented,
         }
     }
@@ -259,6 +261,15 @@ mod tests {
         drop(permit);
         assert!(budget.permit(Urgency::Urgent, Duration::from_secs(1)).await.is_err());
         assert!(budget.permit(Urgency::Urgent, Duration::from_secs(3)).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bucket_that_is_said_to_be_full_in_years_is_asked_again_within_a_minute() {
+        let budget = Budget::default();
+        let permit = budget.permit(Urgency::Urgent, NO_PATIENCE).await.unwrap();
+        permit.answered(StatusCode::TOO_MANY_REQUESTS, &headers(3600, 0, 2_000_000_000));
+        drop(permit);
+        assert!(budget.permit(Urgency::Urgent, Duration::from_mins(1)).await.is_ok());
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Clients {
 #[derive(Clone, Debug)]
 pub struct Client {
     pub(crate) inner: Arc<Inner>,
-    urgency: Urgency,
+    pub(crate) urgency: Urgency,
 }
 
 #[derive(Debug)]
@@ -184,9 +184,15 @@ mod tests {
         assert!(Arc::ptr_eq(&one.inner, &same.inner));
         assert!(!Arc::ptr_eq(&one.inner, &other.inner));
         assert!(!format!("{one:?}").contains("Bearer"), "{one:?}");
-        for endpoint in ["", "api.hetzner.cloud", "ftp://x/v1", "/v1", "http://x/v1?a"] {
+        let plain = ["http://api.hetzner.cloud/v1", "http://10.0.0.1/v1", "http://127.example.com/v1"];
+        for endpoint in
+            ["", "api.hetzner.cloud", "ftp://x/v1", "/v1", "https://x/v1?a", "httpx://x/v1"].iter().chain(&plain)
+        {
             let error = clients.get(endpoint, &Token::new("a")).unwrap_err();
             assert!(error.to_string().contains("https://api.hetzner.cloud/v1"), "{error}");
+        }
+        for endpoint in ["https://api.hetzner.cloud/v1", "http://localhost:1/v1", "http://[::1]:1/v1"] {
+            clients.get(endpoint, &Token::new("a")).unwrap();
         }
     }
 }

@@ -93,8 +93,7 @@ impl Client {
             if !R::HAS_ACTIONS {
                 return Ok(Some(found));
             }
-            let running = self.running::<R>(found.id()).await?;
-            self.wait(running).await?;
+            self.wait(self.actions::<R>(found.id(), "running").await?).await?;
             // What was found may have changed since, even if nothing was under way any more.
             self.get(found.id()).await
         };
@@ -137,9 +136,9 @@ impl Client {
         decode_one::<R>(&body).map_err(|cause| Error::new(format!("POST {path}"), cause))
     }
 
-    /// The actions on it that have not ended.
-    pub(crate) async fn running<R: Resource>(&self, id: i64) -> Result<Vec<Action>, Error> {
-        let path = format!("/{}/{id}/actions?status=running", R::MANY);
+    /// The actions on it with this status, the newest first.
+    pub(crate) async fn actions<R: Resource>(&self, id: i64, status: &str) -> Result<Vec<Action>, Error> {
+        let path = format!("/{}/{id}/actions?status={status}&sort=id:desc", R::MANY);
         let read = self.read(&path, |body| decode::page::<Action>(body, "actions")).await;
         match read {
             Ok(page) => Ok(page.items),

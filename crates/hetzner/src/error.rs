@@ -130,6 +130,8 @@ fn class_of(code: &str, status: u16) -> Class {
             409 | 423 => Class::Conflict,
             412 => Class::Capacity,
             429 => Class::RateLimited,
+            // Not the API's own word: it says `not_found`.
+            404 if code.is_empty() => Class::Transient,
             400..=499 => Class::Invalid,
             _ => Class::Transient,
         },
@@ -185,8 +187,9 @@ impl Error {
         }
     }
 
+    /// By the API's own word: what a proxy answers in its place says nothing about a resource.
     pub fn is_not_found(&self) -> bool {
-        matches!(&self.cause, Cause::Refused { status: 404, .. })
+        matches!(&self.cause, Cause::Refused { code, .. } if code == "not_found")
     }
 
     /// The request itself may be repeated soon, after a look where it changes something.
@@ -204,9 +207,12 @@ impl Error {
 
     fn remedy(&self) -> &'static str {
         match (&self.cause, self.class()) {
-            (Cause::BadEndpoint { .. }, _) => "write it as https://api.hetzner.cloud/v1 (HCLOUD_ENDPOINT)",
+            (Cause::BadEndpoint { .. }, _) => {
+                "write it as https://api.hetzner.cloud/v1 (HCLOUD_ENDPOINT); http is for addresses of this machine only"
+            }
             (Cause::Foreign { .. }, _) => "rename it, delete it, or choose another name",
-            (Cause::TooLong { .. } | Cause::Undecodable { .. }, Class::Terminal) => {
+            (Cause::TooLong { .. } | Cause::Undecodable { .. }, Class::Terminal)
+            | (Cause::Refused { status: 404, .. }, Class::Transient) => {
                 "check that HCLOUD_ENDPOINT names Hetzner's API and no proxy answers in its place"
             }
             (Cause::ActionVanished { .. }, _) => "look at the resource to see how it ended",
@@ -277,6 +283,8 @@ mod tests {
         check(403, "resource_limit_exceeded", Class::Terminal, false);
         check(422, "service_error", Class::Transient, true);
         check(503, "", Class::Transient, true);
+        check(404, "not_found", Class::Invalid, false);
+        check(404, "", Class::Transient, true);
         check(418, "teapot_error", Class::Invalid, false);
         check(409, "later_error", Class::Conflict, false);
     }

@@ -29,9 +29,10 @@ pub use error::{Cause, Class, Error};
 pub use look::{Listed, Look, Since};
 pub use operations::{Command, NetworkAddress, ServiceWanted};
 pub use resource::{
-    Action, ActionError, ActionStatus, Architecture, Certificate, Firewall, FirewallRule, Health, HealthStatus, Image,
-    ImageStatus, Labels, LoadBalancer, LoadBalancerService, LoadBalancerTarget, LoadBalancerType, Location, Network,
-    PlacementGroup, PrivateNet, PublicNet, Resource, Server, ServerStatus, ServerType, SshKey, Subnet, Volume,
+    Action, ActionError, ActionStatus, Architecture, Certificate, CreatedFrom, Firewall, FirewallRule, Health,
+    HealthStatus, Image, ImageStatus, Labels, LoadBalancer, LoadBalancerService, LoadBalancerTarget, LoadBalancerType,
+    Location, Network, PlacementGroup, PrivateNet, PublicNet, Resource, Server, ServerStatus, ServerType, SshKey,
+    Subnet, Volume,
 };
 pub use ssh::throwaway_key;
 pub use token::Token;

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
+    budget::Urgency,
     client::Client,
     decode::decode_page,
     error::{Cause, Error},
@@ -38,13 +39,26 @@ pub enum Since {
 
 type Kept<R> = Option<(Instant, Result<Arc<Vec<R>>, Error>)>;
 
-/// The last look of one kind. The holder of the lock reads; other callers wait for its result.
+/// The last looks of one kind. The holder of a lock reads; other callers wait for its result, urgent ones not for one who may
+/// be waiting for requests that they need not wait for.
 #[derive(Debug)]
-pub struct Slot<R>(Mutex<Kept<R>>);
+pub struct Slot<R> {
+    routine: Mutex<Kept<R>>,
+    urgent: Mutex<Kept<R>>,
+}
 
 impl<R> Default for Slot<R> {
     fn default() -> Self {
-        Self(Mutex::new(None))
+        Self { routine: Mutex::new(None), urgent: Mutex::new(None) }
+    }
+}
+
+impl<R> Slot<R> {
+    fn of(&self, urgency: Urgency) -> &Mutex<Kept<R>> {
+        match urgency {
+            Urgency::Routine => &self.routine,
+            Urgency::Urgent => &self.urgent,
+        }
     }
 }
 
@@ -96,7 +110,7 @@ impl Client {
             Since::Within(age) => now.checked_sub(age),
             Since::At(at) => Some(at),
         };
-        let mut kept = R::slot(&self.inner.looks).0.lock().await;
+        let mut kept = R::slot(&self.inner.looks).of(self.urgency).lock().await;
         if let Some((began_at, result)) = &*kept {
             // An error answers those who waited for it, and not those who come later.
             let is_young = oldest.is_none_or(|oldest| *began_at >= oldest) && (result.is_ok() || *began_at >= now);
@@ -111,31 +125,40 @@ impl Client {
     }
 
     async fn read_all<R: Resource>(&self) -> Result<Vec<R>, Error> {
+        let mut before = None;
         for _ in 0..READS {
-            if let Some(items) = self.read_once::<R>().await? {
+            let Some((items, is_counted)) = self.read_once::<R>().await? else { continue };
+            let ids: Vec<i64> = items.iter().map(Resource::id).collect();
+            if is_counted || before.as_ref() == Some(&ids) {
                 return Ok(items);
             }
+            before = Some(ids);
         }
         Err(Error::new(format!("GET /{}", R::MANY), Cause::ListChanged))
     }
 
     /// `None` where the list changed between its pages: something may have moved from one not yet read to one already
-    /// read.
-    async fn read_once<R: Resource>(&self) -> Result<Option<Vec<R>>, Error> {
+    /// read. Whether that is known: the API need not say how many there are, and then only another read shows it.
+    async fn read_once<R: Resource>(&self) -> Result<Option<(Vec<R>, bool)>, Error> {
         let mut items: Vec<R> = Vec::new();
-        let (mut next, mut total) = (Some(1), None);
+        let (mut next, mut total, mut is_counted) = (Some(1), None, true);
+        let shown = format!("GET /{}", R::MANY);
         while let Some(page) = next {
             let path = format!("/{}?page={page}&per_page={PER_PAGE}&sort=id:asc", R::MANY);
             let read = self.read(&path, decode_page::<R>).await?;
             if page > 1 && read.total != total {
                 return Ok(None);
             }
-            // A server that repeats itself would keep us here for ever.
-            next = read.next.filter(|next| *next == page + 1 && !read.items.is_empty());
-            total = read.total;
+            // A server that repeats itself would keep us here for ever, and one that leaves pages out is not the API.
+            if let Some(next) = read.next.filter(|next| *next != page + 1 || read.items.is_empty()) {
+                let why = format!("after page {page} it names page {next}");
+                return Err(Error::new(shown, Cause::Undecodable { why, is_cut_short: false }));
+            }
+            (next, total) = (read.next, read.total);
+            is_counted = total.is_some() || (page == 1 && next.is_none());
             items.extend(read.items);
         }
         let is_whole = total.is_none_or(|total| u64::try_from(items.len()) == Ok(total));
-        Ok(is_whole.then_some(items))
+        Ok(is_whole.then_some((items, is_counted)))
     }
 }

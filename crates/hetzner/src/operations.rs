@@ -228,28 +228,54 @@ impl Client {
         self.settle(observe, act).await
     }
 
-    /// A snapshot with exactly these labels among its own, newest first where there are several. Snapshots have no
-    /// names: their labels identify them.
+    /// A snapshot with exactly these labels among its own: of several the newest that is available, else the newest that
+    /// is being made. Snapshots have no names: their labels identify them.
     pub async fn snapshot(&self, labels: &Labels) -> Result<Option<Image>, Error> {
         let terms: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let selector = encoded(&terms.join(","));
         let path = format!("/images?type=snapshot&label_selector={selector}&sort=created:desc&per_page=50");
         let page = self.read(&path, decode_page::<Image>).await?;
-        Ok(page.items.into_iter().find(|image| image.status != ImageStatus::Unavailable))
+        let (available, others): (Vec<_>, Vec<_>) =
+            page.items.into_iter().partition(|image| image.status == ImageStatus::Available);
+        let being_made = others.into_iter().filter(|image| image.status != ImageStatus::Unavailable);
+        Ok(available.into_iter().chain(being_made).next())
     }
 
+    /// Whether an image will never be there: its server is gone, or failed to make one since.
+    async fn has_failed(&self, builder: i64, image: &Image) -> Result<bool, Error> {
+        if self.get::<Server>(builder).await?.is_none() {
+            return Ok(true);
+        }
+        let failed = self.actions::<Server>(builder, "error").await?;
+        Ok(failed.iter().any(|action| action.command == "create_image" && action.started >= image.created))
+    }
+
+    /// An image that a server can be made from. One that is being made, be it of another server, is waited for; one
+    /// that will never be there is made again.
     pub async fn ensure_snapshot(&self, server: i64, description: &str, labels: &Labels) -> Result<Image, Error> {
         let body = &json!({ "type": "snapshot", "description": description, "labels": labels });
         let observe = || async move {
             let Some(image) = self.snapshot(labels).await? else { return Ok(None) };
-            let running = self.running::<Server>(server).await?;
-            self.wait(running).await?;
-            self.get(image.id).await
+            if image.status == ImageStatus::Available {
+                return Ok(Some(image));
+            }
+            let builder = image.created_from.as_ref().map_or(server, |from| from.id);
+            self.wait(self.actions::<Server>(builder, "running").await?).await?;
+            let Some(image) = self.get::<Image>(image.id).await? else { return Ok(None) };
+            if image.status == ImageStatus::Available {
+                return Ok(Some(image));
+            }
+            if self.has_failed(builder, &image).await? {
+                self.delete::<Image>(image.id).await?;
+                return Ok(None);
+            }
+            // The end of an action may show before what it made.
+            Err(Error::new(format!("GET /images/{}", image.id), Cause::Unseen))
         };
         let act = || async move {
             self.act::<Server>(server, "create_image", body).await?;
             let unseen = || Error::new("POST …/actions/create_image", Cause::Unseen);
-            self.snapshot(labels).await?.ok_or_else(unseen)
+            self.snapshot(labels).await?.filter(|image| image.status == ImageStatus::Available).ok_or_else(unseen)
         };
         self.settle(observe, act).await
     }

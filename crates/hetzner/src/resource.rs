@@ -330,8 +330,15 @@ pub struct Image {
     #[serde(default, deserialize_with = "or_empty")]
     pub description: String,
     pub created: Option<Timestamp>,
+    /// Of a snapshot: the server whose disk it is.
+    pub created_from: Option<CreatedFrom>,
     #[serde(default)]
     pub labels: Labels,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct CreatedFrom {
+    pub id: i64,
 }
 
 fn or_empty<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
@@ -385,6 +392,7 @@ pub struct Action {
     pub status: ActionStatus,
     #[serde(default)]
     pub command: String,
+    pub started: Option<Timestamp>,
     pub error: Option<ActionError>,
 }
 

@@ -143,6 +143,70 @@ async fn strange_answers_become_errors_that_say_what_to_do() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_404_that_is_not_the_apis_is_no_absence() -> Result<()> {
+    let client = |endpoint: &str| Clients::new(settings()).get(endpoint, &Token::new("secret"));
+    let proxy = client(&answering(http("404 Not Found", "<html>")).await?)?;
+    let error = proxy.get::<Server>(1).await.unwrap_err();
+    assert_eq!(error.class(), Class::Transient, "{error}");
+    assert!(error.to_string().contains("check that HCLOUD_ENDPOINT"), "{error}");
+    proxy.delete::<Server>(1).await.unwrap_err();
+    let absent = r#"{"error":{"code":"not_found","message":"server not found"}}"#;
+    let api = client(&answering(http("404 Not Found", absent)).await?)?;
+    assert_eq!(api.get::<Server>(1).await?, None);
+    api.delete::<Server>(1).await?;
+    Ok(())
+}
+
+/// Answers one request after another with these pages of servers.
+async fn paging(pages: Vec<Value>) -> Result<hetzner::Client> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let endpoint = format!("http://{}/v1", listener.local_addr()?);
+    tokio::spawn(async move {
+        let mut pages = pages.into_iter();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request).await;
+            let page = pages.next().unwrap_or_default();
+            let _ = stream.write_all(&http("200 OK", &page.to_string())).await;
+        }
+    });
+    Ok(Clients::new(settings()).get(&endpoint, &Token::new("secret"))?)
+}
+
+/// A page of a list whose length the API does not know.
+fn uncounted(ids: &[i64], next: Option<u32>) -> Value {
+    let mut list = page();
+    let one = list["servers"][0].take();
+    let server = |id: &i64| {
+        let mut server = one.clone();
+        (server["id"], server["name"]) = (json!(id), json!(format!("s-{id}")));
+        server
+    };
+    list["servers"] = ids.iter().map(server).collect();
+    list["meta"] = json!({ "pagination": { "next_page": next, "total_entries": null } });
+    list
+}
+
+#[tokio::test]
+async fn a_list_without_a_total_is_read_until_it_stays_as_it_is() -> Result<()> {
+    // Between the pages of the first read the first server went, and the third moved to the page before.
+    let pages =
+        [(&[1, 2][..], Some(2)), (&[4], None), (&[2, 3], Some(2)), (&[4], None), (&[2, 3], Some(2)), (&[4], None)];
+    let client = paging(pages.iter().map(|(ids, next)| uncounted(ids, *next)).collect()).await?;
+    let look = client.look::<Server>(Since::At(Instant::now())).await?;
+    assert_eq!(look.items.iter().map(|server| server.id).collect::<Vec<_>>(), [2, 3, 4]);
+    // One page is one moment.
+    let client = paging(vec![uncounted(&[1], None)]).await?;
+    assert_eq!(client.look::<Server>(Since::At(Instant::now())).await?.items.len(), 1);
+    for next in [1, 3] {
+        let client = paging(vec![uncounted(&[1], Some(next))]).await?;
+        let error = client.look::<Server>(Since::At(Instant::now())).await.unwrap_err();
+        assert!(error.to_string().contains(&format!("names page {next}")), "{error}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_token_that_is_none_is_refused_before_anything_is_sent() -> Result<()> {
     let client = Clients::new(settings()).get("http://127.0.0.1:1/v1", &Token::new("a\nb"))?;
     let error = client.look::<Server>(Since::At(Instant::now())).await.unwrap_err();

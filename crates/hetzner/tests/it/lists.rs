@@ -124,6 +124,26 @@ async fn k42_a_spent_rate_limit_is_waited_for_and_never_met_twice() -> Result<()
 }
 
 #[tokio::test]
+async fn an_urgent_look_does_not_wait_for_one_that_waits_for_requests() -> Result<()> {
+    let world = World::with(|options| options.requests_per_hour = 36_000).await?;
+    world.simulator.spend_all_but(TOKEN, 2000);
+    let client = Clients::new(hetzner::Settings { budget_patience: Duration::from_hours(1), ..settings() });
+    let client = client.get(&world.simulator.endpoint(), &Token::new(TOKEN))?;
+    client.get::<Server>(1).await?;
+    // It has to wait for a reserve of 3600.
+    let routine = tokio::spawn({
+        let client = client.clone();
+        async move { client.look::<Server>(Since::At(Instant::now())).await }
+    });
+    // Now it has begun.
+    tokio::task::yield_now().await;
+    client.urgent().look::<Server>(Since::At(Instant::now())).await?;
+    assert!(!routine.is_finished(), "it waits on");
+    routine.abort();
+    Ok(())
+}
+
+#[tokio::test]
 async fn k42_many_requests_at_once_cause_no_429() -> Result<()> {
     let world = World::with(|options| options.requests_per_hour = 36_000).await?;
     world.simulator.spend_all_but(TOKEN, 12);

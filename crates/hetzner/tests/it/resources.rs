@@ -349,6 +349,41 @@ async fn a_snapshot_is_made_once() -> Result<()> {
     Ok(())
 }
 
+/// As with the vendor: nothing that is attached keeps a network from being deleted.
+#[tokio::test]
+async fn a_deleted_network_takes_the_interfaces_of_its_servers_along() -> Result<()> {
+    let world = World::start().await?;
+    let net = world.client.ensure::<Network>(&network("n")).await?.resource.id;
+    world.client.ensure_subnet(net, "10.0.0.0/25", "eu-central").await?;
+    let one = world.client.ensure::<Server>(&server("one")).await?.resource.id;
+    world.client.attach_server(one, &hetzner::NetworkAddress { network: net, ..Default::default() }).await?;
+    world.client.delete::<Network>(net).await?;
+    assert_eq!(world.names::<Network>().await?, [""; 0]);
+    let left = || async { anyhow::Ok(world.client.get::<Server>(one).await?.context("it is there")?.private_net) };
+    while !left().await?.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_snapshot_whose_making_failed_is_made_again() -> Result<()> {
+    let world = World::start().await?;
+    let made = world.client.ensure::<Server>(&server("build")).await?.resource;
+    let labels = hetzner::Labels::from([("os".to_owned(), "talos".to_owned())]);
+    let operation = "POST /servers/*/actions/create_image";
+    world.simulator.faults().add(operation, "failed-action".parse()?, Some(1))?;
+    let error = world.client.ensure_snapshot(made.id, "talos", &labels).await.unwrap_err();
+    assert!(matches!(error.cause, hetzner::Cause::ActionFailed { .. }), "{error}");
+    let left = world.client.snapshot(&labels).await?.map(|image| image.status);
+    assert_eq!(left, Some(hetzner::ImageStatus::Creating), "as the vendor leaves it");
+    let image = world.client.ensure_snapshot(made.id, "talos", &labels).await?;
+    assert_eq!(image.status, hetzner::ImageStatus::Available);
+    let all = world.client.look::<Image>(Since::At(Instant::now())).await?;
+    assert_eq!(all.items.iter().filter(|image| image.r#type == "snapshot").count(), 1);
+    Ok(())
+}
+
 #[tokio::test]
 async fn every_kind_is_read() -> Result<()> {
     let world = World::start().await?;

@@ -191,8 +191,16 @@ impl Record for Network {
     }
 
     fn delete(world: &mut World<'_>, id: i64) -> Outcome {
-        if !used(world.project, id).is_empty() {
-            return Err(Refusal::conflict("resource_in_use", "network still has attached resources"));
+        // What is attached does not keep it: it is detached afterwards.
+        let is_attached = |server: &&super::server::Server| server.private.iter().any(|net| net.network == id);
+        let servers: Vec<i64> =
+            world.project.servers.values().filter(is_attached).map(|server| server.base.id).collect();
+        for server in servers {
+            let effect = Effect::Detach { server, network: id };
+            world.begin("detach_from_network", &[("server", server), ("network", id)], effect);
+        }
+        for balancer in world.project.balancers.values_mut() {
+            balancer.private.take_if(|(network, _)| *network == id);
         }
         world.project.networks.remove(&id);
         Ok(Reply::empty())
