@@ -123,12 +123,12 @@ impl Talosconfig {
     }
 
     /// The same talosconfig with a new certificate of the same role and lifetime, where less than a third of the
-    /// present one's life is left; `None` while it is good.
+    /// present one's life is left, or a clock that was ahead dated it into the future; `None` while it is good.
     pub fn renewed(&self, os: &Authority, now: Timestamp) -> Result<Option<Self>, TalosconfigError> {
         let facts = self.certificate()?;
         let lifetime = facts.not_after.duration_since(facts.not_before);
         let left = facts.not_after.duration_since(now);
-        if left >= lifetime / RENEW_BELOW {
+        if left >= lifetime / RENEW_BELOW && facts.not_before <= now {
             return Ok(None);
         }
         let role = facts.organizations.first().map_or(Role::Admin.name(), String::as_str);
@@ -222,6 +222,15 @@ mod tests {
     fn an_expired_one_is_renewed_as_well() {
         let (os, config) = issued();
         assert!(config.renewed(&os, at("2030-01-01T00:00:00Z")).unwrap().is_some());
+    }
+
+    #[test]
+    fn one_that_begins_in_the_future_is_renewed_as_well() {
+        let (os, config) = issued();
+        let now = at("2025-06-01T00:00:00Z");
+        let renewed = config.renewed(&os, now).unwrap().expect("no node accepts it before the next year");
+        assert!(renewed.certificate().unwrap().not_before <= now);
+        assert_eq!(renewed.renewed(&os, now).unwrap(), None);
     }
 
     #[test]

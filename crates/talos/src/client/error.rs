@@ -42,6 +42,7 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Snapshot(_) => true,
+            Self::Refused { code: Code::Unknown, message, .. } => is_passing(message),
             Self::Refused { code, .. } => {
                 matches!(code, Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted | Code::Aborted)
             }
@@ -94,6 +95,12 @@ impl Error {
     }
 }
 
+/// A node passes on what its etcd says without a code of its own.
+fn is_passing(message: &str) -> bool {
+    let passing = ["unhealthy cluster", "no leader", "leader changed", "request timed out", "too many requests"];
+    message.split_once("etcdserver: ").is_some_and(|(_, why)| passing.iter().any(|words| why.starts_with(words)))
+}
+
 /// How many causes deep an error is looked into; tonic, hyper and rustls together make six.
 const DEPTH: usize = 16;
 
@@ -113,4 +120,25 @@ fn causes<'a>(
     error: &'a (dyn std::error::Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
     std::iter::successors(Some(error), |&error| error.source()).take(DEPTH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_etcd_gets_over_by_itself_is_transient() {
+        let refused =
+            |code, message: &str| Error::Refused { rpc: "EtcdRemoveMemberByID", code, message: message.to_owned() };
+        assert!(refused(Code::Unknown, "failed to remove member: etcdserver: unhealthy cluster").is_transient());
+        assert!(
+            refused(Code::Unknown, "etcdserver: request timed out, possibly due to previous leader failure")
+                .is_transient()
+        );
+        assert!(refused(Code::Unavailable, "connection error").is_transient());
+        for lasting in ["etcdserver: re-configuration failed due to not enough started members", "no leader", "x"] {
+            assert!(!refused(Code::Unknown, lasting).is_transient(), "{lasting}");
+        }
+        assert!(!refused(Code::NotFound, "etcdserver: no leader").is_transient());
+    }
 }

@@ -3,7 +3,10 @@
 use std::{io::Read, time::Duration};
 
 use futures::{SinkExt, StreamExt, channel::mpsc};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::timeout,
+};
 use tonic::Streaming;
 
 use super::{CALL_LIMIT, Client, Error, bounded};
@@ -38,27 +41,39 @@ impl Client {
         Ok(verifier.finish()?)
     }
 
-    /// Uploads a snapshot that `Bootstrap` can then recover from.
+    /// Uploads a snapshot that `Bootstrap` can then recover from. After an error it must not: the node may hold a part.
     pub async fn etcd_recover(&self, mut source: impl AsyncRead + Unpin) -> Result<(), Error> {
         const RPC: &str = "EtcdRecover";
         let (mut sender, receiver) = mpsc::channel(AHEAD);
         let mut service = self.service.clone();
         let request = self.request(receiver);
+        let silent = |_| Error::TimedOut { rpc: RPC, seconds: SILENCE_LIMIT.as_secs() };
         let upload = async {
             loop {
                 let mut bytes = Vec::with_capacity(PIECE);
-                let read = (&mut source).take(PIECE as u64).read_to_end(&mut bytes).await.map_err(Error::Read)?;
-                // A closed channel means that the node answered early; its answer says why.
-                if read == 0 || sender.send(Data { metadata: None, bytes }).await.is_err() {
+                (&mut source).take(PIECE as u64).read_to_end(&mut bytes).await.map_err(Error::Read)?;
+                let is_end = bytes.is_empty();
+                if !is_end {
+                    let piece = sender.send(Data { metadata: None, bytes });
+                    // That the node takes no more is for its answer to explain.
+                    let _ = timeout(SILENCE_LIMIT, piece).await.map_err(silent)?;
+                }
+                if is_end || sender.is_closed() {
                     sender.close_channel();
                     return Ok::<(), Error>(());
                 }
             }
         };
-        let call = async { service.etcd_recover(request).await.map_err(|status| Error::from_status(RPC, &status)) };
-        let (uploaded, reply) = tokio::join!(upload, call);
-        uploaded?;
-        let message = reply?.into_inner().messages.into_iter().next().ok_or(Error::Empty { rpc: RPC })?;
+        let mut call = std::pin::pin!(service.etcd_recover(request));
+        let reply = tokio::select! {
+            reply = &mut call => reply,
+            uploaded = upload => {
+                uploaded?;
+                timeout(SILENCE_LIMIT, call).await.map_err(silent)?
+            }
+        };
+        let reply = reply.map_err(|status| Error::from_status(RPC, &status))?;
+        let message = reply.into_inner().messages.into_iter().next().ok_or(Error::Empty { rpc: RPC })?;
         match message.metadata.as_ref().and_then(|metadata| Error::from_metadata(RPC, metadata)) {
             Some(error) => Err(error),
             None => Ok(()),
@@ -71,19 +86,34 @@ impl Client {
         let mut service = self.service.clone();
         let mut stream = bounded(RPC, CALL_LIMIT, service.kubeconfig(self.request(()))).await?.into_inner();
         let mut archive = Vec::new();
-        while let Some(piece) = next_piece(RPC, &mut stream).await? {
-            if archive.len() + piece.len() > KUBECONFIG_LIMIT {
-                return Err(Error::Kubeconfig { why: format!("it is larger than {KUBECONFIG_LIMIT} bytes") });
+        let whole = async {
+            while let Some(piece) = next_piece(RPC, &mut stream).await? {
+                if archive.len() + piece.len() > KUBECONFIG_LIMIT {
+                    return Err(Error::Kubeconfig { why: format!("it is larger than {KUBECONFIG_LIMIT} bytes") });
+                }
+                archive.extend_from_slice(&piece);
             }
-            archive.extend_from_slice(&piece);
-        }
+            Ok(())
+        };
+        // It is small: not even its pieces may take longer.
+        let late = |_| Error::TimedOut { rpc: RPC, seconds: SILENCE_LIMIT.as_secs() };
+        timeout(SILENCE_LIMIT, whole).await.map_err(late)??;
         unpack_kubeconfig(&archive)
     }
 }
 
 async fn next_piece(rpc: &'static str, stream: &mut Streaming<Data>) -> Result<Option<Vec<u8>>, Error> {
     let silent = Error::TimedOut { rpc, seconds: SILENCE_LIMIT.as_secs() };
-    let data = match tokio::time::timeout(SILENCE_LIMIT, stream.next()).await.map_err(|_| silent)? {
+    let next = async {
+        loop {
+            let piece = stream.next().await;
+            // One with nothing in it is silence too.
+            if !matches!(&piece, Some(Ok(Data { metadata: None, bytes })) if bytes.is_empty()) {
+                return piece;
+            }
+        }
+    };
+    let data = match timeout(SILENCE_LIMIT, next).await.map_err(|_| silent)? {
         None => return Ok(None),
         Some(data) => data.map_err(|status| Error::from_status(rpc, &status))?,
     };

@@ -267,7 +267,9 @@ impl Node {
     }
 
     pub(super) async fn etcd_members(self: &Arc<Self>, local: bool) -> Result<Vec<EtcdMember>, Status> {
-        let members = if local { self.etcd()?.members(false).await? } else { self.any_etcd().await?.1 };
+        let members =
+            if local { self.etcd()?.members(false).await } else { self.any_etcd().await.map(|found| found.1) };
+        let members = members.map_err(|status| passed_on(&status, ""))?;
         let member = |member: Member| EtcdMember {
             id: member.id,
             hostname: member.name,
@@ -311,7 +313,11 @@ impl Node {
         let (etcd, _) = self.any_etcd().await?;
         etcd.remove(id).await.map_err(|status| {
             let is_missing = status.code() == Code::NotFound || status.message().contains("member not found");
-            if is_missing { Status::not_found(status.message().to_owned()) } else { status }
+            if is_missing {
+                Status::not_found(status.message().to_owned())
+            } else {
+                passed_on(&status, "failed to remove member: ")
+            }
         })
     }
 
@@ -379,6 +385,12 @@ impl Node {
         self.bootstrap.send_replace(Some(how));
         Ok(())
     }
+}
+
+/// Of what etcd itself says Talos passes the words on, and not the code.
+fn passed_on(status: &Status, doing: &str) -> Status {
+    let message = status.message();
+    if message.starts_with("etcdserver: ") { Status::unknown(format!("{doing}{message}")) } else { status.clone() }
 }
 
 fn is_passing(status: &Status) -> bool {

@@ -47,8 +47,17 @@ struct StreamTarget {
     machine: Arc<Machine>,
     /// How its pieces are marked.
     metadata: Option<Metadata>,
+    fault: Option<CallFault>,
+}
+
+impl StreamTarget {
     /// After how many bytes it ends.
-    limit: usize,
+    fn limit(&self) -> usize {
+        match self.fault {
+            Some(CallFault::EndsEarly { after }) => after,
+            _ => usize::MAX,
+        }
+    }
 }
 
 impl Agent {
@@ -145,16 +154,9 @@ impl Agent {
                 _ => return Err(Status::unimplemented("a simulated node streams from one node at a time")),
             },
         };
-        let mut limit = usize::MAX;
-        match admitted(&machine, &caller(request), rpc) {
-            Err(status) => {
-                record(&machine, rpc, status.code());
-                return Err(status);
-            }
-            Ok(Some(CallFault::EndsEarly { after })) => limit = after,
-            Ok(_) => {}
-        }
-        Ok(StreamTarget { machine, metadata, limit })
+        let fault = admitted(&machine, &caller(request), rpc);
+        let fault = fault.inspect_err(|status| record(&machine, rpc, status.code()))?;
+        Ok(StreamTarget { machine, metadata, fault })
     }
 
     /// Another node of the same cluster, by its address.
@@ -232,18 +234,24 @@ fn node_of(machine: &Machine) -> Result<Arc<Node>, Status> {
 
 /// Pieces of a stream, recorded when it ends.
 fn recorded(
-    StreamTarget { machine, metadata, limit }: StreamTarget,
+    target: StreamTarget,
+    server: Arc<Machine>,
     rpc: &'static str,
     pieces: impl futures::Stream<Item = Result<Vec<u8>, Status>> + Send + 'static,
 ) -> BoxStream<'static, Result<Data, Status>> {
     let mut code = Code::Ok;
-    let pieces = cut_off(pieces, limit);
+    let pieces = cut_off(pieces, target.limit());
+    let StreamTarget { machine, metadata, fault } = target;
+    let late = futures::stream::once(delay(fault)).filter_map(|()| std::future::ready(None));
     let end = futures::stream::once(async { None });
-    let pieces = pieces.map(Some).chain(end);
+    let pieces = late.chain(pieces.map(Some)).chain(end);
     let recorded = pieces.filter_map(move |piece| {
         let piece = match piece {
             None => {
                 record(&machine, rpc, code);
+                if fault == Some(CallFault::LostReply) {
+                    server.break_connections();
+                }
                 None
             }
             Some(Ok(bytes)) => Some(Ok(Data { metadata: metadata.clone(), bytes })),
@@ -255,6 +263,12 @@ fn recorded(
         std::future::ready(piece)
     });
     recorded.boxed()
+}
+
+async fn delay(fault: Option<CallFault>) {
+    if let Some(CallFault::Slow(delay)) = fault {
+        tokio::time::sleep(delay).await;
+    }
 }
 
 /// The stream up to so many bytes.

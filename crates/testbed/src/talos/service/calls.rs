@@ -10,9 +10,10 @@ use talos::protocol::{
 use tokio::io::AsyncWriteExt;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::{Agent, node_of, record, recorded, replies};
+use super::{Agent, StreamTarget, delay, node_of, record, recorded, replies};
 use crate::talos::{
     applied::Applied,
+    fault::CallFault,
     machine::{After, Machine},
     node::Bootstrap,
 };
@@ -143,15 +144,19 @@ impl MachineApi for Agent {
         let target = self.stream_target(&request, RPC)?;
         let snapshot = async { node_of(&target.machine)?.etcd_snapshot().await }.await;
         let pieces = snapshot.inspect_err(|status| record(&target.machine, RPC, status.code()))?;
-        Ok(Response::new(recorded(target, RPC, pieces)))
+        Ok(Response::new(recorded(target, self.machine().clone(), RPC, pieces)))
     }
 
     async fn etcd_recover(&self, request: Request<Streaming<Data>>) -> Reply<api::EtcdRecoverResponse> {
         const RPC: &str = "EtcdRecover";
         let target = self.stream_target(&request, RPC)?;
-        let stored = store_snapshot(&target.machine, request.into_inner()).await;
+        let stored = store_snapshot(&target, request.into_inner()).await;
         record(&target.machine, RPC, stored.as_ref().map_or_else(Status::code, |()| Code::Ok));
         stored?;
+        delay(target.fault).await;
+        if target.fault == Some(CallFault::LostReply) {
+            self.machine().break_connections();
+        }
         let message = api::EtcdRecover { metadata: target.metadata };
         Ok(Response::new(api::EtcdRecoverResponse { messages: vec![message] }))
     }
@@ -162,7 +167,7 @@ impl MachineApi for Agent {
         let archive = node_of(&target.machine).and_then(|node| replies::kubeconfig(&node));
         let archive = archive.inspect_err(|status| record(&target.machine, RPC, status.code()))?;
         let pieces = futures::stream::once(async move { Ok(archive) });
-        Ok(Response::new(recorded(target, RPC, pieces)))
+        Ok(Response::new(recorded(target, self.machine().clone(), RPC, pieces)))
     }
 
     async fn reboot(&self, request: Request<api::RebootRequest>) -> Reply<api::RebootResponse> {
@@ -257,17 +262,24 @@ fn upgrade(machine: &Arc<Machine>, request: &api::UpgradeRequest) -> Result<api:
     Ok(api::Upgrade { ack: "Upgrade request received".to_owned(), ..Default::default() })
 }
 
-async fn store_snapshot(machine: &Machine, mut pieces: Streaming<Data>) -> Result<(), Status> {
-    let node = node_of(machine)?;
+/// An upload that breaks leaves nothing.
+async fn store_snapshot(target: &StreamTarget, mut pieces: Streaming<Data>) -> Result<(), Status> {
+    let node = node_of(&target.machine)?;
     if !node.is_control_plane() {
         return Err(Status::unimplemented("etcd recover is only available on control plane nodes"));
     }
     if node.etcd_child().is_some() {
         return Err(Status::failed_precondition("etcd service is not ready for recovery yet"));
     }
-    let mut file = tokio::fs::File::create(node.recovery_file()).await.map_err(|error| io_failed(&error))?;
+    let (whole, part) = (node.recovery_file(), node.recovery_file().with_extension("part"));
+    let mut file = tokio::fs::File::create(&part).await.map_err(|error| io_failed(&error))?;
+    let mut left = target.limit();
     while let Some(piece) = pieces.next().await {
-        file.write_all(&piece?.bytes).await.map_err(|error| io_failed(&error))?;
+        let bytes = piece?.bytes;
+        let bytes = &bytes[..bytes.len().min(left)];
+        left -= bytes.len();
+        file.write_all(bytes).await.map_err(|error| io_failed(&error))?;
     }
-    file.flush().await.map_err(|error| io_failed(&error))
+    file.flush().await.map_err(|error| io_failed(&error))?;
+    tokio::fs::rename(part, whole).await.map_err(|error| io_failed(&error))
 }

@@ -1,11 +1,17 @@
 //! Members of etcd that come and go, through the machine API.
 
+use std::{
+    pin::Pin,
+    task::{self, Poll},
+};
+
 use anyhow::{Context, Result, bail, ensure};
 use talos::{Error, client::Stage};
 use testbed::{
     process::{Child, Program},
     talos::{CallFault, eventually, reaches_stage},
 };
+use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tonic::Code;
 
 use super::{Node, Person};
@@ -120,6 +126,15 @@ pub async fn a_graceful_reset_leaves_etcd(person: &Person<'_>, first: &Node, lea
     Ok(())
 }
 
+/// A source that fails.
+struct Broken;
+
+impl AsyncRead for Broken {
+    fn poll_read(self: Pin<&mut Self>, _: &mut task::Context<'_>, _: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Err(std::io::Error::other("it broke")))
+    }
+}
+
 /// Both remaining members lose their data; one starts anew from the snapshot.
 pub async fn a_lost_cluster_is_recovered_from_the_snapshot(
     person: &Person<'_>,
@@ -134,7 +149,18 @@ pub async fn a_lost_cluster_is_recovered_from_the_snapshot(
     reaches_stage(&first.machine, &Stage::Maintenance { version: None }).await?;
     person.script(&["configure", &first.name]).await?;
     eventually("the node is configured again", || client.version()).await?;
-    ensure!(client.bootstrap(true).await.is_err_and(|error| error.code() == Some(Code::FailedPrecondition)));
+    let nothing_is_uploaded = async || {
+        let refused = client.bootstrap(true).await;
+        ensure!(refused.is_err_and(|error| error.code() == Some(Code::FailedPrecondition)));
+        Ok(())
+    };
+    nothing_is_uploaded().await?;
+    let broken = client.etcd_recover(snapshot[..snapshot.len() / 2].chain(Broken)).await;
+    ensure!(matches!(broken, Err(Error::Read(_))), "{broken:?}");
+    nothing_is_uploaded().await?;
+    first.machine.fail("EtcdRecover", CallFault::LostReply, 1);
+    is_lost(&client.etcd_recover(snapshot).await)?;
+    eventually("the node answers again", || client.version()).await?;
     client.etcd_recover(snapshot).await?;
     client.bootstrap(true).await?;
     let alone = || async {
