@@ -188,6 +188,13 @@ impl ProviderError {
 /// An implementation passes [`conformance::check`].
 #[async_trait]
 pub trait Provider: Send + Sync + 'static {
+    /// Makes sure, before anything else is asked, that the shard's machines are where this looks for them: credentials of
+    /// another place show none, and all would seem gone. The place has a mark, which is returned and `known` from then
+    /// on; before, `expected` says whether the shard has made machines. `None` where places need or take no mark.
+    async fn claim(&self, _known: Option<&str>, _expected: bool) -> Result<Option<String>, ProviderError> {
+        Ok(None)
+    }
+
     /// Makes the machine, or returns the one that was made under the same name before.
     async fn create(&self, order: &Order) -> Result<MachineInfo, ProviderError>;
 

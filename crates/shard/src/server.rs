@@ -14,6 +14,7 @@ mod listing;
 mod memory;
 mod missing;
 mod pending;
+mod place;
 mod purge;
 mod quarantine;
 mod request;

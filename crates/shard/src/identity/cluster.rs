@@ -27,6 +27,10 @@ pub enum KeysError {
     Sealed { key: &'static str, source: SealError },
     #[error("{key} is sealed; give the key file that seals it (--encryption-key-file)")]
     NoSealingKey { key: &'static str },
+    #[error(
+        "{key} is not sealed although a key file is given; if it is yours, `strata shard init --seal` with that file seals it"
+    )]
+    NotSealed { key: &'static str },
     #[error("{key} is damaged; restore it from a backup of the storage")]
     Damaged { key: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("cluster/ca.crt is not of cluster {0:?}; use another storage or prefix for each cluster")]
@@ -59,7 +63,7 @@ impl ClusterKeys {
         id::check("cluster", cluster)?;
         let ca_key = made_key(store, layout::CA_KEY, sealing).await?;
         let authority = Authority::of_key(cluster, &ca_key, now).map_err(damaged(layout::CA_KEY))?;
-        create(store, layout::CA_CERTIFICATE, authority.certificate_pem().as_bytes().to_vec()).await?;
+        put(store, layout::CA_CERTIFICATE, authority.certificate_pem().as_bytes().to_vec(), Expect::Absent).await?;
         made_key(store, layout::NONCE_KEY, sealing).await?;
         Self::load(store, cluster, sealing).await
     }
@@ -78,6 +82,28 @@ impl ClusterKeys {
         let nonce_key = opened(layout::NONCE_KEY, read(store, layout::NONCE_KEY).await?, sealing)?;
         let nonces = Nonces::load(&nonce_key).map_err(damaged(layout::NONCE_KEY))?;
         Ok(Self { authority: Arc::new(authority), nonces: Arc::new(nonces) })
+    }
+
+    /// Seals keys that were made without a sealing key; servers need it from their next start on. A storage of another
+    /// cluster is left alone. Safe to repeat and to be cut off anywhere.
+    pub async fn seal(store: &dyn Store, cluster: &str, sealing: &SealingKey) -> Result<(), KeysError> {
+        let certificate = String::from_utf8(read(store, layout::CA_CERTIFICATE).await?);
+        let certificate = certificate.map_err(damaged(layout::CA_CERTIFICATE))?;
+        let mut plain = Vec::new();
+        for key in [layout::CA_KEY, layout::NONCE_KEY] {
+            let object = store.get(key).await?.ok_or(KeysError::Missing(key))?;
+            let is_plain = object.body.starts_with(PEM);
+            let pem = opened(key, object.body, (!is_plain).then_some(sealing))?;
+            if key == layout::CA_KEY && !Authority::load(&certificate, &pem).map_err(damaged(key))?.is_of(cluster) {
+                return Err(KeysError::OtherCluster(cluster.to_owned()));
+            }
+            plain.extend(is_plain.then_some((key, pem, object.etag)));
+        }
+        for (key, pem, etag) in plain {
+            let body = sealing.seal(pem.as_bytes()).map_err(|source| KeysError::Sealed { key, source })?;
+            store.put(key, body, Expect::Content(etag)).await?;
+        }
+        Ok(())
     }
 
     /// Issues a nonce for any valid tenant.
@@ -104,9 +130,9 @@ async fn read(store: &dyn Store, key: &'static str) -> Result<Vec<u8>, KeysError
     Ok(store.get(key).await?.ok_or(KeysError::Missing(key))?.body)
 }
 
-/// What another hand created meanwhile stays.
-async fn create(store: &dyn Store, key: &str, body: Vec<u8>) -> Result<(), StoreError> {
-    match store.put(key, body, Expect::Absent).await {
+/// What another process stored meanwhile stays.
+async fn put(store: &dyn Store, key: &str, body: Vec<u8>, expect: Expect) -> Result<(), StoreError> {
+    match store.put(key, body, expect).await {
         Err(error) if !error.is_conflict() => Err(error),
         _ => Ok(()),
     }
@@ -114,27 +140,24 @@ async fn create(store: &dyn Store, key: &str, body: Vec<u8>) -> Result<(), Store
 
 /// The key under that name, made if there is none.
 async fn made_key(store: &dyn Store, key: &'static str, sealing: Option<&SealingKey>) -> Result<String, KeysError> {
+    let sealed = |pem: &[u8]| match sealing {
+        Some(sealing) => sealing.seal(pem).map_err(|source| KeysError::Sealed { key, source }),
+        None => Ok(pem.to_vec()),
+    };
     if store.get(key).await?.is_none() {
-        let pem = key_pair().serialize_pem().into_bytes();
-        let body = match sealing {
-            Some(sealing) => sealing.seal(&pem).map_err(|source| KeysError::Sealed { key, source })?,
-            None => pem,
-        };
-        create(store, key, body).await?;
+        put(store, key, sealed(key_pair().serialize_pem().as_bytes())?, Expect::Absent).await?;
     }
     opened(key, read(store, key).await?, sealing)
 }
 
+/// With a sealing key a readable one is refused: it need not be ours, and whoever can write to the storage would issue
+/// identities with it.
 fn opened(key: &'static str, body: Vec<u8>, sealing: Option<&SealingKey>) -> Result<String, KeysError> {
-    let pem = match sealing {
-        _ if body.starts_with(PEM) => {
-            if sealing.is_some() {
-                tracing::warn!(key, "a key in storage is not sealed although a key file is given");
-            }
-            body
-        }
-        Some(sealing) => sealing.open(&body).map_err(|source| KeysError::Sealed { key, source })?,
-        None => return Err(KeysError::NoSealingKey { key }),
+    let pem = match (sealing, body.starts_with(PEM)) {
+        (None, true) => body,
+        (Some(sealing), false) => sealing.open(&body).map_err(|source| KeysError::Sealed { key, source })?,
+        (None, false) => return Err(KeysError::NoSealingKey { key }),
+        (Some(_), true) => return Err(KeysError::NotSealed { key }),
     };
     String::from_utf8(pem).map_err(damaged(key))
 }
@@ -211,6 +234,34 @@ mod tests {
         let body = foreign.certificate_pem().as_bytes().to_vec();
         store.put(layout::CA_CERTIFICATE, body, Expect::Content(etag)).await.unwrap();
         assert!(load("dev", Some(sealing())).await.contains("cluster/ca.crt is damaged"));
+    }
+
+    #[tokio::test]
+    async fn with_a_sealing_key_a_readable_key_is_refused_until_it_is_sealed() {
+        let store = MemoryStore::default();
+        let plain = ClusterKeys::init(&store, "dev", None, now()).await.unwrap();
+        let refused = ClusterKeys::load(&store, "dev", Some(&sealing())).await.err().unwrap().to_string();
+        assert!(refused.contains("cluster/secret/ca.key is not sealed"), "{refused}");
+        let before = store.snapshot();
+        assert!(ClusterKeys::init(&store, "dev", Some(&sealing()), now()).await.is_err());
+        assert!(ClusterKeys::seal(&store, "prod", &sealing()).await.is_err(), "it is another cluster's");
+        assert_eq!(store.snapshot(), before, "nothing is sealed unasked");
+        ClusterKeys::seal(&store, "dev", &sealing()).await.unwrap();
+        ClusterKeys::seal(&store, "dev", &sealing()).await.unwrap();
+        let sealed = ClusterKeys::init(&store, "dev", Some(&sealing()), now()).await.unwrap();
+        assert_eq!(sealed.authority.certificate_pem(), plain.authority.certificate_pem(), "it is the same cluster");
+        let readable = |body: &Vec<u8>| String::from_utf8_lossy(body).contains("PRIVATE KEY");
+        assert!(!store.snapshot().values().any(readable), "nothing is readable any more");
+        let order = NonceOrder { cluster: "dev", tenant: "acme", lifetime: Duration::from_hours(3), agent: None };
+        let token = plain.nonce(&order, now()).unwrap();
+        let loaded = ClusterKeys::load(&store, "dev", Some(&sealing())).await.unwrap();
+        loaded.nonces.verify(&token, Kind::Operator, "dev", now()).unwrap();
+        // One of the two alone is enough for a stranger.
+        let etag = store.get(layout::NONCE_KEY).await.unwrap().unwrap().etag;
+        let body = key_pair().serialize_pem().into_bytes();
+        store.put(layout::NONCE_KEY, body, Expect::Content(etag)).await.unwrap();
+        let refused = ClusterKeys::load(&store, "dev", Some(&sealing())).await.err().unwrap().to_string();
+        assert!(refused.contains("registration-nonce.key is not sealed"), "{refused}");
     }
 
     #[tokio::test]

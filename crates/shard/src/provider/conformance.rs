@@ -12,8 +12,13 @@ pub enum Unfit {
 }
 
 /// Runs the suite with two instances, `order` and another of the same shard. `next` is the same cloud as another server
-/// sees it, which has no memory of what `provider` did. Leaves nothing.
+/// sees it, which has no memory of what `provider` did. Leaves nothing but the mark of the place.
 pub async fn check(provider: &dyn Provider, next: &dyn Provider, order: &Order, other_id: &str) -> Result<(), Unfit> {
+    let mark = provider.claim(None, false).await.map_err(failed("to claim its place"))?;
+    for known in [mark.as_deref(), None] {
+        let again = next.claim(known, false).await.map_err(failed("to find its place again"))?;
+        require(again == mark, "a place has one mark")?;
+    }
     absent(provider, order).await?;
     made_once(provider, next, order, other_id).await?;
     listed(provider, order, other_id).await?;

@@ -26,6 +26,10 @@ impl From<Refused> for ProviderError {
 
 #[async_trait]
 impl Provider for FaultyProvider {
+    async fn claim(&self, known: Option<&str>, expected: bool) -> Result<Option<String>, ProviderError> {
+        self.faults.read(self.provider.claim(known, expected)).await?
+    }
+
     async fn create(&self, order: &Order) -> Result<MachineInfo, ProviderError> {
         self.faults.effect(self.provider.create(order)).await?
     }

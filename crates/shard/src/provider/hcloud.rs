@@ -7,24 +7,27 @@
 //! | --- | --- |
 //! | `nstance.dev/cluster-id`, `nstance.dev/shard`, `nstance.dev/instance-id` | whose it is |
 //! | `nstance.dev/tenant`, `nstance.dev/group`, `nstance.dev/instance-kind`, `nstance.dev/on-demand` | for a record that is lost, and for people |
+//!
+//! A token says nothing of its project, and that of another one shows no server of ours. So the shard marks its project
+//! with a placement group, which costs nothing and holds no server.
 
 mod access;
 mod args;
 mod verify;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use async_trait::async_trait;
-use hetzner::{Class, Client, Labels, Listed, Server, ServerStatus, Since, Wanted};
+use hetzner::{Class, Client, Labels, Listed, PlacementGroup, Server, ServerStatus, Since, Wanted};
 use plan::shard::{
     config::{Config, Findings, Problem},
     instance::MachineStatus,
 };
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{ErrorClass, HCLOUD, MachineInfo, Order, Provider, ProviderError, node_provider_id};
 use access::Access;
@@ -51,6 +54,9 @@ const NAMES_AGE: Duration = Duration::from_mins(5);
 /// first, without which no server leads.
 const LIST_AGE: Duration = Duration::from_mins(5);
 
+/// A project can be used without its mark.
+const MARK_LIMIT: Duration = Duration::from_secs(5);
+
 /// The vendor's limit for user data.
 const LONGEST_USERDATA: usize = 32 * 1024;
 
@@ -68,6 +74,8 @@ pub struct Hcloud {
     shard: String,
     access: Access,
     listed_at: Mutex<Option<Instant>>,
+    /// The placement group that marks the project.
+    mark: Mutex<Option<i64>>,
 }
 
 impl Hcloud {
@@ -76,7 +84,7 @@ impl Hcloud {
         let settings = Settings::read(&config.shard.provider)?;
         let access = Access::open(&settings, environment, times)?;
         let (cluster, shard) = (config.cluster.id.clone(), config.shard.id.clone());
-        Ok(Self { cluster, shard, access, listed_at: Mutex::default() })
+        Ok(Self { cluster, shard, access, listed_at: Mutex::default(), mark: Mutex::default() })
     }
 
     /// The whole list of the project. It waits for requests that are left as long as the last one is young.
@@ -90,7 +98,7 @@ impl Hcloud {
     }
 
     fn is_ours(&self, server: &Server, instance_id: &str) -> bool {
-        is_labelled(server, &self.cluster, &self.shard)
+        is_labelled(&server.labels, &self.cluster, &self.shard)
             && server.labels.get(INSTANCE).is_some_and(|id| id == instance_id)
     }
 
@@ -126,8 +134,7 @@ impl Hcloud {
         let firewalls = self.ids::<hetzner::Firewall>(client, "args.firewalls", &args.firewalls).await?;
         body["firewalls"] = firewalls.iter().map(|id| json!({ "firewall": id })).collect::<Value>();
         if let Some(group) = &args.placement_group {
-            body["placement_group"] =
-                json!(self.id::<hetzner::PlacementGroup>(client, "args.placement_group", group).await?);
+            body["placement_group"] = json!(self.id::<PlacementGroup>(client, "args.placement_group", group).await?);
         }
         let mut labels = args.labels;
         labels.extend(labels_of(order));
@@ -159,6 +166,81 @@ impl Hcloud {
             "{field}: the project has no {} {name:?}; create it or correct the name",
             R::ONE
         )))
+    }
+
+    /// A client of the shard's project: a token that has taken the place of another may be of another one.
+    async fn client(&self) -> Result<Client, ProviderError> {
+        let client = self.access.client()?;
+        if !self.access.is_new() {
+            return Ok(client);
+        }
+        let known = *self.mark();
+        Ok(self.claim_project(known, true).await?.0)
+    }
+
+    async fn claim_project(&self, known: Option<i64>, expected: bool) -> Result<(Client, Option<i64>), ProviderError> {
+        let token = self.access.token()?;
+        let client = self.access.client()?;
+        let urgent = client.urgent();
+        let mark = match self.find_mark(&urgent, known).await.map_err(|error| self.failed(&error))? {
+            Some(mark) => Some(mark),
+            None if self.has_servers(&urgent).await? || (known.is_none() && !expected) => self.put_mark(&urgent).await,
+            None => return Err(self.access.refuse(&token, self.elsewhere())),
+        };
+        self.access.claim(&token);
+        *self.mark() = mark;
+        Ok((client, mark))
+    }
+
+    fn mark(&self) -> MutexGuard<'_, Option<i64>> {
+        self.mark.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The placement group that marks the project: the known one, or one with the shard's labels.
+    async fn find_mark(&self, client: &Client, known: Option<i64>) -> Result<Option<i64>, hetzner::Error> {
+        if let Some(id) = known {
+            return Ok(client.get::<PlacementGroup>(id).await?.map(|group| group.id));
+        }
+        let look = client.look::<PlacementGroup>(Since::Within(Duration::ZERO)).await?;
+        let marks = |group: &&PlacementGroup| is_labelled(&group.labels, &self.cluster, &self.shard);
+        Ok(look.items.iter().find(marks).map(|group| group.id))
+    }
+
+    async fn has_servers(&self, client: &Client) -> Result<bool, ProviderError> {
+        let look = client.look::<Server>(Since::Within(LIST_AGE)).await.map_err(|error| self.failed(&error))?;
+        Ok(look.items.iter().any(|server| is_labelled(&server.labels, &self.cluster, &self.shard)))
+    }
+
+    /// A project without a mark is used all the same: its token may only read, or it has as many groups as it may have.
+    async fn put_mark(&self, client: &Client) -> Option<i64> {
+        let wanted = Wanted {
+            name: format!("strata-{}.{}", self.cluster, self.shard),
+            labels: Labels::from([(CLUSTER.to_owned(), self.cluster.clone())]),
+            owner: (SHARD.to_owned(), self.shard.clone()),
+            body: json!({ "type": "spread" }),
+        };
+        let made = timeout(MARK_LIMIT, client.ensure::<PlacementGroup>(&wanted)).await;
+        let error = match made {
+            Ok(Ok(made)) => return Some(made.resource.id),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {MARK_LIMIT:?}"),
+        };
+        tracing::warn!(
+            error,
+            name = wanted.name,
+            "the placement group that marks the project was not made; until it is, a token of another project is only \
+             recognised while this one has servers of the shard"
+        );
+        None
+    }
+
+    fn elsewhere(&self) -> String {
+        let Self { cluster, shard, .. } = self;
+        format!(
+            "the token's project has neither a server of this shard nor its mark; use a token of the project with the \
+             shard's servers. If it is to be this project from now on, give one of its placement groups the labels \
+             {CLUSTER}={cluster} and {SHARD}={shard}, and remove shard/{shard}/place.json from the storage"
+        )
     }
 
     fn failed(&self, error: &hetzner::Error) -> ProviderError {
@@ -203,8 +285,8 @@ fn labels_of(order: &Order) -> Labels {
     all.map(|(key, value)| (key.to_owned(), value.clone())).into()
 }
 
-fn is_labelled(server: &Server, cluster: &str, shard: &str) -> bool {
-    let is = |label: &str, value: &str| server.labels.get(label).is_some_and(|of| of == value);
+fn is_labelled(labels: &Labels, cluster: &str, shard: &str) -> bool {
+    let is = |label: &str, value: &str| labels.get(label).is_some_and(|of| of == value);
     is(CLUSTER, cluster) && is(SHARD, shard)
 }
 
@@ -262,16 +344,22 @@ fn failed(error: &hetzner::Error) -> ProviderError {
 /// Changes may use the reserve of requests: looks wait for them.
 #[async_trait]
 impl Provider for Hcloud {
+    async fn claim(&self, known: Option<&str>, expected: bool) -> Result<Option<String>, ProviderError> {
+        let known = known.map(str::parse).transpose();
+        let known = known.map_err(|_| ProviderError::invalid("place.json: its mark is no id of a placement group"))?;
+        Ok(self.claim_project(known, expected).await?.1.map(|mark| mark.to_string()))
+    }
+
     /// Returns when the API has accepted the server, which then starts: waiting would hold the group's other machines up.
     async fn create(&self, order: &Order) -> Result<MachineInfo, ProviderError> {
-        let client = self.access.client()?.urgent();
+        let client = self.client().await?.urgent();
         let wanted = self.wanted(&client, order).await?;
         let server = client.begin::<Server>(&wanted).await.map_err(|error| self.failed(&error))?.resource;
         machine(&server).filter(|_| self.is_ours(&server, &order.instance_id)).ok_or_else(|| foreign(&server))
     }
 
     async fn delete(&self, instance_id: &str) -> Result<(), ProviderError> {
-        let client = self.access.client()?.urgent();
+        let client = self.client().await?.urgent();
         match self.find(&client, instance_id).await? {
             Some(server) => client.delete::<Server>(server.id).await.map_err(|error| self.failed(&error)),
             None => Ok(()),
@@ -279,15 +367,15 @@ impl Provider for Hcloud {
     }
 
     async fn status(&self, instance_id: &str) -> Result<Option<MachineInfo>, ProviderError> {
-        let client = self.access.client()?;
+        let client = self.client().await?;
         Ok(self.find(&client, instance_id).await?.as_ref().and_then(machine))
     }
 
     /// One list of the project, which all who ask at the same time share.
     async fn list(&self, cluster: &str, shard: &str) -> Result<Vec<MachineInfo>, ProviderError> {
-        let client = self.access.client()?;
+        let client = self.client().await?;
         let servers = self.look(&client).await?;
-        Ok(servers.iter().filter(|server| is_labelled(server, cluster, shard)).filter_map(machine).collect())
+        Ok(servers.iter().filter(|server| is_labelled(&server.labels, cluster, shard)).filter_map(machine).collect())
     }
 
     /// The API does not say how much room a location has; an order that finds none is refused.

@@ -246,6 +246,10 @@ fn quote(arguments: &[Value]) -> gotmpl::Result<Value> {
 
 #[async_trait]
 impl Provider for Prepared {
+    async fn claim(&self, known: Option<&str>, expected: bool) -> Result<Option<String>, ProviderError> {
+        self.provider.claim(known, expected).await
+    }
+
     async fn create(&self, order: &Order) -> Result<MachineInfo, ProviderError> {
         self.provider.create(&self.prepare(order)?).await
     }

@@ -23,6 +23,11 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Questions at once, as many as looks after agents that hung up.
 const AT_ONCE: usize = 16;
 
+/// Whether the provider has made a machine that should be there.
+pub fn has_machines(memory: &Memory) -> bool {
+    memory.entries.iter().any(|entry| entry.record.deleted_at.is_none() && entry.record.machine.is_some())
+}
+
 /// The machines of living instances that the list does not have, as they were known last.
 pub fn from(memory: &Memory, machines: &[MachineInfo]) -> Vec<MachineInfo> {
     let found: HashSet<&str> = machines.iter().map(|machine| &*machine.instance_id).collect();

@@ -22,7 +22,7 @@ use super::{
     groups::Groups,
     listing::Listed,
     memory::{Answers, Memory},
-    missing,
+    missing, place,
     quarantine::{self, Quarantine, decode},
     said::Said,
     watch::Hub,
@@ -148,6 +148,7 @@ impl Term {
         memory.entries.for_each_mut(|entry| {
             entry.agent.registered = registered.contains(entry.record.id.as_str());
         });
+        place::claim(&context, &lead, missing::has_machines(&memory)).await?;
         let mut machines = bounded_provider(context.provider.list(&context.cluster, &context.shard)).await?;
         let missing = missing::from(&memory, &machines);
         missing::confirm(&context, missing, &mut machines).await;

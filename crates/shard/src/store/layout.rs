@@ -45,6 +45,11 @@ impl ShardLayout {
         format!("{}groups-written.json", self.folder)
     }
 
+    /// The mark of the place where the shard's machines are.
+    pub fn place(&self) -> String {
+        format!("{}place.json", self.folder)
+    }
+
     pub fn lock(&self) -> String {
         format!("{}leader.json", self.folder)
     }

@@ -2,7 +2,7 @@
 
 mod crash;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use hetzner::{Client, Clients, Labels, Listed, Server, Since, Token, Wanted};
@@ -55,6 +55,14 @@ impl Cloud {
         let environment =
             HcloudEnvironment { token: Some(Token::new(token)), endpoint: Some(self.simulator.endpoint()) };
         Hcloud::open(&config, &environment, times).expect("a token and an address")
+    }
+
+    /// With the token in a file, which may change.
+    fn provider_with_file(&self, token: &Path) -> Result<Hcloud> {
+        let provider = json!({ "kind": "hcloud", "token_file": token });
+        let config = json!({ "cluster": { "id": "dev" }, "shard": { "id": "a", "provider": provider } });
+        let environment = HcloudEnvironment { token: None, endpoint: Some(self.simulator.endpoint()) };
+        Ok(Hcloud::open(&serde_json::from_value(config)?, &environment, times())?)
     }
 
     /// A person with the project's token.
@@ -125,6 +133,65 @@ async fn a78_machines_at_hetzner_conform() -> Result<()> {
     let made = cloud.requests("POST", "/servers")?.into_iter().filter(|status| *status == 201).count();
     ensure!(made == 4, "{made} servers were made: two, one of a race, and one that was interrupted");
     ensure!(cloud.servers().is_empty(), "{:?}", cloud.servers());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_token_of_another_project_is_refused_for_everything_and_a_new_one_of_the_same_is_used_at_once() -> Result<()>
+{
+    let cloud = Cloud::with(|options| {
+        options.access.push(Access::new("other", "other"));
+        options.access.push(Access::new("second", "tests"));
+    })
+    .await?;
+    let file = cloud.folder.path().join("token");
+    fs::write(&file, TOKEN)?;
+    let provider = cloud.provider_with_file(&file)?;
+    let mark = provider.claim(None, false).await?;
+    ensure!(mark.is_some(), "the project is marked");
+    let made = provider.create(&order()).await?;
+    let id = &*made.instance_id;
+    fs::write(&file, "other")?;
+    let second = Order { instance_id: "web00000000000000000000000002".to_owned(), ..order() };
+    let refusals = [
+        provider.create(&second).await.err(),
+        provider.delete(id).await.err(),
+        provider.status(id).await.err(),
+        provider.list("dev", "a").await.err(),
+        provider.claim(mark.as_deref(), false).await.err(),
+    ];
+    for refusal in refusals {
+        let refusal = refusal.context("it is another project")?;
+        ensure!(refusal.class == ErrorClass::Unauthorized && refusal.message.contains("nor its mark"), "{refusal}");
+    }
+    ensure!(cloud.names() == [id], "{:?}", cloud.names());
+    let asked = cloud.requests("GET", &format!("/placement_groups/{}", mark.as_deref().unwrap_or_default()))?;
+    ensure!(asked == [404], "it is asked once for a while: {asked:?}");
+    fs::write(&file, "second")?;
+    ensure!(provider.status(id).await?.is_some());
+    provider.delete(id).await?;
+    // Without any server the mark says whose the project is, also to a server that has just begun.
+    let next = cloud.provider_with_file(&file)?;
+    ensure!(next.claim(mark.as_deref(), true).await? == mark && next.claim(None, true).await? == mark);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_project_that_cannot_be_marked_is_used_and_one_with_neither_mark_nor_servers_is_not() -> Result<()> {
+    let cloud = Cloud::with(|options| {
+        options.access.push(Access { is_read_only: true, ..Access::new("reader", "tests") });
+    })
+    .await?;
+    let reader = cloud.provider_with("reader", hasty());
+    ensure!(reader.claim(None, false).await?.is_none() && reader.list("dev", "a").await?.is_empty());
+    ensure!(cloud.provider().claim(None, true).await.is_err(), "the shard has made servers, and they are not here");
+    cloud.simulator.faults().add("POST /placement_groups", "503".parse()?, None)?;
+    let provider = cloud.provider_with(TOKEN, hasty());
+    ensure!(provider.claim(None, false).await?.is_none());
+    let made = provider.create(&order()).await?;
+    cloud.simulator.faults().clear();
+    ensure!(cloud.provider().claim(None, true).await?.is_some(), "its servers say whose it is, and it is marked now");
+    provider.delete(&made.instance_id).await?;
     Ok(())
 }
 

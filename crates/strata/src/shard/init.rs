@@ -24,6 +24,9 @@ pub struct Flags {
     /// Its first configuration [default: machines as processes, one template `web`, no group]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Seal the cluster's keys that were made without a key file: all servers of the cluster need it from their next start on
+    #[arg(long, requires = "encryption_key_file")]
+    seal: bool,
 }
 
 pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failure> {
@@ -45,6 +48,11 @@ pub async fn run(flags: Flags, storage: &StorageFlags) -> Result<ExitCode, Failu
     }
     let store = storage.make()?;
     let sealing = storage.sealing()?;
+    if let Some(sealing) = sealing.as_ref().filter(|_| flags.seal) {
+        let sealed = ClusterKeys::seal(&*store, &flags.cluster, sealing).await;
+        sealed.map_err(|error| Failure::new(explained(&error)))?;
+        anstream::eprintln!("the keys of cluster {} are sealed; start its servers with the key file", flags.cluster);
+    }
     if make(&*store, &flags.cluster, &flags.shard, text, sealing.as_ref()).await? {
         anstream::eprintln!("shard {} of cluster {} is made", flags.shard, flags.cluster);
     } else {

@@ -227,6 +227,49 @@ async fn a_wrong_token_is_named_in_the_log_deletes_nothing_and_is_replaced_witho
 }
 
 #[tokio::test]
+async fn a_token_of_another_project_makes_and_deletes_nothing_there_or_here() -> Result<()> {
+    let mut place = Place::new(|options| options.access.push(Access::new("other-token", "other"))).await?;
+    place.zone.environment.retain(|(name, _)| *name != "HCLOUD_TOKEN");
+    let file = place.zone.file("token");
+    fs::write(&file, TOKEN)?;
+    let mut config = hcloud(json!({ "kind": "hcloud", "token_file": file }));
+    config["shard"]["election"] = quick_election();
+    place.zone.init_with(&config).await?.data()?;
+    let server = place.zone.start()?;
+    let before = place.servers(&server, "two servers", |names| names.len() == 2).await?;
+    let elsewhere = async |server: &Server, what: &str| {
+        let log = async || {
+            let log = fs::read_to_string(&server.child.program().log).ok()?;
+            let mut lines = log.lines().filter(|line| line.contains(what));
+            lines.any(|line| line.contains("neither a server of this shard nor its mark")).then_some(())
+        };
+        eventually(what, log).await.with_context(|| server.child.log_tail())
+    };
+    // While it leads.
+    fs::write(&file, "other-token")?;
+    elsewhere(&server, "the machines were not looked at").await?;
+    server.child.kill().await?;
+    // And at its start.
+    fs::remove_file(place.zone.file("server.log"))?;
+    let server = place.zone.start()?;
+    elsewhere(&server, "the lead ended").await?;
+    ensure!(place.names() == before, "the machines of both projects: {before:?}");
+    let all = place.zone.json(&["instances", "a", "-o", "json"]).await?;
+    ensure!(all.as_array().is_some_and(|all| all.len() == 2), "{all}");
+    fs::write(&file, TOKEN)?;
+    server.metric("strata_shard_leader", 1).await?;
+    server.address("operator").await?;
+    ensure!(place.names() == before, "{before:?}");
+    // One that is really gone is replaced: the mark says that this is the project.
+    for name in &before {
+        ensure!(place.simulator.lose(name).await);
+    }
+    let are_replaced = |names: &BTreeSet<String>| names.len() == 2 && names.is_disjoint(&before);
+    place.servers(&server, "two others", are_replaced).await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn without_a_token_the_server_says_what_to_do_and_ends_with_1() -> Result<()> {
     let mut place = Place::new(|_| {}).await?;
     place.zone.environment.retain(|(name, _)| *name != "HCLOUD_TOKEN");

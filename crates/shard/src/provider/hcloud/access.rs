@@ -85,6 +85,18 @@ struct Current {
     token: Token,
     client: Client,
     refused: Option<(Instant, String)>,
+    project: Project,
+}
+
+/// What is known of a token's project.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Project {
+    /// The first token's: a server claims it before it uses it for anything else.
+    First,
+    /// That of a token that has taken the place of another, and was not looked at yet.
+    New,
+    /// The shard's servers are there.
+    Claimed,
 }
 
 impl Access {
@@ -110,7 +122,7 @@ impl Access {
     }
 
     /// A file of one line: it is read as quickly as memory.
-    fn token(&self) -> Result<Token, ProviderError> {
+    pub fn token(&self) -> Result<Token, ProviderError> {
         match &self.source {
             Source::Given(token) => Ok(token.clone()),
             Source::File(path) => {
@@ -142,8 +154,27 @@ impl Access {
         }
         let client = self.clients.get(&self.endpoint, &token);
         let client = client.map_err(|error| ProviderError::invalid(error.to_string()))?;
-        *current = Some(Current { token, client: client.clone(), refused: None });
+        let project = if current.is_none() { Project::First } else { Project::New };
+        *current = Some(Current { token, client: client.clone(), refused: None, project });
         Ok(client)
+    }
+
+    pub fn is_new(&self) -> bool {
+        self.current().as_ref().is_some_and(|current| current.project == Project::New)
+    }
+
+    pub fn claim(&self, token: &Token) {
+        if let Some(current) = self.current().as_mut().filter(|current| current.token == *token) {
+            current.project = Project::Claimed;
+        }
+    }
+
+    /// Remembers that the token is of another project.
+    pub fn refuse(&self, token: &Token, message: String) -> ProviderError {
+        if let Some(current) = self.current().as_mut().filter(|current| current.token == *token) {
+            current.refused = Some((Instant::now(), message.clone()));
+        }
+        unauthorized(message)
     }
 
     /// Remembers that the token is none of a project's. One that may only read is good for looks.
