@@ -24,6 +24,10 @@ use super::{Clients, Said};
 const CALLS: u64 = 8;
 const CALLS_OF_SHARD: &str = "calls of a shard";
 
+/// Creations among them: they wait for the provider, and sizes of pools, deletions and ends of drains go past them.
+const CREATIONS: u64 = 6;
+const CREATIONS_OF_SHARD: &str = "creations of a shard";
+
 /// The longest deadline of the client is a creation's, 30 s.
 const CALL_TIME: Duration = Duration::from_secs(35);
 
@@ -132,7 +136,7 @@ impl Calls {
         let listeners = Arc::<RwLock<HashMap<&'static str, OnEnded>>>::default();
         let notified = listeners.clone();
         let config = jobs::Config {
-            budgets: vec![(CALLS_OF_SHARD, Budget::calls(CALLS))],
+            budgets: vec![(CALLS_OF_SHARD, Budget::calls(CALLS)), (CREATIONS_OF_SHARD, Budget::calls(CREATIONS))],
             preparation: PREPARATION,
             grace: GRACE,
             clock: operator.clock.clone(),
@@ -152,12 +156,16 @@ impl Calls {
 
     pub fn submit(&self, call: Call) -> Result<(), Error> {
         let key = job_key(call.kind, &call.object);
+        let mut draws = vec![Draw::on(CALLS_OF_SHARD, call.shard.as_str(), 1)];
+        if matches!(call.request, Request::Create(_)) {
+            draws.push(Draw::on(CREATIONS_OF_SHARD, call.shard.as_str(), 1));
+        }
         let job = Job {
             key: key.clone(),
             namespaces: Vec::new(),
             kind: call.request.kind(),
             label: call.label.clone(),
-            draws: vec![Draw::on(CALLS_OF_SHARD, call.shard.as_str(), 1)],
+            draws,
             time: CALL_TIME,
             task: call,
         };

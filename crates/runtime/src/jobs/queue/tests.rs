@@ -107,6 +107,25 @@ fn w22_one_namespace_leaves_room_for_another() {
 }
 
 #[test]
+fn slow_jobs_with_a_budget_of_their_own_hold_up_no_quick_one_of_their_namespace() {
+    let (calls, slow) = ("calls", "slow");
+    let mut queue = Queue::new([(calls, Budget::calls(4)), (slow, Budget::calls(3))]);
+    let push = |queue: &mut Queue<&'static str>, namespace: &str, name: &str, budgets: &[&'static str]| {
+        let key = Key::new(namespace, name);
+        let draws = budgets.iter().map(|budget| Draw::on(budget, "peer", 1)).collect();
+        queue.push(&key, std::slice::from_ref(&key.namespace), draws, "").unwrap();
+    };
+    for (namespace, name) in [("a", "1"), ("a", "2"), ("a", "3"), ("b", "1"), ("b", "2")] {
+        push(&mut queue, namespace, name, &[calls, slow]);
+    }
+    assert_eq!(started(&mut queue), ["a/1", "b/1", "a/2"], "as many as their budget has");
+    push(&mut queue, "a", "quick", &[calls]);
+    assert_eq!(started(&mut queue), ["a/quick"], "past the slow ones that wait");
+    finish(&mut queue, "b", "1");
+    assert_eq!(started(&mut queue), ["b/2"]);
+}
+
+#[test]
 fn long_jobs_of_all_namespaces_leave_room_for_an_ordinary_one() {
     let mut queue = bytes(5, 1);
     let long = |queue: &mut Queue<&'static str>, namespace: &str, name: &str| {
