@@ -70,7 +70,7 @@ impl Controller for MachineController {
     }
 
     fn span(key: &Key) -> tracing::Span {
-        tracing::info_span!("round", machine = %key, namespace = %key.namespace)
+        tracing::info_span!("round", nstancemachine = %key, namespace = %key.namespace)
     }
 
     async fn gather(&self, key: &Key, object: &NstanceMachine, note: &Note) -> Result<Observed, Error> {

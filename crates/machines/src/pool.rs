@@ -60,7 +60,7 @@ impl Controller for PoolController {
     }
 
     fn span(key: &Key) -> tracing::Span {
-        tracing::info_span!("round", machinepool = %key, namespace = %key.namespace)
+        tracing::info_span!("round", nstancemachinepool = %key, namespace = %key.namespace)
     }
 
     async fn gather(&self, key: &Key, pool: &NstanceMachinePool, (): &()) -> Result<Observed, Error> {

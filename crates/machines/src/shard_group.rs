@@ -60,7 +60,7 @@ impl Controller for ShardGroupController {
     }
 
     fn span(key: &Key) -> tracing::Span {
-        tracing::info_span!("round", shardgroup = %key, namespace = %key.namespace)
+        tracing::info_span!("round", nstanceshardgroup = %key, namespace = %key.namespace)
     }
 
     async fn gather(&self, key: &Key, object: &NstanceShardGroup, _: &Note) -> Result<Observed, Error> {

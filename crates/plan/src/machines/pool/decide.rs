@@ -40,7 +40,7 @@ pub fn plan(pool: &NstanceMachinePool, observed: &Observed, inputs: &InputsOf) -
     };
     if let Some(elder) = &observed.elder {
         let message = format!(
-            "spec.group: the pool {elder} of this namespace has the group {} already; remove one of the pools, or give this one another group",
+            "spec.group: the pool {elder} of this namespace has the group {} already, with its instances; remove this pool, and create it again if it should have another group",
             spec.group
         );
         plan.block(Reason::DuplicateGroup, message);
