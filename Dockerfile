@@ -1,6 +1,6 @@
 # The production image: one static program and helm on root certificates and little else.
 # `--no-default-features` leaves out `strata dev` and everything it needs.
-# Both tags move. Name the bases by digest where a build must be repeatable.
+# All three tags move. Name the bases by digest where a build must be repeatable.
 ARG BUILD_BASE=docker.io/library/rust:1.95-alpine
 ARG GO_BASE=docker.io/library/golang:1.26-alpine
 ARG BASE=gcr.io/distroless/static-debian13:nonroot

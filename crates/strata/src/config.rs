@@ -63,7 +63,7 @@ pub enum StreamingLists {
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Values {
-    /// Layers to run, separated by commas [default: all]
+    /// Layers to run, separated by commas [default: performers and workspaces, and machines where it is configured]
     #[arg(long, env = "STRATA_LAYERS", value_parser = layer(), value_delimiter = ',')]
     #[serde(deserialize_with = "read_layers")]
     pub layers: Option<Vec<&'static str>>,
@@ -263,7 +263,7 @@ fn read_layers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<
 }
 
 /// The name of a layer that there is.
-fn layer() -> impl TypedValueParser<Value = &'static str> {
+pub fn layer() -> impl TypedValueParser<Value = &'static str> {
     PossibleValuesParser::new(layers::all().map(|spec| spec.name)).try_map(|name| layers::known(&name))
 }
 

@@ -112,7 +112,8 @@ struct UpFlags {
     /// Let a stand-in for Hetzner's cloud controller delete the Nodes of the simulated cluster's servers that are gone
     #[arg(long, requires = "cluster")]
     cloud_controller: bool,
-    /// Use the cluster of this kubeconfig (its current context) instead of starting one
+    /// Use the cluster of this kubeconfig (its current context) instead of starting one; the operator's account, and with it
+    /// helm, may do anything there until `dev down`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["fresh", "real_node", "cluster"])]
     kubeconfig: Option<PathBuf>,
     /// How long the examples may take to be ready [default: 2m; 30s with --kubeconfig, where that is no failure]

@@ -36,7 +36,7 @@ pub struct Flags {
 const EXAMPLES: &str = "\
 Examples:
   strata workspace create team -n team-a --domain example.com \\
-      --user ana=ana@example.com --service web=https://charts.example/web@^1.0 --wait
+      --user ana=ana@example.com --service web=https://charts.example/web@^1.0 --service-account deployer --wait
   strata workspace status team -n team-a     services, users and where they are reached
   strata workspace stop team -n team-a       everything to zero for the night; data stay
   strata workspace start team -n team-a      and back with the former replicas";

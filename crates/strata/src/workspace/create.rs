@@ -32,6 +32,9 @@ pub struct Flags {
     /// A service installed by Helm; may be given several times
     #[arg(long = "service", value_name = "NAME=REPO/CHART@VERSION", value_parser = service)]
     services: Vec<(String, Service)>,
+    /// The ServiceAccount of this namespace that helm acts as for the services
+    #[arg(long, value_name = "NAME", requires = "services")]
+    service_account: Option<String>,
     /// Create nothing: let the API server check it, and print it
     #[arg(long)]
     dry_run: bool,
@@ -42,7 +45,8 @@ pub struct Flags {
 const EXAMPLES: &str = "\
 Examples:
   strata workspace create team --domain example.com --user ana=ana@example.com
-  strata workspace create team --domain example.com --service db=oci://registry.example/charts/db@2.1.0
+  strata workspace create team --domain example.com --service db=oci://registry.example/charts/db@2.1.0 \\
+      --service-account deployer
   strata workspace create team --domain example.com --dry-run > team.yaml     to keep it in Git
 
 Without @VERSION a service follows the chart's newest release.";
@@ -71,10 +75,11 @@ fn service(text: &str) -> Result<(String, Service), String> {
 }
 
 pub async fn run(workspaces: &Objects, flags: &Flags) -> Result<ExitCode, Failure> {
+    let acting_as = |service| Service { service_account_name: flags.service_account.clone(), ..service };
     let spec = WorkspaceSpec {
         domain: Some(flags.domain.clone()),
         users: flags.users.clone(),
-        services: flags.services.iter().cloned().collect(),
+        services: flags.services.iter().cloned().map(|(name, service)| (name, acting_as(service))).collect(),
         ..WorkspaceSpec::default()
     };
     let metadata = json!({ "name": flags.name, "namespace": workspaces.namespace() });

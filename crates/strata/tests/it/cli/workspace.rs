@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::place::{Place, condition, ready, steady};
 
-const CREATE: [&str; 9] = [
+const CREATE: [&str; 11] = [
     "workspace",
     "create",
     "team",
@@ -15,6 +15,8 @@ const CREATE: [&str; 9] = [
     "ana=ana@example.com",
     "--service",
     "web=https://charts.example/web@^1.0",
+    "--service-account",
+    "deployer",
 ];
 
 fn status(phase: &str, is_ready: &str, reason: &str) -> Value {
@@ -42,7 +44,10 @@ async fn a_workspace_is_created_as_the_flags_say() -> Result<()> {
         json!({
             "domain": "example.com",
             "services": {
-                "web": { "chart": { "repo": "https://charts.example", "name": "web", "version": "^1.0" } },
+                "web": {
+                    "chart": { "repo": "https://charts.example", "name": "web", "version": "^1.0" },
+                    "serviceAccountName": "deployer",
+                },
             },
             "users": [{ "slug": "ana", "email": "ana@example.com", "permissions": ["code-server"] }],
         })
