@@ -150,8 +150,8 @@ async fn made_key(store: &dyn Store, key: &'static str, sealing: Option<&Sealing
     opened(key, read(store, key).await?, sealing)
 }
 
-/// With a sealing key a readable one is refused: it need not be ours, and whoever can write to the storage would issue
-/// identities with it.
+/// With a sealing key a readable one is refused: it need not be ours, and a stranger who can write to the storage would
+/// issue identities with it.
 fn opened(key: &'static str, body: Vec<u8>, sealing: Option<&SealingKey>) -> Result<String, KeysError> {
     let pem = match (sealing, body.starts_with(PEM)) {
         (None, true) => body,

@@ -188,9 +188,9 @@ async fn a_shard_at_hetzner_waits_for_a_spent_rate_limit() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn a_wrong_token_is_named_in_the_log_deletes_nothing_and_is_replaced_without_a_restart() -> Result<()> {
-    let mut place = Place::new(|_| {}).await?;
+/// A shard with two servers gets another token, while it leads and at its start: the log says this of it, and nothing is
+/// made or deleted; then it gets its own back. The server that runs, and the two.
+async fn with_another_token(place: &mut Place, token: &str, says: &str) -> Result<(Server, BTreeSet<String>)> {
     place.zone.environment.retain(|(name, _)| *name != "HCLOUD_TOKEN");
     let file = place.zone.file("token");
     fs::write(&file, TOKEN)?;
@@ -199,67 +199,45 @@ async fn a_wrong_token_is_named_in_the_log_deletes_nothing_and_is_replaced_witho
     place.zone.init_with(&config).await?.data()?;
     let server = place.zone.start()?;
     let before = place.servers(&server, "two servers", |names| names.len() == 2).await?;
-    // While it leads.
-    fs::write(&file, "wrong-token")?;
     let named = async |server: &Server, what: &str| {
         let log = async || {
             let log = fs::read_to_string(&server.child.program().log).ok()?;
             let mut lines = log.lines().filter(|line| line.contains(what));
-            lines.any(|line| line.contains("use a token of this project that may read and write")).then_some(())
+            lines.any(|line| line.contains(says)).then_some(())
         };
         eventually(what, log).await.with_context(|| server.child.log_tail())
     };
+    // While it leads.
+    fs::write(&file, token)?;
     named(&server, "the machines were not looked at").await?;
     server.child.kill().await?;
     // And at its start.
     fs::remove_file(place.zone.file("server.log"))?;
     let server = place.zone.start()?;
     named(&server, "the lead ended").await?;
-    ensure!(place.names() == before, "{before:?}");
+    ensure!(place.names() == before, "the machines of all projects: {before:?}");
     let all = place.zone.json(&["instances", "a", "-o", "json"]).await?;
     ensure!(all.as_array().is_some_and(|all| all.len() == 2), "{all}");
     fs::write(&file, TOKEN)?;
     server.metric("strata_shard_leader", 1).await?;
     server.address("operator").await?;
     ensure!(place.names() == before, "{before:?}");
-    ensure!(!place.server_log()?.contains("wrong-token"), "no token is in a log");
+    ensure!(!place.server_log()?.contains(token), "no token is in a log");
+    Ok((server, before))
+}
+
+#[tokio::test]
+async fn a_wrong_token_is_named_in_the_log_deletes_nothing_and_is_replaced_without_a_restart() -> Result<()> {
+    let mut place = Place::new(|_| {}).await?;
+    with_another_token(&mut place, "wrong-token", "use a token of this project that may read and write").await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn a_token_of_another_project_makes_and_deletes_nothing_there_or_here() -> Result<()> {
     let mut place = Place::new(|options| options.access.push(Access::new("other-token", "other"))).await?;
-    place.zone.environment.retain(|(name, _)| *name != "HCLOUD_TOKEN");
-    let file = place.zone.file("token");
-    fs::write(&file, TOKEN)?;
-    let mut config = hcloud(json!({ "kind": "hcloud", "token_file": file }));
-    config["shard"]["election"] = quick_election();
-    place.zone.init_with(&config).await?.data()?;
-    let server = place.zone.start()?;
-    let before = place.servers(&server, "two servers", |names| names.len() == 2).await?;
-    let elsewhere = async |server: &Server, what: &str| {
-        let log = async || {
-            let log = fs::read_to_string(&server.child.program().log).ok()?;
-            let mut lines = log.lines().filter(|line| line.contains(what));
-            lines.any(|line| line.contains("neither a server of this shard nor its mark")).then_some(())
-        };
-        eventually(what, log).await.with_context(|| server.child.log_tail())
-    };
-    // While it leads.
-    fs::write(&file, "other-token")?;
-    elsewhere(&server, "the machines were not looked at").await?;
-    server.child.kill().await?;
-    // And at its start.
-    fs::remove_file(place.zone.file("server.log"))?;
-    let server = place.zone.start()?;
-    elsewhere(&server, "the lead ended").await?;
-    ensure!(place.names() == before, "the machines of both projects: {before:?}");
-    let all = place.zone.json(&["instances", "a", "-o", "json"]).await?;
-    ensure!(all.as_array().is_some_and(|all| all.len() == 2), "{all}");
-    fs::write(&file, TOKEN)?;
-    server.metric("strata_shard_leader", 1).await?;
-    server.address("operator").await?;
-    ensure!(place.names() == before, "{before:?}");
+    let says = "neither a server of this shard nor its mark";
+    let (server, before) = with_another_token(&mut place, "other-token", says).await?;
     // One that is really gone is replaced: the mark says that this is the project.
     for name in &before {
         ensure!(place.simulator.lose(name).await);
