@@ -74,12 +74,11 @@ pub struct Target {
 }
 
 impl Target {
-    /// As Helm applies it, without the ignored fields. `None` if it cannot be read or is too large. It is text: a tree of a large object
-    /// must not be in memory while a server is asked.
-    async fn desired(&self, ignore: &[DriftIgnore]) -> Option<Box<RawValue>> {
+    /// As Helm applies it. `None` if it cannot be read or is too large. It is text: a tree of a large object must not be in
+    /// memory while a server is asked.
+    async fn desired(&self) -> Option<Box<RawValue>> {
         let text = self.object.with_tree(|mut desired| {
             self.mark(&mut desired);
-            paths(self, ignore).for_each(|path| remove(&mut desired, path));
             storage::request(&desired)
         });
         let text = text.await.flatten();
@@ -87,6 +86,28 @@ impl Target {
             tracing::warn!(
                 object = self.title(),
                 "an object of the release's manifest cannot be read, or is too large, and is left out"
+            );
+        }
+        text
+    }
+
+    /// As [`Self::desired`] for an object that exists, with the ignored fields as they are there: Helm owns those that the
+    /// chart sets, so an apply without them would remove them. It names what was read, so that it is a conflict where
+    /// another client, such as an autoscaler, changed the object meanwhile. `None` if either is too large.
+    async fn desired_beside(&self, live: &str, ignore: &[DriftIgnore]) -> Option<Box<RawValue>> {
+        let desired = self.desired().await?;
+        let text = storage::with_trees([desired.get(), live], |[mut desired, live]| {
+            paths(self, ignore).for_each(|path| keep(&mut desired, &live, path));
+            for field in ["uid", "resourceVersion"] {
+                desired["metadata"][field] = live["metadata"][field].clone();
+            }
+            storage::request(&desired)
+        });
+        let text = text.await.flatten();
+        if text.is_none() {
+            tracing::warn!(
+                object = self.title(),
+                "a live object is too large to read the fields of spec.driftIgnore from, and is not set back"
             );
         }
         text
@@ -258,7 +279,7 @@ impl Discovered {
             Err(error) if error.is_not_served() && !self.is_served(acting, target).await? => return Ok(None),
             Err(error) => return Err(error),
         };
-        let Some(desired) = target.desired(&[]).await else { return Ok(None) };
+        let Some(desired) = target.desired().await else { return Ok(None) };
         let applied = apply(acting, &api, &target.key.name, &desired, true).await?;
         let found = storage::with_trees([&applied, &live], |trees| difference(target, trees, ignore)).await;
         // It may differ: what is said of it must not depend on how much another client adds to it.
@@ -288,10 +309,13 @@ impl Discovered {
 
     async fn correct_one(&self, acting: &Acting<'_>, target: &Target, ignore: &[DriftIgnore]) -> Result<(), Error> {
         let api = self.api(acting, target).await?;
-        let exists = live(acting, &api, target).await?.is_some();
-        // Ignored fields stay as another client set them, unless the object is made anew.
-        let ignore = if exists { ignore } else { &[] };
-        let Some(desired) = target.desired(ignore).await else { return Ok(()) };
+        let live = live(acting, &api, target).await?;
+        // Ignored fields stay as they are, unless the object is made anew.
+        let desired = match live.filter(|_| paths(target, ignore).next().is_some()) {
+            Some(live) => target.desired_beside(&live, ignore).await,
+            None => target.desired().await,
+        };
+        let Some(desired) = desired else { return Ok(()) };
         apply(acting, &api, &target.key.name, &desired, false).await.map(drop)
     }
 
@@ -398,6 +422,18 @@ fn paths<'a>(target: &Target, ignore: &'a [DriftIgnore]) -> impl Iterator<Item =
         })
     };
     ignore.iter().filter(applies).flat_map(|rule| rule.paths.iter().map(String::as_str))
+}
+
+/// Makes what a JSON pointer leads to, where it leads to anything, what it is in `live`.
+fn keep(desired: &mut Value, live: &Value, pointer: &str) {
+    match live.pointer(pointer) {
+        Some(found) => {
+            if let Some(wanted) = desired.pointer_mut(pointer) {
+                *wanted = found.clone();
+            }
+        }
+        None => remove(desired, pointer),
+    }
 }
 
 /// Removes what a JSON pointer leads to.
@@ -589,13 +625,33 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn ignored_fields_are_applied_as_they_are_in_the_object_that_was_read() {
+        let spec = "{replicas: 3, paused: true, a/b: 1, list: [{c: 1, d: 1}], minReadySeconds: 0}";
+        let text = format!("apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: web}}\nspec: {spec}\n");
+        let live = json!({
+            "metadata": { "name": "web", "uid": "u", "resourceVersion": "7", "labels": { "a": "b" } },
+            "spec": { "replicas": 5, "a/b": 2, "list": [{ "c": 2, "d": 2 }], "minReadySeconds": 9, "other": 4 },
+        });
+        let paths = ["/spec/replicas", "/spec/paused", "/spec/a~1b", "/spec/list/0/c", "/spec/other", "bad"];
+        let ignore = [DriftIgnore { paths: paths.map(str::to_owned).into(), target: None }];
+        let desired = objects(&text).await[0].desired_beside(&live.to_string(), &ignore).await.unwrap();
+        let desired: Value = serde_json::from_str(desired.get()).unwrap();
+        // What the live object lacks is left out, and what the chart does not set is not made Helm's.
+        let expected = json!({ "replicas": 5, "a/b": 2, "list": [{ "c": 2, "d": 1 }], "minReadySeconds": 0 });
+        assert_eq!(desired["spec"], expected);
+        let metadata = &desired["metadata"];
+        assert_eq!((&metadata["uid"], &metadata["resourceVersion"]), (&json!("u"), &json!("7")));
+        assert_eq!(metadata["labels"], json!({ "app.kubernetes.io/managed-by": "Helm" }));
+    }
+
+    #[tokio::test]
     async fn a_target_carries_the_marks_that_helm_puts_on_it() {
         let text = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n---\nkind: List\n";
         let manifest = storage::manifest(storage::tests::record(text), storage::Detail::Whole).await.unwrap();
         let targets = targets(manifest, &Key::new("team", "web"));
         assert_eq!(targets.len(), 1);
         assert_eq!(targets[0].key, Key::new("team", "web"));
-        let desired = targets[0].desired(&[]).await.unwrap();
+        let desired = targets[0].desired().await.unwrap();
         let desired: Value = serde_json::from_str(desired.get()).unwrap();
         assert_eq!(desired["metadata"]["annotations"]["meta.helm.sh/release-name"], "web");
     }

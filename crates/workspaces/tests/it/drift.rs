@@ -93,6 +93,21 @@ async fn w32_ignore_rules_are_respected() -> Result<()> {
 }
 
 #[tokio::test]
+async fn w32_a_correction_leaves_ignored_fields_as_the_chart_set_them() -> Result<()> {
+    let world = World::shared().await;
+    let space = world.space("ignored").await?;
+    // The chart sets 0 replicas, and a Deployment without the field has 1.
+    let ignore = json!([{ "paths": ["/spec/replicas"] }]);
+    space.install("web", space.four(json!({ "driftDetection": "enabled", "driftIgnore": ignore }))).await?;
+    space.condition("web", "Drifted", "False", "NoDrift").await?;
+    by_hand(&space, "web", json!({ "metadata": { "annotations": { "strata.dev/note": "forged" } } })).await?;
+    let note = |found: &Deployment| found.metadata.annotations.as_ref().map(|all| all["strata.dev/note"].clone());
+    let back = until(&space.deployments, "web", "set back", |found| note(found).as_deref() == Some("")).await?;
+    assert_eq!(replicas(&back), 0);
+    Ok(())
+}
+
+#[tokio::test]
 async fn w32_a_release_that_was_uninstalled_by_hand_comes_back() -> Result<()> {
     let world = World::shared().await;
     let space = world.space("byhand").await?;
