@@ -170,7 +170,7 @@ pub enum Detail {
 #[derive(Debug, Default)]
 pub struct Manifest {
     pub objects: Vec<Object>,
-    /// Documents that are no YAML, or too large.
+    /// Documents that are no YAML, too large, or lists of lists.
     pub unreadable: usize,
 }
 
@@ -185,7 +185,7 @@ pub struct Object {
     text: Box<str>,
 }
 
-/// What an object is called by; nothing else of it is held.
+/// What an object is called by, and what it lists; nothing else of it is held.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Head {
@@ -195,6 +195,16 @@ struct Head {
     kind: Option<String>,
     #[serde(default)]
     metadata: Option<HeadMetadata>,
+    #[serde(default)]
+    items: Option<Value>,
+}
+
+impl Head {
+    fn object(self, text: Box<str>) -> Option<Object> {
+        let HeadMetadata { name, namespace } = self.metadata.unwrap_or_default();
+        let (api_version, name) = (self.api_version.unwrap_or_default(), name.unwrap_or_default());
+        Some(Object { api_version, kind: self.kind?, namespace, name, text })
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -301,23 +311,52 @@ fn objects(text: &str, detail: Detail) -> Result<Manifest, Unreadable> {
     if detail == Detail::Whole && text.len() > MAX_KEPT {
         return Err(Unreadable::TooMuch);
     }
-    let mut manifest = Manifest::default();
+    let (mut manifest, mut kept) = (Manifest::default(), 0);
     for (number, document) in documents(text).enumerate() {
         if number == MAX_OBJECTS {
             return Err(Unreadable::TooMany);
         }
-        let Ok(head) = yaml::<Head>(document) else {
+        let Some(found) = objects_in(document, detail) else {
             manifest.unreadable += 1;
             continue;
         };
-        let HeadMetadata { name, namespace } = head.metadata.unwrap_or_default();
-        if let Some(kind) = head.kind {
-            let (api_version, name) = (head.api_version.unwrap_or_default(), name.unwrap_or_default());
-            let text = if detail == Detail::Whole { document.into() } else { Box::default() };
-            manifest.objects.push(Object { api_version, kind, namespace, name, text });
+        manifest.objects.extend(found.into_iter().inspect(|object| kept += object.text.len()));
+        if manifest.objects.len() > MAX_OBJECTS {
+            return Err(Unreadable::TooMany);
+        }
+        // As JSON, items of lists may be longer than they were.
+        if kept > MAX_KEPT {
+            return Err(Unreadable::TooMuch);
         }
     }
     Ok(manifest)
+}
+
+/// The object of a document, or the items of a list: Helm applies and deletes each by itself. `None` if they cannot be
+/// read, or if one is a list again.
+fn objects_in(document: &str, detail: Detail) -> Option<Vec<Object>> {
+    let mut head = yaml::<Head>(document).ok()?;
+    let is_whole = detail == Detail::Whole;
+    let Some(Value::Array(items)) = head.items.take() else {
+        let text = if is_whole { document.into() } else { Box::default() };
+        return Some(head.object(text).into_iter().collect());
+    };
+    let kind = head.kind.as_deref().map(|kind| kind.strip_suffix("List").unwrap_or(kind));
+    let mut objects = Vec::with_capacity(items.len());
+    for mut item in items {
+        let fields = item.as_object_mut()?;
+        if fields.get("items").is_some_and(Value::is_array) {
+            return None;
+        }
+        // The kind of a list says that of items without one.
+        if !fields.contains_key("apiVersion") && !fields.contains_key("kind") {
+            fields.insert("apiVersion".to_owned(), json!(head.api_version));
+            fields.insert("kind".to_owned(), json!(kind));
+        }
+        let text = if is_whole { item.to_string().into_boxed_str() } else { Box::default() };
+        objects.extend(Head::deserialize(item).ok()?.object(text));
+    }
+    Some(objects)
 }
 
 /// What refers to an anchor is in the tree once more, so the tree may be larger than its text by that of a small object.
@@ -426,6 +465,37 @@ pub(super) mod tests {
         assert!(!holds_data(&of(sound).await));
         assert!(holds_data(&of(&format!("{sound}---\nkind: PersistentVolumeClaim\n")).await));
         assert!(holds_data(&of("{ broken").await));
+        for list in [
+            "kind: List\nitems: [{kind: A}, {kind: PersistentVolumeClaim}]\n",
+            "apiVersion: v1\nkind: PersistentVolumeClaimList\nitems: [{metadata: {name: a}}]\n",
+            "kind: List\nitems: [{kind: List, items: [{kind: PersistentVolumeClaim}]}]\n",
+        ] {
+            assert!(holds_data(&of(list).await), "{list}");
+        }
+        assert!(!holds_data(&of("kind: List\nitems: [{kind: A}]\n").await));
+        assert!(!holds_data(&of("kind: Menu\nitems: {soup: 1}\n").await), "no list");
+    }
+
+    #[tokio::test]
+    async fn each_item_of_a_list_is_an_object() {
+        let items = "- metadata: {name: a, namespace: t}\n  data: {k: \"1\"}\n- {kind: Secret, metadata: {name: b}}\n";
+        let list = format!("apiVersion: v1\nkind: ConfigMapList\nitems:\n{items}");
+        let found = manifest(record(&list), Detail::Whole).await.unwrap();
+        let [first, second] = &found.objects[..] else { panic!("two objects") };
+        let names = (first.kind.as_str(), first.api_version.as_str(), first.name.as_str(), first.namespace.as_deref());
+        assert_eq!(names, ("ConfigMap", "v1", "a", Some("t")));
+        let fields = first.with_tree(|tree| (tree["kind"].clone(), tree["data"]["k"].clone())).await.unwrap();
+        assert_eq!(fields, (json!("ConfigMap"), json!("1")));
+        assert_eq!((second.kind.as_str(), second.name.as_str()), ("Secret", "b"));
+
+        let many = format!("kind: List\nitems: [{}]\n", "{kind: A},".repeat(MAX_OBJECTS));
+        assert_eq!(manifest(record(&many), Detail::Names).await.unwrap().objects.len(), MAX_OBJECTS);
+        let more = [&many, "---\nkind: A\n"].concat();
+        assert_eq!(manifest(record(&more), Detail::Names).await.unwrap_err(), Unreadable::TooMany);
+        // Six bytes each in JSON.
+        let long = format!("kind: List\nitems: [{{kind: A, text: \"{}\"}}]\n", "\\a".repeat(MAX_KEPT / 5));
+        assert!(long.len() < MAX_KEPT);
+        assert_eq!(manifest(record(&long), Detail::Whole).await.unwrap_err(), Unreadable::TooMuch);
     }
 
     #[test]
