@@ -184,7 +184,7 @@ fn stateful_set(owner: &Owner, spec: &UserSpec, settings: &CodeServer, secret: &
             "runAsNonRoot": true, "runAsUser": CODER, "runAsGroup": CODER, "fsGroup": CODER,
             "seccompProfile": { "type": "RuntimeDefault" },
         },
-        "imagePullSecrets": spec.image_pull_secrets,
+        "imagePullSecrets": named_once(spec.image_pull_secrets.iter().map(|secret| json!(secret))),
         "nodeSelector": settings.node_selector,
         "tolerations": settings.tolerations,
         "containers": [container(settings, secret)],
@@ -221,12 +221,14 @@ fn container(settings: &CodeServer, secret: &str) -> Value {
     let password =
         json!({ "name": PASSWORD_VARIABLE, "valueFrom": { "secretKeyRef": { "name": secret, "key": PASSWORD } } });
     let own = settings.env.iter().map(|variable| json!(variable));
+    // The password is not for a setting to replace.
+    let others = single.chain(own).filter(|variable| variable["name"] != PASSWORD_VARIABLE);
     let containers = ports(settings).into_iter();
     let mut container = json!({
         "name": NAME,
         "image": settings.image.as_deref().unwrap_or(DEFAULT_IMAGE),
         "ports": containers.map(|(name, port)| json!({ "name": name, "containerPort": port, "protocol": "TCP" })).collect::<Vec<_>>(),
-        "env": std::iter::once(password).chain(single).chain(own).collect::<Vec<_>>(),
+        "env": named_once(std::iter::once(password).chain(others)),
         "envFrom": whole.collect::<Vec<_>>(),
         "readinessProbe": { "httpGet": { "path": "/healthz", "port": "http" } },
         "securityContext": { "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } },
@@ -236,6 +238,15 @@ fn container(settings: &CodeServer, secret: &str) -> Value {
         container["resources"] = json!(resources);
     }
     container
+}
+
+/// Of several elements with one name the last: a list that has a name twice cannot be applied.
+fn named_once(elements: impl Iterator<Item = Value>) -> Vec<Value> {
+    let (elements, mut names) = (elements.collect::<Vec<_>>(), BTreeSet::new());
+    let is_last = |element: &Value| names.insert(element["name"].to_string());
+    let mut once: Vec<_> = elements.into_iter().rev().filter(is_last).collect();
+    once.reverse();
+    once
 }
 
 /// Kubernetes refuses to change it, so what was made stays as it was made.

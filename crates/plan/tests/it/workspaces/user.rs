@@ -45,6 +45,31 @@ fn w02_golden_objects_of_a_user() {
     insta::assert_json_snapshot!(golden(&derived));
 }
 
+#[test]
+fn of_variables_and_pull_secrets_with_one_name_there_is_one_and_the_password_stays() {
+    let mut spec = one_user(json!({
+        "env": [{ "name": "A", "value": "1" }, { "name": "B", "value": "2" }, { "name": "A", "value": "3" },
+            { "name": "PASSWORD", "value": "known" }],
+        "envFrom": [
+            { "kind": "ConfigMap", "name": "first", "key": "LEVEL" }, { "kind": "Secret", "name": "some", "key": "B" },
+            { "kind": "ConfigMap", "name": "second", "key": "LEVEL" }, { "kind": "Secret", "name": "some", "key": "PASSWORD" },
+        ],
+    }));
+    spec["imagePullSecrets"] = json!([{ "name": "one" }, { "name": "two" }, { "name": "one" }]);
+    let mut world = World::ready(spec);
+    let password = world.names(ObjectKind::Secret)[0].to_owned();
+    let pod = world.object(ObjectKind::StatefulSet, SET).content.0["spec"]["template"]["spec"].clone();
+    assert_eq!(pod["imagePullSecrets"], json!([{ "name": "two" }, { "name": "one" }]));
+    let level = json!({ "configMapKeyRef": { "name": "second", "key": "LEVEL", "optional": false } });
+    let expected = json!([
+        { "name": "PASSWORD", "valueFrom": { "secretKeyRef": { "name": password, "key": "password" } } },
+        { "name": "LEVEL", "valueFrom": level },
+        { "name": "B", "value": "2" },
+        { "name": "A", "value": "3" },
+    ]);
+    assert_eq!(pod["containers"][0]["env"], expected);
+}
+
 /// The User is not ready while a change of the object fails, and what it says of it; then it comes to this phase.
 fn is_unfinished_until_done(world: &mut World, id: &ObjectId, says: &str, then: UserPhase) {
     world.refusals.insert(id.clone(), outdated());
