@@ -296,7 +296,7 @@ pub struct DriftTarget {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TestStrategy {
-    /// Whether they run after each install and upgrade.
+    /// Whether they run after each install and upgrade; of a stopped release, after it is started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enable: Option<bool>,
     /// Whether the release is ready although they failed.

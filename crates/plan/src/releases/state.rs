@@ -2,7 +2,7 @@
 
 use api::workspace::DriftDetection;
 
-use super::{Desired, Drift, Memory, Stored, StoredStatus, Surroundings};
+use super::{Desired, Drift, Memory, Replicas, Stored, StoredStatus, Surroundings, replicas};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum State<'a> {
@@ -65,7 +65,14 @@ pub fn state<'a>(
 
 /// A deployed revision that is the wanted one.
 fn settled(desired: &Desired, observed: &Surroundings, memory: &Memory) -> State<'static> {
-    if desired.test && memory.newest().is_some_and(|newest| newest.test.is_none()) {
+    let former = &memory.status.stopped;
+    let is_back = match &observed.workloads {
+        Replicas::Live(live) => replicas::due(false, former, live).is_empty(),
+        Replicas::NotLooked | Replicas::Unknown(_) => former.is_empty(),
+    };
+    // At zero, a test would fail for that alone, and what it says of a revision is final.
+    let may_test = desired.test && !desired.stopped && is_back;
+    if may_test && memory.newest().is_some_and(|newest| newest.test.is_none()) {
         return State::Untested;
     }
     let is_watched = desired.drift != DriftDetection::Disabled;

@@ -1,7 +1,7 @@
 //! Stopped and started again.
 
 use api::condition::{ConditionStatus, ConditionType, Reason};
-use api::workspace::OperationKind::{Install, Upgrade};
+use api::workspace::OperationKind::{Install, Test, Upgrade};
 use plan::releases::{FailureClass, Policy, Replicas, Round, StoredStatus, Values, status};
 use plan::round::Progress;
 use serde_json::json;
@@ -28,6 +28,22 @@ fn w08_a_stopped_release_comes_back_with_its_former_replicas() {
     assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(3)]));
     assert!(world.object.status.as_ref().unwrap().stopped.is_empty());
     assert_eq!(world.kinds(), [Install]);
+}
+
+#[test]
+fn w08_a_stopped_release_is_tested_when_its_replicas_are_back() {
+    let mut world = World::new(json!({ "stopped": true, "test": { "enable": true } }));
+    world.settle();
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::Stopped));
+    assert_eq!(world.kinds(), [Install]);
+    world.object.spec.as_mut().unwrap().stopped = None;
+    let _ = world.round();
+    assert_eq!(world.observed.workloads, Replicas::Live(vec![workload(3)]));
+    assert_eq!(world.kinds(), [Install], "it was at zero in this round");
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Test]);
+    assert_eq!(world.condition(ConditionType::TestSuccess), (ConditionStatus::True, Reason::TestSucceeded));
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::InstallSucceeded));
 }
 
 #[test]
