@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use super::source::want;
 use super::{Note, SourceAsk, Surroundings, derive};
 use crate::Why;
-use crate::round::{Inputs, Step};
+use crate::round::{Inputs, Step, StepId};
 use crate::workspaces::derived::{
-    Action, Body, Derived, Found, ObjectId, ObjectKind, Objects, add_finalizer, block, block_object, converge, delete,
-    release_finalizer, surplus,
+    Action, Body, Derived, Found, ObjectId, ObjectKind, Objects, Wish, add_finalizer, block, block_object, converge,
+    delete, release_finalizer, surplus,
 };
 use crate::workspaces::secret::Digested;
 
@@ -81,6 +81,7 @@ fn go_on(
     let objects = &observed.objects;
     let first = add_finalizer(&workspace.metadata, FINALIZER).map(|action| plan.push(action));
     converge(plan, uid, derived, objects, first);
+    stop_held(plan, workspace.spec.as_ref(), uid, derived, objects, first);
     block(plan, uid, derived, objects);
     let are_users_at_rest =
         || objects.iter().filter(|(id, _)| id.kind == ObjectKind::User).all(|(_, user)| is_at_rest(user));
@@ -107,18 +108,45 @@ fn go_on(
     }
 }
 
+/// What cannot be derived now stays as it is, but stops and starts with the Workspace.
+fn stop_held(
+    plan: &mut Plan,
+    spec: Option<&WorkspaceSpec>,
+    uid: &str,
+    derived: &[Derived],
+    objects: &Objects,
+    first: Option<StepId>,
+) {
+    let is_stoppable = |id: &ObjectId| matches!(id.kind, ObjectKind::HelmRelease | ObjectKind::User);
+    let held = derived.iter().filter(|derived| matches!(derived.wish, Wish::Hold(_))).map(|derived| &derived.id);
+    for id in held.filter(|id| is_stoppable(id)) {
+        let found = objects.get(id).filter(|found| found.is_of(uid) && !found.is_going);
+        if let Some(action) = found.and_then(|found| stop(spec, id, found)) {
+            plan.push_step(Step::new(action).needs(first));
+        }
+    }
+}
+
+/// Passes on whether the Workspace is stopped, where the object says otherwise.
+fn stop(spec: Option<&WorkspaceSpec>, id: &ObjectId, found: &Found) -> Option<Action> {
+    let is_stopped = spec.is_some_and(|spec| spec.stopped == Some(true));
+    let is_other = is_stopped != (found.content.0["spec"]["stopped"] == true);
+    is_other.then(|| patch(id, found, json!({ "spec": { "stopped": is_stopped } })))
+}
+
+fn patch(id: &ObjectId, found: &Found, patch: Value) -> Action {
+    let (id, uid, resource_version) = (id.clone(), found.uid.clone(), found.resource_version.clone());
+    Action::Patch { id, uid, resource_version, patch: Body(patch) }
+}
+
 /// A release with data goes only where `deleteData` says so; what is not known of a deployed one counts as data.
 fn remove_release(plan: &mut Plan, spec: Option<&WorkspaceSpec>, id: &ObjectId, release: &Found) -> Option<Action> {
     let is_allowed = release.annotation(DELETE_DATA_ANNOTATION) == Some("true");
     // It leaves the Helm release as it is.
     let is_suspended = release.content.0["spec"]["suspend"] == true;
     let service = spec.and_then(|spec| spec.services.get(&id.name));
-    let patch = |patch: Value| {
-        let (id, uid, resource_version) = (id.clone(), release.uid.clone(), release.resource_version.clone());
-        Action::Patch { id, uid, resource_version, patch: Body(patch) }
-    };
     if !is_allowed && service.is_some_and(|service| service.delete_data == Some(true)) {
-        return Some(patch(json!({ "metadata": { "annotations": { DELETE_DATA_ANNOTATION: "true" } } })));
+        return Some(patch(id, release, json!({ "metadata": { "annotations": { DELETE_DATA_ANNOTATION: "true" } } })));
     }
     if is_allowed || is_suspended || !may_hold_data(release) {
         return Some(delete(id, release));
@@ -130,9 +158,7 @@ fn remove_release(plan: &mut Plan, spec: Option<&WorkspaceSpec>, id: &ObjectId, 
          true in HelmRelease {name} (strata release suspend {name})"
     );
     block_object(plan, id, Why { reason: Reason::DataProtected, message });
-    let is_stopped = spec.is_some_and(|spec| spec.stopped == Some(true));
-    let is_other = is_stopped != (release.content.0["spec"]["stopped"] == true);
-    is_other.then(|| patch(json!({ "spec": { "stopped": is_stopped.then_some(true) } })))
+    stop(spec, id, release)
 }
 
 fn may_hold_data(release: &Found) -> bool {

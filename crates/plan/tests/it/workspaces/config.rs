@@ -153,6 +153,31 @@ fn w10_while_a_source_cannot_be_read_all_that_was_made_of_it_stays_and_the_rest_
 }
 
 #[test]
+fn w08_what_is_held_for_want_of_a_source_stops_and_starts() {
+    let mut world = World::new(from_source());
+    world.sources.insert("source".to_owned(), (1, data("1")));
+    world.settle();
+    world.sources.clear();
+    world.settle();
+    for stopped in [true, false] {
+        world.done.clear();
+        world.change(|spec| spec["stopped"] = json!(stopped));
+        world.settle();
+        assert_eq!(world.done, ["patch HelmRelease web", "patch User ana", "apply StatefulSet code-server-ana"]);
+        for (kind, name) in [(ObjectKind::HelmRelease, "web"), (ObjectKind::User, "ana")] {
+            assert_eq!(world.object(kind, name).content.0["spec"]["stopped"], stopped);
+        }
+        let set = world.object(ObjectKind::StatefulSet, "code-server-ana");
+        assert_eq!(set.content.0["spec"]["replicas"], i32::from(!stopped));
+        assert!(world.condition("Ready").starts_with("False ValuesMissing"), "{}", world.condition("Ready"));
+    }
+    world.change(|spec| spec["stopped"] = json!(true));
+    world.object(ObjectKind::HelmRelease, "web").owner_uid = None;
+    world.object(ObjectKind::User, "ana").is_going = true;
+    assert!(world.workspace_plan().steps.is_empty(), "nothing of others, and nothing that goes");
+}
+
+#[test]
 fn w10_nothing_is_said_of_a_spec_before_its_sources_are_known() {
     let mut world = World::new(from_source());
     world.sources.insert("source".to_owned(), (1, data("1")));
