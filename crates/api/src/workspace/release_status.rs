@@ -30,7 +30,10 @@ pub struct HelmReleaseStatus {
     /// Digest of chart and values of the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_attempted_digest: Option<String>,
-    /// Failed attempts at the current chart and values.
+    /// Digest of the settings of the last attempt: timeout, wait, memory, crds, serviceAccountName, install and upgrade.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_attempted_settings: Option<String>,
+    /// Failed attempts at the current chart and values with the current settings.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "is_zero")]
     pub failures: u32,
     /// Reason of the last failure, as one word.

@@ -210,7 +210,9 @@ impl Deciding<'_> {
         }
         let is_installed = last_good(stored).is_some();
         let strategy = if is_installed { desired.upgrade } else { desired.install };
-        let is_harried = self.is_harried(digest);
+        // With other settings it is another attempt, whatever became of those before.
+        let is_same = self.memory.has_same_settings();
+        let is_harried = is_same && self.is_harried(digest);
         let is_used_up = self.memory.failures(digest) > strategy.retries;
         // What keeps interrupting may be gone by the next interval, and a right that was missing may be given.
         let is_external = is_harried || (is_used_up && self.memory.status.last_failure == Some(Reason::Forbidden));
@@ -219,7 +221,7 @@ impl Deciding<'_> {
             plan.look_within(rest);
         }
         let is_exhausted = if is_external { rest.is_some() } else { is_used_up };
-        let remedy = self.memory.status.remedy.as_ref().filter(|remedy| remedy.digest == digest);
+        let remedy = self.memory.status.remedy.as_ref().filter(|remedy| is_same && remedy.digest == digest);
         if !is_exhausted && (remedy.is_none() || self.memory.force.is_some()) {
             let kind = if is_installed { OperationKind::Upgrade } else { OperationKind::Install };
             let former = if is_installed { Former::Absent } else { Former::of(self.object, self.observed, stored) };

@@ -251,6 +251,19 @@ pub fn config_digest(chart: &ChartReference, version: &str, values: &str) -> Str
     digest(&json!([place(chart), chart.name, version, values, chart.digest]))
 }
 
+/// Stands for how a release is attempted: when it changes, what failed may succeed.
+pub(super) fn settings_digest(spec: &HelmReleaseSpec) -> String {
+    digest(&json!([
+        spec.timeout,
+        spec.wait.unwrap_or(true),
+        spec.memory,
+        spec.crds.unwrap_or_default(),
+        spec.service_account_name,
+        spec.install.clone().unwrap_or_default(),
+        spec.upgrade.clone().unwrap_or_default(),
+    ]))
+}
+
 /// A slash at the end makes no other repository.
 fn place(chart: &ChartReference) -> &str {
     chart.repo.trim_end_matches('/')

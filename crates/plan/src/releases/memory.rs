@@ -7,6 +7,7 @@ use api::workspace::{
 
 use crate::object::digest;
 
+use super::desired::settings_digest;
 use super::{Ended, Failure, FailureClass, Job, Operation, Stored, StoredStatus, Surroundings};
 
 /// Long histories are Helm's business; status shows the newest.
@@ -25,6 +26,8 @@ pub(super) const REMOVAL: &str = "";
 #[derive(Clone, Debug, PartialEq)]
 pub struct Memory {
     pub status: HelmReleaseStatus,
+    /// Stands for the present settings of an attempt.
+    pub settings: Option<String>,
     /// A value of the force annotation that was not acted on.
     pub force: Option<String>,
     /// A value of the rollback annotation that was not acted on.
@@ -50,12 +53,19 @@ impl Memory {
             annotation(FORCE_ANNOTATION).filter(|value| !is_handled(value, status.last_handled_force.as_deref()));
         let rollback =
             annotation(ROLLBACK_ANNOTATION).filter(|value| !is_handled(value, status.last_handled_rollback.as_deref()));
-        Self { status, force, rollback }
+        let settings = object.spec.as_ref().map(settings_digest);
+        Self { status, settings, force, rollback }
     }
 
-    /// Failed attempts at this very thing.
+    /// Failed attempts at this very thing, with these settings.
     pub fn failures(&self, digest: &str) -> u32 {
-        if self.is_about(digest) { self.status.failures } else { 0 }
+        if self.is_about(digest) && self.has_same_settings() { self.status.failures } else { 0 }
+    }
+
+    /// Whether the settings are those of the last attempt. One that noted none, as former operators did, counts as made
+    /// with these.
+    pub fn has_same_settings(&self) -> bool {
+        self.status.last_attempted_settings.is_none() || self.status.last_attempted_settings == self.settings
     }
 
     /// Attempts at this very thing that something else ended.

@@ -186,11 +186,13 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
     });
     match operation.kind {
         OperationKind::Install | OperationKind::Upgrade => {
-            if status.last_attempted_digest.as_ref() != Some(&operation.digest) || memory.force.is_some() {
+            let is_same = status.last_attempted_digest.as_ref() == Some(&operation.digest);
+            if !is_same || !memory.has_same_settings() || memory.force.is_some() {
                 (status.failures, status.interruptions) = (0, 0);
                 status.remedy = None;
             }
             status.last_attempted_digest = Some(operation.digest.clone());
+            status.last_attempted_settings.clone_from(&memory.settings);
             status.last_attempted_revision.clone_from(&operation.chart_version);
             if let Values::Read { digest, .. } = &round.observed.values {
                 status.last_attempted_values_digest = Some(digest.clone());

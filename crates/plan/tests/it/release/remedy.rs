@@ -4,7 +4,7 @@ use api::condition::{ConditionStatus, ConditionType, Reason};
 use api::workspace::OperationKind::{Install, Rollback, Uninstall, Upgrade};
 use api::workspace::{FORCE_ANNOTATION, ROLLBACK_ANNOTATION};
 use plan::releases::{Action, FailureClass, Former, StoredStatus};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::world::{Plan, World, stored};
 
@@ -23,6 +23,73 @@ fn w30_a_failure_is_not_retried_blindly_and_a_change_tries_again() {
     world.settle();
     assert_eq!(world.kinds(), [Install, Install]);
     assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
+}
+
+fn set(world: &mut World, field: &str, value: Value) {
+    let mut spec = json!(world.object.spec);
+    spec[field] = value;
+    world.object.spec = serde_json::from_value(spec).unwrap();
+    world.object.metadata.generation = world.object.metadata.generation.map(|generation| generation + 1);
+}
+
+#[test]
+fn w30_a_change_of_how_it_is_attempted_tries_again_as_often_as_the_first_time() {
+    for (field, value) in [
+        ("timeout", json!("10m")),
+        ("wait", json!(false)),
+        ("memory", json!("512Mi")),
+        ("crds", json!("createReplace")),
+        ("serviceAccountName", json!("helm")),
+        ("install", json!({ "remediation": "uninstall" })),
+        ("upgrade", json!({ "retries": 1 })),
+    ] {
+        let mut world = World::new(json!({}));
+        world.failures = vec![FailureClass::Timeout; 2];
+        world.settle();
+        assert_eq!(world.kinds(), [Install]);
+        for (other, value) in [("stopped", json!(true)), ("suspend", json!(true)), ("suspend", json!(false))] {
+            set(&mut world, other, value);
+            world.settle();
+            assert_eq!(world.kinds(), [Install], "{other} is no other attempt");
+        }
+        set(&mut world, field, value);
+        world.settle();
+        assert_eq!(world.kinds()[..2], [Install, Install], "{field}");
+        assert_eq!(world.object.status.as_ref().unwrap().failures, 1, "{field}");
+        let count = world.operations.len();
+        world.settle();
+        assert_eq!(world.operations.len(), count, "{field}");
+    }
+}
+
+#[test]
+fn w31_other_settings_are_tried_and_remedied_although_the_former_were() {
+    let mut world = World::new(json!({ "upgrade": { "remediation": "rollback" } }));
+    world.settle();
+    world.change("bad");
+    world.failures = vec![FailureClass::Timeout];
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Upgrade, Rollback]);
+    world.failures = vec![FailureClass::Timeout];
+    set(&mut world, "timeout", json!("10m"));
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Upgrade, Rollback, Upgrade, Rollback]);
+    set(&mut world, "timeout", json!("20m"));
+    world.settle();
+    assert_eq!(world.kinds()[5..], [Upgrade]);
+    assert_eq!(world.condition(ConditionType::Ready), (ConditionStatus::True, Reason::UpgradeSucceeded));
+}
+
+#[test]
+fn what_failed_before_settings_were_noted_is_not_tried_again_for_them() {
+    let mut world = World::new(json!({}));
+    world.failures = vec![FailureClass::Timeout];
+    world.settle();
+    let status = world.object.status.as_mut().unwrap();
+    assert!(status.last_attempted_settings.take().is_some());
+    set(&mut world, "timeout", json!("10m"));
+    world.settle();
+    assert_eq!(world.kinds(), [Install]);
 }
 
 #[test]
