@@ -20,9 +20,12 @@ pub const GO_ENVIRONMENT: [(&str, &str); 2] = [("CGO_ENABLED", "0"), ("GOWORK", 
 /// Where everything is kept that outlives a clone: `${XDG_CACHE_HOME:-~/.cache}/strata`.
 #[expect(clippy::disallowed_methods, reason = "the launcher and strata must look for programs in the same place")]
 pub fn cache() -> PathBuf {
-    let named = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let home = || named("HOME").unwrap_or_else(std::env::temp_dir).join(".cache");
-    named("XDG_CACHE_HOME").unwrap_or_else(home).join("strata")
+    // A relative one is invalid by its specification, and would be another folder for each of the programs.
+    let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    // Without HOME it is the home of the user's account. Never a folder that all users share: what lies there is run.
+    let home = || std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".cache"));
+    let base = named.or_else(home).expect("XDG_CACHE_HOME or HOME is set, or the user's account has a home directory");
+    base.join("strata")
 }
 
 /// A Go module under `tools/` that pins one upstream project.

@@ -17,6 +17,24 @@ async fn asker() -> Result<()> {
     Ok(())
 }
 
+#[test]
+#[ignore = "started by the other tests of this file"]
+fn place() {
+    println!("\nPATH {}", catalog::cache().display());
+}
+
+#[tokio::test]
+async fn programs_are_never_taken_from_a_folder_of_all_users() -> Result<()> {
+    let all = tempfile::tempdir()?;
+    let mut homeless = command_of("place")?;
+    let homeless = homeless.env_remove("XDG_CACHE_HOME").env_remove("HOME").env("TMPDIR", all.path()).output().await?;
+    let found = path(&homeless.stdout)?;
+    assert!(found.ends_with("/.cache/strata") && !Path::new(&found).starts_with(all.path()), "{found}");
+    let relative = command_of("place")?.env("XDG_CACHE_HOME", "cache").env("HOME", "/home/me").output().await?;
+    assert_eq!(path(&relative.stdout)?, "/home/me/.cache/strata");
+    Ok(())
+}
+
 #[tokio::test]
 async fn two_processes_that_need_a_program_build_it_once() -> Result<()> {
     let cache = tempfile::tempdir()?;
@@ -82,9 +100,14 @@ async fn ask(cache: &Path) -> Result<Child> {
 }
 
 fn asker_command() -> Result<Command> {
+    command_of("asker")
+}
+
+fn command_of(test: &str) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command
-        .args(["tool_cache::asker", "--exact", "--ignored", "--nocapture"])
+        .arg(format!("tool_cache::{test}"))
+        .args(["--exact", "--ignored", "--nocapture"])
         .env_remove("STRATA_ETCD")
         .env_remove("KUBEBUILDER_ASSETS")
         .stdout(Stdio::piped())
