@@ -1,8 +1,9 @@
-//! Kubeconfigs from Secrets: their content is another's, so nothing in them may run a program or read a file here.
+//! What a kubeconfig says of the API server. The content of one from a Secret is another's, so nothing in it may run a
+//! program or read a file here.
 
 use kube::{
     Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, NamedCluster},
 };
 
 use crate::client::connect;
@@ -19,16 +20,40 @@ pub enum KubeconfigError {
     Unreadable,
     #[error("the kubeconfig has {field}, which would {what} in the operator's pod; {remedy}")]
     Refused { field: String, what: &'static str, remedy: &'static str },
+    #[error(
+        "the kubeconfig has proxy-url, and strata speaks to API servers without a proxy; name a server that can be \
+         reached directly and remove proxy-url"
+    )]
+    Proxied,
     #[error("the kubeconfig cannot be used: {0}")]
     Unusable(String),
 }
 
-/// A client of the current context.
+/// A client of the current context of a kubeconfig from a Secret.
 pub async fn client(kubeconfig: &[u8]) -> Result<Client, KubeconfigError> {
-    let kubeconfig = read(kubeconfig)?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    let config = config.map_err(|error| KubeconfigError::Unusable(error.to_string()))?;
+    let config = config(read(kubeconfig)?, None).await?;
     connect(config).map_err(|error| KubeconfigError::Unusable(error.to_string()))
+}
+
+/// The configuration of a context, by default of the current one. A proxy that the environment names is for downloads:
+/// kube would take it for every API server, also for one on this machine, and refuse it with the proxy's password.
+pub async fn config(kubeconfig: Kubeconfig, context: Option<&str>) -> Result<Config, KubeconfigError> {
+    let proxy = cluster_of(&kubeconfig, context).and_then(|named| named.cluster.as_ref()?.proxy_url.as_deref());
+    if proxy.is_some_and(|proxy| !proxy.is_empty()) {
+        return Err(KubeconfigError::Proxied);
+    }
+    let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+    let mut config = config.map_err(|error| KubeconfigError::Unusable(error.to_string()))?;
+    config.proxy_url = None;
+    Ok(config)
+}
+
+/// The cluster that a context leads to, by default the current one.
+pub fn cluster_of<'a>(kubeconfig: &'a Kubeconfig, context: Option<&str>) -> Option<&'a NamedCluster> {
+    let name = context.or(kubeconfig.current_context.as_deref())?;
+    let context = kubeconfig.contexts.iter().find(|named| named.name == name)?.context.as_ref()?;
+    kubeconfig.clusters.iter().find(|named| named.name == context.cluster)
 }
 
 fn read(text: &[u8]) -> Result<Kubeconfig, KubeconfigError> {
@@ -109,6 +134,16 @@ mod tests {
             assert!(text.contains(field) && !text.contains("hunter2"), "{text}");
         }
         assert!(read(&kubeconfig(&server, &json!({"token": "t"}))).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_proxy_is_refused_without_its_password() {
+        let server = json!({"server": "http://127.0.0.1:1", "proxy-url": "http://u:hunter2@127.0.0.1:2"});
+        let error = client(&kubeconfig(&server, &json!({}))).await.map(drop).unwrap_err();
+        assert_eq!(error, KubeconfigError::Proxied);
+        assert!(error.to_string().contains("proxy-url") && !error.to_string().contains("hunter2"), "{error}");
+        let unused = json!({"server": "http://127.0.0.1:1", "proxy-url": ""});
+        assert!(client(&kubeconfig(&unused, &json!({}))).await.is_ok());
     }
 
     #[tokio::test]

@@ -58,7 +58,7 @@ pub use index::Index;
 pub use kept::{Kept, Packed};
 pub use key::Key;
 pub use kind::{Change, Deleted, Kind, enqueue_on_watch};
-pub use kubeconfig::{KubeconfigError, client as client_of_kubeconfig};
+pub use kubeconfig::{KubeconfigError, client as client_of_kubeconfig, cluster_of, config as config_of_kubeconfig};
 pub use layer::LayerSpec;
 pub use lease::{Leadership, LeaseConfig};
 pub use metrics::Metrics;

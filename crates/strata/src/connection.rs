@@ -6,10 +6,8 @@ use std::{
 };
 
 use clap::Args;
-use kube::{
-    Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
-};
+use kube::{Client, Config, config::Kubeconfig};
+use runtime::config_of_kubeconfig;
 
 use crate::Failure;
 
@@ -44,18 +42,19 @@ impl ConnectionFlags {
 
 /// What a kubeconfig says, or in a pod its own service account.
 pub async fn client_config(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Config, Failure> {
-    let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
     let unreachable = |error: &dyn std::fmt::Display| {
         Failure::new(format!("no cluster to connect to: {error}"))
             .hint("name one with --kubeconfig FILE, or take that of `strata dev up`: export KUBECONFIG=\"$(strata dev kubeconfig)\"")
     };
-    let config = match kubeconfig {
-        Some(path) => {
-            let kubeconfig = Kubeconfig::read_from(path).map_err(|error| unreachable(&error))?;
-            Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| unreachable(&error))?
-        }
-        None if context.is_some() => Config::from_kubeconfig(&options).await.map_err(|error| unreachable(&error))?,
-        None => Config::infer().await.map_err(|error| unreachable(&error))?,
+    let read = match kubeconfig {
+        Some(path) => Kubeconfig::read_from(path),
+        None => Kubeconfig::read(),
     };
-    Ok(config)
+    match read {
+        Ok(read) => config_of_kubeconfig(read, context).await.map_err(|error| unreachable(&error)),
+        Err(error) if kubeconfig.is_some() || context.is_some() => Err(unreachable(&error)),
+        Err(error) => {
+            Config::incluster().map_err(|pod| unreachable(&format_args!("{error}; and no pod's own account: {pod}")))
+        }
+    }
 }

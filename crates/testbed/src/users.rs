@@ -1,7 +1,11 @@
 //! Who speaks to the API server, and the kubeconfig that says so.
 
 use k8s_openapi::{ByteString, api::authorization::v1::SubjectAccessReview};
-use kube::{Api, Client, api::PostParams, config::Kubeconfig};
+use kube::{
+    Api, Client,
+    api::PostParams,
+    config::{KubeConfigOptions, Kubeconfig},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -114,10 +118,14 @@ fn encode(pem: &str) -> ByteString {
 pub(crate) async fn client(kubeconfig: Value) -> Result<kube::Client, kube::Error> {
     install_crypto();
     let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig).expect("our own kubeconfig is well-formed");
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &kube::config::KubeConfigOptions::default())
-        .await
-        .expect("our own kubeconfig embeds all it needs");
-    kube::Client::try_from(config)
+    kube::Client::try_from(config(kubeconfig).await.expect("our own kubeconfig embeds all it needs"))
+}
+
+/// Directly to the server: kube would take a proxy of the environment even for a server on this machine.
+pub(crate) async fn config(kubeconfig: Kubeconfig) -> Result<kube::Config, kube::config::KubeconfigError> {
+    let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.proxy_url = None;
+    Ok(config)
 }
 
 /// Makes aws-lc-rs the process's crypto provider. Another that was there first is left in place.

@@ -5,11 +5,7 @@ use std::time::Duration;
 
 use hetzner::LoadBalancer;
 use k8s_openapi::api::core::v1::Node;
-use kube::{
-    Api, Config,
-    api::ListParams,
-    config::{KubeConfigOptions, Kubeconfig},
-};
+use kube::{Api, api::ListParams, config::Kubeconfig};
 use process::Clock;
 use talos::{Client, Credentials, Secrets, Talosconfig, talosconfig::Role};
 
@@ -73,7 +69,7 @@ async fn ask(on: &Surroundings<'_>, secrets: &Secrets) -> Result<Versions, Strin
     let kubeconfig = talos.kubeconfig().await.map_err(|error| text(&error))?;
     let kubeconfig = on.through_public(&kubeconfig).map_err(|error| text(&error))?;
     let kubeconfig = Kubeconfig::from_yaml(&kubeconfig).map_err(|error| text(&error))?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+    let config = runtime::config_of_kubeconfig(kubeconfig, None).await;
     let client = kube::Client::try_from(config.map_err(|error| text(&error))?).map_err(|error| text(&error))?;
     let nodes = Api::<Node>::all(client).list(&ListParams::default().labels(CONTROL_PLANES)).await;
     let nodes = nodes.map_err(|error| text(&error))?;

@@ -37,8 +37,8 @@ use hyper_util::{
     server::conn::auto,
 };
 use kube::{
-    Client, Config,
-    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
+    Client,
+    config::{Kubeconfig, KubeconfigError},
 };
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_util::task::AbortOnDropHandle;
@@ -53,7 +53,7 @@ use self::{
     rule::{Rule, lock},
     watch::{Command, Watches},
 };
-use crate::process::RemovedAtEnd;
+use crate::{process::RemovedAtEnd, users};
 
 /// An operator has a connection per call in flight and one per watch: far below this, which only stops a runaway.
 const MOST_CONNECTIONS: usize = 1024;
@@ -116,7 +116,7 @@ pub struct FaultProxy {
 impl FaultProxy {
     /// Starts a proxy in front of the server of `upstream`, acting as its user. All chances follow `seed`.
     pub async fn start(upstream: Kubeconfig, seed: u64) -> Result<Self, FaultError> {
-        let mut config = Config::from_custom_kubeconfig(upstream, &KubeConfigOptions::default()).await?;
+        let mut config = users::config(upstream).await?;
         // The client behind the proxy decides about retries; none may happen unseen here.
         config.default_retry = false;
         let upstream = Client::try_from(config).map_err(|error| FaultError::Client(Box::new(error)))?;
@@ -158,7 +158,7 @@ impl FaultProxy {
 
     /// A client through the proxy that shows every fault: it does not retry by itself.
     pub async fn client(&self) -> Result<Client, FaultError> {
-        let mut config = Config::from_custom_kubeconfig(self.kubeconfig(), &KubeConfigOptions::default()).await?;
+        let mut config = users::config(self.kubeconfig()).await?;
         config.default_retry = false;
         Client::try_from(config).map_err(|error| FaultError::Client(Box::new(error)))
     }

@@ -5,11 +5,7 @@ use std::{collections::HashSet, path::Path, time::Duration};
 use futures::future::join_all;
 use hetzner::{Certificate, Client, Clients, LoadBalancer, Settings, Token};
 use k8s_openapi::api::core::v1::Node;
-use kube::{
-    Api, Config,
-    api::ListParams,
-    config::{KubeConfigOptions, Kubeconfig},
-};
+use kube::{Api, api::ListParams, config::Kubeconfig};
 use process::Clock;
 use serde_json::json;
 use talos::{
@@ -204,7 +200,7 @@ async fn api_answers(kubeconfig: &Path) -> usize {
 async fn ready_nodes(kubeconfig: &Path) -> Result<HashSet<String>, String> {
     let text = |error: &dyn std::error::Error| explained(error);
     let kubeconfig = Kubeconfig::read_from(kubeconfig).map_err(|error| text(&error))?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+    let config = runtime::config_of_kubeconfig(kubeconfig, None).await;
     let client = kube::Client::try_from(config.map_err(|error| text(&error))?).map_err(|error| text(&error))?;
     let nodes = Api::<Node>::all(client).list(&ListParams::default()).await.map_err(|error| text(&error))?;
     let ready = nodes.items.into_iter().filter(|node| is_node_ready(Some(node)));

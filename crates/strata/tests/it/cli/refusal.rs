@@ -59,6 +59,31 @@ async fn a_cluster_without_the_definitions_is_told_apart() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_proxy_of_the_environment_is_not_for_api_servers_and_its_password_stays_unsaid() -> Result<()> {
+    let place = Place::new().await?;
+    let proxy = "http://me:hunter2@127.0.0.1:1";
+    let list = || {
+        let mut command = strata(&["release", "list", "-n", &place.namespace, "--kubeconfig"]);
+        command.env("HTTPS_PROXY", proxy);
+        command
+    };
+    let mut direct = list();
+    direct.arg(&place.kubeconfig);
+    run(direct).await?.data()?;
+
+    let mut config: serde_json::Value = serde_saphyr::from_str(&std::fs::read_to_string(&place.kubeconfig)?)?;
+    config["clusters"][0]["cluster"]["proxy-url"] = proxy.into();
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("kubeconfig");
+    std::fs::write(&path, config.to_string())?;
+    let mut proxied = list();
+    proxied.arg(&path);
+    let refusal = run(proxied).await?.refusal(1)?;
+    assert!(refusal.contains("proxy-url") && !refusal.contains("hunter2"), "{refusal}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_missing_right_is_named() -> Result<()> {
     let place = Place::new().await?;
     place
