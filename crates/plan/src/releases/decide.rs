@@ -322,7 +322,7 @@ impl Deciding<'_> {
             Identity::Usable | Identity::NotChecked => None,
             Identity::AccountRequired => Some((
                 Reason::ServiceAccountRequired,
-                "helm may act only as a ServiceAccount; set spec.serviceAccountName, or bind the ClusterRole strata-helm to the operator".to_owned(),
+                "helm may act only as a ServiceAccount; set spec.serviceAccountName, or let it act as the operator by helm.bindClusterRole of strata's chart".to_owned(),
             )),
             Identity::AccountMissing(name) => Some((
                 Reason::ServiceAccountMissing,
