@@ -8,12 +8,15 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{
-    Api, Client, Config, ResourceExt,
+    Api, Client, ResourceExt,
     api::{DynamicObject, Patch, PatchParams, PostParams},
-    config::{KubeConfigOptions, Kubeconfig},
+    config::Kubeconfig,
     core::{ApiResource, GroupVersionKind},
 };
-use runtime::rights::{layer_role, rbac};
+use runtime::{
+    config_of_kubeconfig,
+    rights::{layer_role, rbac},
+};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -39,14 +42,16 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    pub async fn connect(path: &Path) -> Result<Self, Failure> {
+    /// By a context of the file, or by its current one.
+    pub async fn connect(path: &Path, context: Option<&str>) -> Result<Self, Failure> {
         let fail = |error: &dyn std::error::Error| {
             Failure::new(format!("cannot use the kubeconfig {}: {}", path.display(), explained(error)))
         };
-        let kubeconfig = Kubeconfig::read_from(path).map_err(|error| fail(&error))?;
-        let config = Config::from_custom_kubeconfig(kubeconfig.clone(), &KubeConfigOptions::default())
-            .await
-            .map_err(|error| fail(&error))?;
+        let mut kubeconfig = Kubeconfig::read_from(path).map_err(|error| fail(&error))?;
+        if let Some(context) = context {
+            kubeconfig.current_context = Some(context.to_owned());
+        }
+        let config = config_of_kubeconfig(kubeconfig.clone(), None).await.map_err(|error| fail(&error))?;
         let client = patience::client(config).map_err(|error| fail(&error))?;
         client.apiserver_version().await.map_err(|error| fail(&error))?;
         Ok(Self { client, kubeconfig })

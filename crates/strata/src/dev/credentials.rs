@@ -79,10 +79,7 @@ async fn renew(cluster: &Cluster, place: &Place) -> Result<Timestamp, Failure> {
 /// The admin's cluster with the operator's token.
 fn operator_kubeconfig(admin: &Kubeconfig, place: &Place) -> Result<String, Failure> {
     let incomplete = || Failure::new("the kubeconfig's current context names no cluster");
-    let current = admin.current_context.as_deref().ok_or_else(incomplete)?;
-    let context = admin.contexts.iter().find(|context| context.name == current).and_then(|c| c.context.as_ref());
-    let cluster = context.map(|context| context.cluster.as_str()).ok_or_else(incomplete)?;
-    let cluster = admin.clusters.iter().find(|named| named.name == cluster).ok_or_else(incomplete)?;
+    let cluster = runtime::cluster_of(admin, None).ok_or_else(incomplete)?;
     let kubeconfig = json!({
         "apiVersion": "v1",
         "kind": "Config",

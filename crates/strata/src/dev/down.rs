@@ -38,6 +38,7 @@ pub async fn end(place: &Place, report: &Report) -> Result<bool, Failure> {
     if !place.directory().exists() {
         return Ok(false);
     }
+    place.not_held_from_afar()?;
     let Some(_hold) = place.hold()? else {
         return Err(Failure::new("another process is starting the environment").hint("run `strata dev down` again"));
     };

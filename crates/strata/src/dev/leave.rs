@@ -28,7 +28,8 @@ const GONE_PATIENCE: Duration = Duration::from_mins(2);
 /// Nothing of this stays; safe to repeat after a failure half way.
 pub async fn run(place: &Place, guest: &Guest, report: &Report) -> Result<(), Failure> {
     let unreachable = "it is left as it is; run `strata dev down` again when it can be reached";
-    let cluster = Cluster::connect(&guest.kubeconfig).await.map_err(|failure| failure.hint(unreachable))?;
+    let cluster = Cluster::connect(&guest.kubeconfig, guest.context.as_deref()).await;
+    let cluster = cluster.map_err(|failure| failure.hint(unreachable))?;
     report.step("leaving the cluster", "removing the examples");
     remove_served(place, &cluster, report).await?;
     let (namespaces, others): (Vec<_>, Vec<_>) =

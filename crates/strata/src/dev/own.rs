@@ -28,6 +28,9 @@ const REAL_IMAGE: &str = "docker.io/local/health:1";
 /// Simulated nodes hold what a large real one does.
 const PODS_PER_NODE: u32 = 500;
 
+/// It has every request since the last `--fresh`, for weeks if need be: a full log is kept beside the next, older go.
+const AUDIT_LOG_LIMITS: [&str; 2] = ["--audit-log-maxsize=1000", "--audit-log-maxbackup=1"];
+
 pub struct Own {
     // Dropped in this order: the others need the control plane.
     cluster_api: Option<ClusterApi>,
@@ -40,7 +43,8 @@ impl Own {
         report.step("control plane", "starting etcd, kube-apiserver, controller-manager, scheduler, simulated nodes");
         let workloads = Some(Workloads { agent_nodes: true, ..Workloads::default() });
         let directory = Some(place.control_plane());
-        let options = Options { directory, workloads, keep: false, ..Options::default() };
+        let apiserver_flags = AUDIT_LOG_LIMITS.map(str::to_owned).into();
+        let options = Options { directory, workloads, apiserver_flags, keep: false, ..Options::default() };
         let control_plane = ControlPlane::start(options).await?;
         let client = control_plane.client().await?;
         for node in special_nodes() {

@@ -140,6 +140,19 @@ impl Place {
         fcntl_getlk(&lock, &Flock::from(FlockType::WriteLock)).ok()??.pid
     }
 
+    /// Fails if a process holds the place that the kernel does not name, because it is on another machine or outside of
+    /// this container: it can neither be waited for nor ended. Not to be called while holding it.
+    pub fn not_held_from_afar(&self) -> Result<(), Failure> {
+        // Asked twice, because the first holder may have ended before it could be named.
+        let is_afar = self.hold()?.is_none() && self.holder().is_none() && self.hold()?.is_none();
+        if !is_afar {
+            return Ok(());
+        }
+        let directory = self.directory.display();
+        Err(Failure::new(format!("{directory} is in use by a process that cannot be seen from here"))
+            .hint("end it on its machine or in its container, or choose another directory with --dir DIR"))
+    }
+
     /// Takes the place, unless another process has it. Private, because keys are kept in it.
     pub fn hold(&self) -> Result<Option<Hold>, Failure> {
         let fail = |error| self.unusable(&error);

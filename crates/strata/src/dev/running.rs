@@ -49,8 +49,8 @@ pub struct Running {
 impl Running {
     /// Starts everything and waits until the examples are ready.
     pub async fn start(place: &Place, flags: &UpFlags, report: &Report) -> Result<Self, Failure> {
-        if flags.kubeconfig.is_none() {
-            serving::not_a_guest_elsewhere(place, None)?;
+        if let (None, Some(guest)) = (&flags.kubeconfig, place.guest()) {
+            return Err(serving::guest_elsewhere(&guest));
         }
         if flags.real_node {
             RealNode::prerequisites().map_err(|missing| Failure::new(missing.to_string()))?;

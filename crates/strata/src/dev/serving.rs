@@ -54,7 +54,7 @@ impl Serving {
         };
         let kubeconfig = flags.kubeconfig.clone().or_else(|| own.as_ref().map(Own::kubeconfig));
         let kubeconfig = kubeconfig.expect("a cluster is the user's or our own");
-        let cluster = Cluster::connect(&kubeconfig).await?;
+        let cluster = Cluster::connect(&kubeconfig, None).await?;
         if own.is_none() {
             place.forget_machines_config();
             register_guest(place, &kubeconfig, &cluster).await?;
@@ -146,21 +146,20 @@ async fn start_operator(
 
 /// Remembers a foreign cluster before anything is put into it, so that `down` can leave it whatever happens to us.
 async fn register_guest(place: &Place, kubeconfig: &Path, cluster: &Cluster) -> Result<(), Failure> {
-    not_a_guest_elsewhere(place, Some(kubeconfig))?;
-    if place.guest().is_none() {
-        let had_lease = cluster.has_lease().await?;
-        place.write_guest(&Guest { kubeconfig: kubeconfig.to_owned(), had_lease })?;
+    let context = cluster.kubeconfig.current_context.clone();
+    match place.guest() {
+        Some(guest) if guest.kubeconfig == kubeconfig && guest.context == context => Ok(()),
+        Some(guest) => Err(guest_elsewhere(&guest)),
+        None => {
+            let had_lease = cluster.has_lease().await?;
+            place.write_guest(&Guest { kubeconfig: kubeconfig.to_owned(), context, had_lease })
+        }
     }
-    Ok(())
 }
 
-pub fn not_a_guest_elsewhere(place: &Place, kubeconfig: Option<&Path>) -> Result<(), Failure> {
-    match place.guest() {
-        Some(guest) if Some(guest.kubeconfig.as_path()) != kubeconfig => {
-            let text =
-                format!("the cluster of {} still has the objects that `dev up` installed", guest.kubeconfig.display());
-            Err(Failure::new(text).hint("remove them first with `strata dev down`, or use another --dir"))
-        }
-        _ => Ok(()),
-    }
+pub fn guest_elsewhere(guest: &Guest) -> Failure {
+    let context = guest.context.as_ref().map(|context| format!(", context {context},")).unwrap_or_default();
+    let file = guest.kubeconfig.display();
+    Failure::new(format!("the cluster of {file}{context} still has the objects that `dev up` installed"))
+        .hint("remove them first with `strata dev down`, or use another --dir")
 }

@@ -58,6 +58,8 @@ pub struct Program {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Guest {
     pub kubeconfig: PathBuf,
+    /// The file's current one may be another by now.
+    pub context: Option<String>,
     /// Whether the operator's lease was there before us.
     pub had_lease: bool,
 }

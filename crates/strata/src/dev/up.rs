@@ -49,18 +49,24 @@ pub async fn run(place: &Place, mut flags: UpFlags) -> Result<(), Failure> {
         if is_started {
             return Ok(());
         }
+        place.not_held_from_afar()?;
     }
 }
 
 fn already_up(session: &Session, flags: &UpFlags) -> Result<(), Failure> {
-    let other = flags.kubeconfig.as_ref().filter(|file| **file != session.status.kubeconfig);
-    if other.is_some() {
+    let is_guest = session.status.storage.is_none();
+    let is_other = flags.kubeconfig.as_ref().map_or(is_guest, |file| *file != session.status.kubeconfig);
+    if is_other {
         let up = session.status.kubeconfig.display();
         return Err(Failure::new(format!("already up, but on the cluster of {up}"))
             .hint("end that with `strata dev down`, or choose another directory with --dir DIR"));
     }
     if flags.cluster.is_some_and(|mode| session.status.clusters.iter().all(|cluster| cluster.name != mode.name())) {
         return Err(Failure::new("already up, but without this cluster")
+            .hint("end it with `strata dev down`, or choose another directory with --dir DIR"));
+    }
+    if flags.real_node && session.status.programs.iter().all(|program| program.name != "kubelet") {
+        return Err(Failure::new("already up, but without a real node")
             .hint("end it with `strata dev down`, or choose another directory with --dir DIR"));
     }
     anstream::eprintln!("already up; `strata dev down` ends it");

@@ -188,7 +188,10 @@ async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> 
     maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
     let before = inventory(&client).await?;
     let dev = Environment::new().await?;
-    let file = cluster.kubeconfig();
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("kubeconfig");
+    let of_two = OfTwo::read(&cluster.kubeconfig())?;
+    of_two.write(&file, &of_two.here)?;
     let up = ["up", "--detach", "--wait", "5s", "--kubeconfig", file.to_str().context("path")?];
 
     let mark = cluster.audit().mark()?;
@@ -198,6 +201,9 @@ async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> 
     let status = dev.status().await?;
     assert_eq!((&status["storage"], &status["ca"], &status["endpoints"]), (&Value::Null, &Value::Null, &json!({})));
     assert_eq!((&status["auditLog"], names(&status)), (&Value::Null, vec!["registry", "strata-operator"]));
+    let refused = run(dev.command(&["up", "--detach"])).await?;
+    let refusal = String::from_utf8(refused.stderr)?;
+    assert!(!refused.status.success() && refusal.contains("already up, but on the cluster of"), "{refusal}");
     let performers: Api<Performer> = Api::namespaced(client.clone(), "performers-demo");
     await_condition(performers, "basic", is_ready).await?;
     let pod = cluster.audit().wait_for(mark, |entry| entry.user == OPERATOR && entry.verb == "create").await?;
@@ -210,8 +216,13 @@ async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> 
 
     environment::signal(dev.supervisors()?[0], Signal::KILL)?;
     eventually("the operator to be gone", async || Ok(dev.processes()?.is_empty())).await?;
+    of_two.write(&file, "elsewhere")?;
+    let other = run(dev.command(&up)).await?;
+    let refusal = String::from_utf8(other.stderr)?;
+    assert!(!other.status.success() && refusal.contains("cannot use the kubeconfig"), "{refusal}");
     let messages = dev.messages(&["down"]).await?;
     assert!(messages.contains("stays, because of Performer default/mine"), "{messages}");
+    of_two.write(&file, &of_two.here)?;
     let mut with_crd = before.clone();
     with_crd.push("CustomResourceDefinition performers.hourglass.eigenlayer.io".to_owned());
     with_crd.sort();
@@ -227,6 +238,32 @@ async fn dev_up_on_a_cluster_that_is_there_and_down_restores_it() -> Result<()> 
     assert_eq!(map.data.context("no data")?["rpc-url"], "of the user");
     assert_eq!(dev.processes()?, Vec::<String>::new());
     Ok(())
+}
+
+/// A kubeconfig whose second context leads to no server.
+struct OfTwo {
+    config: Value,
+    here: String,
+}
+
+impl OfTwo {
+    fn read(file: &Path) -> Result<Self> {
+        let mut config: Value = serde_saphyr::from_str(&std::fs::read_to_string(file)?)?;
+        let here = config["current-context"].as_str().context("no current context")?.to_owned();
+        let user = config["users"][0]["name"].clone();
+        let cluster = json!({ "name": "elsewhere", "cluster": { "server": "https://127.0.0.1:1" } });
+        let context = json!({ "name": "elsewhere", "context": { "cluster": "elsewhere", "user": user } });
+        config["clusters"].as_array_mut().context("no clusters")?.push(cluster);
+        config["contexts"].as_array_mut().context("no contexts")?.push(context);
+        Ok(Self { config, here })
+    }
+
+    /// As `kubectl config use-context` does.
+    fn write(&self, file: &Path, current: &str) -> Result<()> {
+        let mut config = self.config.clone();
+        config["current-context"] = json!(current);
+        Ok(std::fs::write(file, config.to_string())?)
+    }
 }
 
 async fn assert_stock_kubectl_sees_ready_examples(kubeconfig: &str) -> Result<()> {
@@ -340,6 +377,22 @@ where
 }
 
 /// What is left to write to is full; the command that waits for the background process learns why all the same.
+#[tokio::test]
+async fn a_directory_that_is_held_outside_of_the_container_is_refused_at_once() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let lock = std::fs::File::create(folder.path().join("lock"))?;
+    rustix::fs::fcntl_lock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+    for args in [&["up", "--detach"][..], &["down"]] {
+        let strata = ["--pid", "--fork", env!("CARGO_BIN_EXE_strata"), "dev"];
+        let mut contained = environment::command(Path::new("unshare"), &strata);
+        contained.args(args).env("STRATA_DEV_DIR", folder.path());
+        let refused = run(contained).await?;
+        let refusal = String::from_utf8(refused.stderr)?;
+        assert!(!refused.status.success() && refusal.contains("cannot be seen from here"), "{args:?}: {refusal}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_background_process_on_a_full_disk_says_why_it_ends() -> Result<()> {
     let dev = Environment::new().await?;
