@@ -296,6 +296,7 @@ impl Follower {
             announced_at: entry.at,
             delete_at: notice.delete_at,
             age: age(entry.since),
+            left: notice.deadline.map(|at| at.saturating_duration_since(now)),
             drain: self.desk.state(id),
             asked: self.desk.asked(&asker(shard), id),
             acknowledgement,

@@ -1,11 +1,14 @@
 //! From the wire to the words of `plan`.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use plan::{
     machines::shard::{Group, Instance, Members},
     shard::instance::MachineStatus,
 };
 use shard::wire;
+use tokio::time::Instant;
 
 /// Of a name or a reason in a notice, in bytes: thousands of notices are kept, and no real one is longer.
 const LONGEST: usize = 1024;
@@ -23,6 +26,8 @@ pub struct Notice {
     pub announced_at: Option<Timestamp>,
     /// When the shard deletes it whether or not it is drained; by the same clock.
     pub delete_at: Option<Timestamp>,
+    /// The same by our own clock, of a shard that says how much of the time is left.
+    pub deadline: Option<Instant>,
 }
 
 /// How far the deletion is.
@@ -34,8 +39,8 @@ pub enum Progress {
     Deleted,
 }
 
-/// `None` for an event that names no instance that can be, or says nothing that is known here.
-pub(super) fn notice(event: wire::InstanceEvent) -> Option<(String, Notice)> {
+/// What an event says that came now; `None` if it names no instance that can be, or says nothing that is known here.
+pub(super) fn notice(event: wire::InstanceEvent, now: Instant) -> Option<(String, Notice)> {
     let names = [&event.instance_id, &event.group, &event.provider_instance_id];
     if event.instance_id.is_empty() || names.iter().any(|name| name.len() > LONGEST) {
         return None;
@@ -53,6 +58,7 @@ pub(super) fn notice(event: wire::InstanceEvent) -> Option<(String, Notice)> {
         reason: event.reason[..event.reason.floor_char_boundary(LONGEST)].to_owned(),
         announced_at: event.unhealthy_at.as_ref().and_then(wire::read_timestamp),
         delete_at: event.delete_at.as_ref().and_then(wire::read_timestamp),
+        deadline: event.time_left.and_then(|left| now.checked_add(Duration::try_from(left).ok()?)),
     };
     Some((event.instance_id, notice))
 }
@@ -127,17 +133,18 @@ mod tests {
 
     #[test]
     fn events_that_say_nothing_known_are_left_out() {
+        let read = |event| notice(event, Instant::now());
         let event = |id: &str, status: &str| wire::InstanceEvent {
             instance_id: id.to_owned(),
             status: status.to_owned(),
             ..wire::InstanceEvent::default()
         };
-        assert_eq!(notice(event("web1", "pending_deletion")).unwrap().1.progress, Progress::Pending);
-        assert_eq!(notice(event("web1", "deleted")).unwrap().1.progress, Progress::Deleted);
-        assert_eq!(notice(event("web1", "resting")), None);
-        assert_eq!(notice(event("", "deleted")), None);
-        assert_eq!(notice(event(&"x".repeat(1025), "deleted")), None, "no instance has such a name");
+        assert_eq!(read(event("web1", "pending_deletion")).unwrap().1.progress, Progress::Pending);
+        assert_eq!(read(event("web1", "deleted")).unwrap().1.progress, Progress::Deleted);
+        assert_eq!(read(event("web1", "resting")), None);
+        assert_eq!(read(event("", "deleted")), None);
+        assert_eq!(read(event(&"x".repeat(1025), "deleted")), None, "no instance has such a name");
         let wordy = wire::InstanceEvent { reason: "é".repeat(1000), ..event("web1", "deleted") };
-        assert_eq!(notice(wordy).unwrap().1.reason, "é".repeat(512));
+        assert_eq!(read(wordy).unwrap().1.reason, "é".repeat(512));
     }
 }

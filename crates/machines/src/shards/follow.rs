@@ -241,7 +241,8 @@ impl Connection {
             match watch.next().await {
                 Watched::Connected => {}
                 Watched::Event(event) => {
-                    let Some((id, notice)) = convert::notice(event) else { continue };
+                    let now = self.session.clock.instant();
+                    let Some((id, notice)) = convert::notice(event, now) else { continue };
                     self.put(|said| {
                         said.notices.insert(id, notice);
                         while said.notices.len() > MOST_NOTICES {
@@ -307,6 +308,7 @@ mod tests {
             reason: String::new(),
             announced_at: None,
             delete_at: None,
+            deadline: None,
         };
         let mut state = State {
             said: Said::default(),

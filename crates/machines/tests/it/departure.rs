@@ -1,5 +1,7 @@
 //! Ways out, with pods and budgets in them: of a shard's members, of a whole pool, past a deadline, and of what is lost.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use api::machine::NstanceMachine;
 use k8s_openapi::api::{
@@ -106,6 +108,32 @@ async fn a47_a49_a98_a_drain_that_a_budget_holds_is_acknowledged_in_time_and_a_w
         Ok(events.list(&ListParams::default()).await?.items.iter().any(about))
     };
     scene.until("a warning names the pod", is_named).await
+}
+
+#[tokio::test]
+async fn a49_the_next_operator_keeps_to_the_deadline_of_a_drain_that_another_began() -> Result<()> {
+    let groups = json!({ "web": { "template": "web", "size": 1, "drain_timeout": "40s" } });
+    let mut scene = Scene::without_operator("departure-next", &["a"], groups).await?;
+    let gate = Gate::before(&scene.zones, "a").await?;
+    scene.write_addresses("config.yaml", &gate.addresses(&scene.zones))?;
+    scene.start().await?;
+    let victim = settled(&scene, 1).await?.remove(0);
+    pod(&scene, "one", &victim).await?;
+    budget(&scene).await?;
+    scene.zones.cloud.give_notice(&victim);
+    let nodes = Api::<Node>::all(scene.client.clone());
+    let is_cordoned = || async {
+        let node = nodes.get(&victim).await?;
+        Ok(node.spec.and_then(|spec| spec.unschedulable) == Some(true))
+    };
+    scene.until("the drain has begun", is_cordoned).await?;
+    scene.kill().await?;
+    // With all of its time again, the next one would acknowledge when the shard has deleted the instance.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    scene.start().await?;
+    scene.until("the instance is gone", || async { Ok(!is_there(&scene, &victim)) }).await?;
+    assert!(gate.count("AcknowledgeDrained") > 0, "{:?}", gate.calls());
+    Ok(())
 }
 
 #[tokio::test]

@@ -39,6 +39,8 @@ pub struct Observed {
     pub delete_at: Option<Timestamp>,
     /// How long it is known here.
     pub age: Duration,
+    /// Until the shard deletes it, of a shard that says so.
+    pub left: Option<Duration>,
     /// Nodes of the workload cluster whose provider ID ends like the instance's.
     pub nodes: Fact<Vec<NodeRef>>,
     pub drain: Drain,
@@ -176,11 +178,13 @@ fn warning(observed: &Observed) -> Option<String> {
 }
 
 /// Until the acknowledgement is due. The shard's own times say how much time there is, and it runs from the moment that
-/// the announcement came: neither a step of our clock nor its distance from the shard's shortens a drain.
+/// the announcement came: neither a step of our clock nor its distance from the shard's shortens a drain. A shard that
+/// says how much is left has counted since it began, also for an operator that was not there then.
 fn time_left(observed: &Observed) -> Duration {
     let allowed = observed.delete_at.map(|at| at.duration_since(observed.announced_at));
     let allowed = allowed.map_or(PATIENCE, |allowed| Duration::try_from(allowed).unwrap_or_default());
-    allowed.saturating_sub(observed.age).saturating_sub(MARGIN.min(allowed / 10))
+    let left = observed.left.unwrap_or_else(|| allowed.saturating_sub(observed.age));
+    left.saturating_sub(MARGIN.min(allowed / 10))
 }
 
 #[cfg(test)]
@@ -213,6 +217,7 @@ mod tests {
             announced_at: NOW,
             delete_at: Some(NOW + Duration::from_mins(1)),
             age: Duration::ZERO,
+            left: None,
             nodes: known(&["a"]),
             drain: Drain::None,
             asked: None,
@@ -339,6 +344,13 @@ mod tests {
         check(&half, Some(drain(175)), Some(175));
         let late = Observed { delete_at: None, age: Duration::from_mins(5), ..observed() };
         check(&late, Some(acknowledge("the drain of Node a had no time to begin")), None);
+    }
+
+    #[test]
+    fn a49_one_who_hears_of_it_late_has_what_is_left_of_the_time() {
+        let left = |seconds| Observed { left: Some(Duration::from_secs(seconds)), ..observed() };
+        check(&left(20), Some(drain(15)), Some(15));
+        check(&left(5), Some(acknowledge("the drain of Node a had no time to begin")), None);
     }
 
     #[test]

@@ -34,10 +34,11 @@ impl Term {
     }
 
     pub fn watch_instances(&self, tenant: &str) -> Watched<wire::InstanceEvent> {
-        let memory = self.memory();
+        let mut memory = self.memory();
+        let now = memory.follow(&self.context.clock);
         let records = memory.entries.iter().map(|entry| &entry.record).filter(|record| record.tenant == tenant);
         let events = event::snapshot(records);
-        let snapshot = events.iter().map(|(record, event)| wire::instance_event(record, event)).collect();
+        let snapshot = events.iter().map(|(record, event)| wire::instance_event(record, event, now)).collect();
         self.instance_events.watch(tenant, snapshot)
     }
 

@@ -1,6 +1,6 @@
 //! Between what is decided and what is sent.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use plan::shard::{event, instance::Record};
 
 use super::InstanceEvent;
@@ -15,8 +15,13 @@ pub fn read_timestamp(at: &prost_types::Timestamp) -> Option<Timestamp> {
     Timestamp::new(at.seconds, at.nanos).ok()
 }
 
-/// An event of one instance.
-pub fn instance_event(record: &Record, event: &event::InstanceEvent) -> InstanceEvent {
+fn duration(time: SignedDuration) -> prost_types::Duration {
+    prost_types::Duration { seconds: time.as_secs(), nanos: time.subsec_nanos() }
+}
+
+/// An event of one instance that is sent now.
+pub fn instance_event(record: &Record, event: &event::InstanceEvent, now: Timestamp) -> InstanceEvent {
+    let ends = event.delete_at.filter(|_| event.change == event::Change::PendingDeletion);
     InstanceEvent {
         instance_id: record.id.to_string(),
         tenant: record.tenant.clone(),
@@ -26,5 +31,6 @@ pub fn instance_event(record: &Record, event: &event::InstanceEvent) -> Instance
         reason: event.reason.to_owned(),
         unhealthy_at: event.unhealthy_at.map(timestamp),
         delete_at: event.delete_at.map(timestamp),
+        time_left: ends.map(|at| duration(at.duration_since(now).max(SignedDuration::ZERO))),
     }
 }

@@ -184,6 +184,7 @@ fn streams(golden: &mut Golden) {
             reason: "unhealthy".into(),
             unhealthy_at: at(10),
             delete_at: at(11),
+            time_left: None,
         },
     );
     golden.add(

@@ -1,6 +1,6 @@
 //! Requests of operators and agents, without a network.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, StreamExt};
 use plan::shard::refusal::Code;
@@ -255,6 +255,23 @@ async fn a82_every_deletion_is_sent_with_its_reason_also_after_a_failover() {
     }
     let pair = |reason: &str| ("deleted".to_owned(), reason.to_owned());
     assert_eq!(reasons, [pair("scale-down"), pair("request")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a82_a_late_watcher_learns_how_much_of_the_drain_is_left() {
+    let world = World::new().await;
+    let server = world.start().await;
+    server.term.upsert_group("default", upsert("web", 1), &Fence::default()).await.unwrap();
+    server.settle(&world).await.unwrap();
+    let mut events = server.term.watch_instances("default");
+    server.term.upsert_group("default", upsert("web", 0), &Fence::default()).await.unwrap();
+    server.settle(&world).await.unwrap();
+    let left = |event: wire::InstanceEvent| event.time_left.unwrap().seconds;
+    let at_once = left(events.next().await.unwrap().unwrap());
+    assert!((290..=300).contains(&at_once), "{at_once}");
+    tokio::time::advance(Duration::from_secs(100)).await;
+    let late = left(server.term.watch_instances("default").next().await.unwrap().unwrap());
+    assert!((190..=200).contains(&late), "{late}");
 }
 
 #[tokio::test(start_paused = true)]
