@@ -93,7 +93,7 @@ pub struct Settings {
     pub namespace: String,
     /// Where the shards are read from again and again.
     pub source: ShardSource,
-    /// Those that are known at the start.
+    /// Those that are known at the start: none until a ConfigMap was read. A list that was read names one at least.
     pub shards: Arc<Shards>,
     pub names: Names,
     pub workload: Workload,
@@ -132,7 +132,8 @@ impl Settings {
         let cluster_id = named("cluster_id", given.cluster_id.as_ref().or(file.cluster_id.as_ref()))?;
         let tenant = named("tenant", given.tenant.as_ref().or(file.tenant.as_ref()))?;
         let (source, shards) = match (&given.shards_config_map, &given.file) {
-            (Some(name), _) => (ShardSource::ConfigMap(name.clone()), file.shards.unwrap_or_default()),
+            // Not the file's either: what the ConfigMap adds to them would count as removed until it was read.
+            (Some(name), _) => (ShardSource::ConfigMap(name.clone()), Shards::new()),
             (None, Some(path)) => (ShardSource::File(path.clone()), file.shards.ok_or_else(file::no_shards)?),
             (None, None) => return Err(file::no_shards()),
         };
@@ -167,6 +168,14 @@ impl Settings {
     /// Of the Secret by which Cluster API reaches the workload cluster.
     pub fn kubeconfig_secret(&self) -> String {
         format!("{}-kubeconfig", self.cluster_name())
+    }
+
+    /// The object or file with the list of shards, for people.
+    pub fn shard_list(&self) -> String {
+        match &self.source {
+            ShardSource::File(path) => path.display().to_string(),
+            ShardSource::ConfigMap(name) => format!("ConfigMap {}/{name}", self.namespace),
+        }
     }
 
     fn check_name(&self) -> Result<(), ConfigError> {

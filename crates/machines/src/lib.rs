@@ -88,7 +88,11 @@ impl Config {
 pub fn install(operator: &mut Operator, config: &Config) {
     let settings = &config.settings;
     let ground = ground::install(operator, settings, &config.api_server, config.resync);
-    let inputs = shards::Inputs { addresses: ground.shards, credentials: ground.identity.credentials };
+    let inputs = shards::Inputs {
+        addresses: ground.shards,
+        list: settings.shard_list(),
+        credentials: ground.identity.credentials,
+    };
     let shards = Shards::install(operator, inputs, config.pace);
     let cluster = Key::new(settings.namespace.as_str(), settings.cluster_name());
     let kinds = Kinds::new(&operator.writer(MANAGER), ground.clusters, cluster);

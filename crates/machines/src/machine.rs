@@ -74,6 +74,7 @@ impl Controller for MachineController {
     }
 
     async fn gather(&self, key: &Key, object: &NstanceMachine, note: &Note) -> Result<Observed, Error> {
+        self.shards.check_listed()?;
         let group = object.spec.as_ref().map_or("", NstanceMachineSpec::group);
         let (role, shards) = self.place(object, group);
         if let Some(machine) = self.kinds.machine_of(object) {

@@ -64,6 +64,7 @@ impl Controller for PoolController {
     }
 
     async fn gather(&self, key: &Key, pool: &NstanceMachinePool, (): &()) -> Result<Observed, Error> {
+        self.shards.check_listed()?;
         let group = pool.spec.as_ref().map_or("", |spec| spec.group.as_str());
         let shards = self.shards.of_group(group);
         Ok(Observed {

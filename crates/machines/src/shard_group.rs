@@ -64,6 +64,7 @@ impl Controller for ShardGroupController {
     }
 
     async fn gather(&self, key: &Key, object: &NstanceShardGroup, _: &Note) -> Result<Observed, Error> {
+        self.shards.check_listed()?;
         let Some(spec) = &object.spec else { return Ok(Observed::default()) };
         let shard = self.shards.shard(&spec.shard, &spec.group);
         let group = shard.answer().and_then(|answer| answer.group.as_ref());

@@ -36,6 +36,8 @@ use errors::Errors;
 #[derive(Clone)]
 pub struct Inputs {
     pub addresses: watch::Receiver<Arc<config::Shards>>,
+    /// Where their list is, for people.
+    pub list: String,
     /// `None` until the operator is registered.
     pub credentials: watch::Receiver<Option<Arc<Credentials>>>,
 }
@@ -135,6 +137,18 @@ impl Shards {
     /// Adds a listener for news of any shard, and for shards that are added to the configuration or removed from it.
     pub fn listen(&self, listener: impl Fn(&str) + Send + Sync + 'static) {
         self.0.listeners.write().unwrap_or_else(PoisonError::into_inner).push(Box::new(listener));
+    }
+
+    /// Fails until the list of shards was read once: one that is not known yet was not removed from it. A list that was
+    /// read names one at least.
+    pub fn check_listed(&self) -> Result<(), runtime::Error> {
+        if !self.0.inputs.addresses.borrow().is_empty() {
+            return Ok(());
+        }
+        let message =
+            "the list of shards was not read from it yet; create or correct it: a key per shard, with its address";
+        let failure = Failure { class: Class::Transient, message: message.to_owned() };
+        Err(runtime::Error::Peer { peer: self.0.inputs.list.clone(), failure, retry_after: None })
     }
 
     /// The configured shards.

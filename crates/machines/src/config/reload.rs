@@ -17,6 +17,8 @@ use crate::MANAGER;
 /// A file of a mounted ConfigMap is exchanged by the kubelet within a minute; this adds little, and reading a small file
 /// costs nothing beside it.
 const LOOK: Duration = Duration::from_secs(5);
+/// What becomes of the layer before the first list.
+const UNREAD: &str = "no pool and no machine is changed until its list of shards was read";
 /// It only reads a file.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 
@@ -35,8 +37,8 @@ impl Reload {
     /// Follows the source of the settings for as long as the operator lives.
     pub fn follow(operator: &mut Operator, settings: &Settings) -> watch::Receiver<Arc<Shards>> {
         let reload = Self::new(settings.shards.clone());
-        let informed = reload.clone();
-        operator.health.inform("machines configuration", move || informed.problem());
+        let (informed, list) = (reload.clone(), settings.shard_list());
+        operator.health.inform("machines configuration", move || informed.note(&list));
         let receiver = reload.shards.subscribe();
         match &settings.source {
             ShardSource::File(path) => {
@@ -47,13 +49,13 @@ impl Reload {
                 });
             }
             ShardSource::ConfigMap(name) => {
-                let key = Key::new(settings.namespace.as_str(), name.as_str());
+                let list = settings.shard_list();
                 let maps = Kind::new("configmaps", operator.writer(MANAGER), data);
-                let selection = Selection::of(&key);
+                let selection = Selection::of(&Key::new(settings.namespace.as_str(), name.as_str()));
                 operator.watch_selected(&maps, selection, move |change| match change.after {
                     Some(data) => reload.take(parse_shards(data)),
                     // That it was deleted says nothing about the shards.
-                    None => reload.refuse(format!("ConfigMap {key} is gone; the shards it listed last are still used")),
+                    None => reload.refuse(&format!("{list} is gone")),
                 });
             }
         }
@@ -72,7 +74,7 @@ impl Reload {
                 }
                 // Between two versions of a mounted ConfigMap there may be none.
                 Err(error) => {
-                    self.refuse(format!("{}: {error}; the shards it listed last are still used", path.display()));
+                    self.refuse(&format!("{}: {error}", path.display()));
                 }
             }
             tokio::time::sleep_until(clock.instant() + LOOK).await;
@@ -95,12 +97,14 @@ impl Reload {
                     tracing::info!(?shards, "the configured shards changed");
                 }
             }
-            Err(error) => self.refuse(format!("{error}; the shards it listed last are still used")),
+            Err(error) => self.refuse(&error.to_string()),
         }
     }
 
-    fn refuse(&self, why: String) {
-        self.set_problem(Some(why));
+    fn refuse(&self, why: &str) {
+        let meanwhile =
+            if self.shards.borrow().is_empty() { UNREAD } else { "the shards it listed last are still used" };
+        self.set_problem(Some(format!("{why}; {meanwhile}")));
     }
 
     /// Said once, not at every look.
@@ -112,6 +116,12 @@ impl Reload {
             }
             *current = problem;
         }
+    }
+
+    /// For `/readyz`: what is wrong with the list, also that there is none.
+    fn note(&self, list: &str) -> Option<String> {
+        let missing = || self.shards.borrow().is_empty().then(|| format!("{list} was not found; create it; {UNREAD}"));
+        self.problem().or_else(missing)
     }
 
     fn problem(&self) -> Option<String> {
@@ -164,5 +174,20 @@ mod tests {
         assert_eq!(receiver.borrow_and_update().keys().collect::<Vec<_>>(), ["b"]);
         assert_eq!(reload.problem(), None);
         looking.abort();
+    }
+
+    #[test]
+    fn a_list_that_was_never_read_is_not_said_to_be_used() {
+        let reload = Reload::new(Arc::default());
+        let note = reload.note("ConfigMap n/shards").unwrap();
+        assert!(note.starts_with("ConfigMap n/shards was not found; create it") && note.ends_with(UNREAD), "{note}");
+        let bad = BTreeMap::from([("a".to_owned(), "h".to_owned())]);
+        reload.take(parse_shards(&bad));
+        let note = reload.note("ConfigMap n/shards").unwrap();
+        assert!(note.contains("the port is missing") && note.ends_with(UNREAD), "{note}");
+        reload.take(Ok(shards("shards: {a: 'h:8993'}")));
+        assert_eq!(reload.note("ConfigMap n/shards"), None);
+        reload.take(parse_shards(&bad));
+        assert!(reload.note("ConfigMap n/shards").unwrap().ends_with("still used"));
     }
 }

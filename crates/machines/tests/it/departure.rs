@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use api::machine::NstanceMachine;
 use k8s_openapi::api::{
-    core::v1::{Node, Pod},
+    core::v1::{ConfigMap, Node, Pod},
     events::v1::Event,
     policy::v1::PodDisruptionBudget,
 };
@@ -13,7 +13,7 @@ use kube::{
     Api,
     api::{DeleteParams, ListParams, Patch, PatchParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     gate::Gate,
@@ -162,6 +162,54 @@ async fn a53_a60_an_own_instance_that_is_lost_is_not_deleted_again_and_another_i
 }
 
 #[tokio::test]
+async fn a14_a36_nothing_is_released_before_the_list_of_shards_was_read() -> Result<()> {
+    let groups = json!({ "own": { "template": "web", "size": 0 } });
+    let mut scene = Scene::without_operator("departure-unread", &["a"], groups).await?;
+    let gate = Gate::before(&scene.zones, "a").await?;
+    let list = gate.addresses(&scene.zones);
+    let file = scene.write_addresses("config.yaml", &list)?;
+    scene.start().await?;
+    scene.create_pool("web", &["a"], Some(1)).await?;
+    create_machine(&scene, "mine", "own", None).await?;
+    settled(&scene, 2).await?;
+    scene.stop().await?;
+
+    let maps = scene.api::<ConfigMap>();
+    let edit = async |data: Value| {
+        let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "shards" }, "data": data });
+        maps.patch("shards", &PatchParams::apply("test").force(), &Patch::Apply(map)).await
+    };
+    edit(json!({ "a": "127.0.0.1" })).await?;
+    scene.capi("MachinePool").delete("web", &DeleteParams::default()).await?;
+    delete_machine(&scene, "mine").await?;
+    scene.shards_config_map = Some("shards".to_owned());
+    let running = scene.spawn(file, None).await?;
+    let has_failed = |controller: &str| {
+        let line = format!(
+            "strata_reconcile_errors_total{{controller=\"{controller}\",namespace=\"{}\",class=\"transient\"}}",
+            scene.namespace
+        );
+        anyhow::Ok(running.metrics.encode()?.contains(&line))
+    };
+    let have_failed = || async {
+        Ok(has_failed("nstancemachinepool")? && has_failed("nstanceshardgroup")? && has_failed("nstancemachine")?)
+    };
+    scene.until("rounds of every kind have failed", have_failed).await?;
+    let note = running.health.notes().remove("machines configuration").context("a note")?;
+    assert!(note.contains("the port is missing") && note.contains("until its list of shards was read"), "{note}");
+    assert!(scene.pool("web").await?.is_some() && scene.shard_group("web", "a").await?.is_some());
+    assert!(scene.api::<NstanceMachine>().get_opt("mine").await?.is_some());
+    assert_eq!((gate.count("DeleteGroup"), gate.count("DeleteInstance"), instances(&scene).len()), (0, 0, 2));
+
+    edit(json!({ "config.yaml": json!({ "shards": list }).to_string() })).await?;
+    until_gone(&scene, "mine").await?;
+    let are_gone = || async { Ok(scene.pool("web").await?.is_none() && instances(&scene).is_empty()) };
+    scene.until("the pool and all instances are gone", are_gone).await?;
+    assert!(gate.count("DeleteGroup") > 0 && gate.count("DeleteInstance") > 0, "{:?}", gate.calls());
+    running.stop().await
+}
+
+#[tokio::test]
 async fn a98_a_paused_pool_takes_no_replicas_until_it_is_not() -> Result<()> {
     let scene = Scene::new("departure-pause", &["a"]).await?;
     scene.create_pool("web", &["a"], Some(1)).await?;
@@ -182,7 +230,7 @@ async fn a98_a_paused_pool_takes_no_replicas_until_it_is_not() -> Result<()> {
     assert_eq!((size, scene.sizes("web", &["a"]).await?), (Some(1), vec![Some(1)]));
     assert_eq!(settled(&scene, 1).await?, member);
     scene.scale("web", 2).await?;
-    scene.patch_pool("web", paused(serde_json::Value::Null)).await?;
+    scene.patch_pool("web", paused(Value::Null)).await?;
     scene.until_sizes("web", &["a"], &[Some(2)]).await?;
     scene.until_pool("web", "Paused", "False/NotPaused").await?;
     Ok(())

@@ -24,7 +24,7 @@ use machines::{
     shards::Pace,
 };
 use process::{Clock, Health};
-use runtime::{LeaseConfig, ListMode, Operator};
+use runtime::{LeaseConfig, ListMode, Metrics, Operator};
 use serde_json::{Value, json};
 use shard::provider::InProcess;
 use tempfile::TempDir;
@@ -61,6 +61,8 @@ pub struct Scene {
     pub list_mode: Option<ListMode>,
     /// Rounds of one kind at once, where it is not the default.
     pub concurrency: Option<usize>,
+    /// Where the list of shards is, in place of the file.
+    pub shards_config_map: Option<String>,
     /// The administrator's kubeconfig.
     admin: PathBuf,
     /// As often as a shard is listed at rest.
@@ -74,6 +76,7 @@ pub struct Scene {
 /// An operator on a runtime of its own: where that ends, nothing of the operator goes on.
 pub struct Running {
     pub health: Health,
+    pub metrics: Arc<Metrics>,
     runtime: Option<Runtime>,
     stop: CancellationToken,
     task: JoinHandle<Result<()>>,
@@ -152,6 +155,7 @@ impl Scene {
             kubeconfig: None,
             list_mode: None,
             concurrency: None,
+            shards_config_map: None,
             admin: control_plane.kubeconfig(),
             poll: POLL,
             directory,
@@ -224,7 +228,12 @@ impl Scene {
         // Cluster API does not take the operator's way: a proxy there sees the operator's calls alone.
         let api_server = ApiServer::of(&read_config(&self.admin).await?, None);
         let config = read_config(self.kubeconfig.as_ref().unwrap_or(&self.admin)).await?;
-        let given = Given { file: Some(file), capi_endpoint: self.endpoint.clone(), ..Given::default() };
+        let given = Given {
+            file: Some(file),
+            shards_config_map: self.shards_config_map.clone(),
+            capi_endpoint: self.endpoint.clone(),
+            ..Given::default()
+        };
         let mut layer = Config::new(Settings::read(&given, &self.namespace)?, api_server);
         layer.pace = Pace { poll: self.poll };
         layer.concurrency = self.concurrency.unwrap_or(layer.concurrency);
@@ -233,15 +242,16 @@ impl Scene {
         let stop = CancellationToken::new();
         let settings = runtime::Settings { lease, list_mode: self.list_mode, ..process_settings() };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let (token, (made, health)) = (stop.clone(), oneshot::channel());
+        let (token, (made, known)) = (stop.clone(), oneshot::channel());
         let task = runtime.spawn(async move {
             let mut operator = Operator::new(runtime::connect(config)?, settings, Clock::default(), token);
             operator.layer("machines");
             machines::install(&mut operator, &layer);
-            let _ = made.send(operator.health.clone());
+            let _ = made.send((operator.health.clone(), operator.metrics.clone()));
             Ok(operator.run(|_| {}).await?)
         });
-        Ok(Running { health: health.await?, runtime: Some(runtime), stop, task })
+        let (health, metrics) = known.await?;
+        Ok(Running { health, metrics, runtime: Some(runtime), stop, task })
     }
 
     pub async fn stop(&mut self) -> Result<()> {

@@ -106,7 +106,7 @@ pub struct Observed {
     pub is_paused: bool,
     /// The operator's own, by its name: where its API server is, and how the shards know the operator.
     pub own: Option<Own>,
-    /// Ids of the configured shards.
+    /// Ids of the configured shards; none until their list was read.
     pub shards: Vec<String>,
 }
 
@@ -170,8 +170,10 @@ pub fn report(round: &RoundOf<'_>, now: Timestamp) -> Report<NstanceClusterStatu
         if is_provisioned {
             status.initialization = Some(Initialization { provisioned: Some(true) });
         }
-        let domain = |shard: &String| FailureDomain { name: shard.clone(), control_plane: false };
-        status.failure_domains = observed.shards.iter().take(MOST_FAILURE_DOMAINS).map(domain).collect();
+        if !observed.shards.is_empty() {
+            let domain = |shard: &String| FailureDomain { name: shard.clone(), control_plane: false };
+            status.failure_domains = observed.shards.iter().take(MOST_FAILURE_DOMAINS).map(domain).collect();
+        }
         status.conditions = conditions(observed, is_provisioned, &make);
     }
     let ready = status.conditions.iter().find(|condition| condition.kind == ConditionType::Ready);
@@ -337,6 +339,9 @@ mod tests {
         assert_eq!(plan(&cluster, &observed()).steps.len(), 0);
         let again = reported(&cluster, &observed());
         assert_eq!((again.status, again.transitions), (report.status, Vec::new()));
+        // A list of shards that was not read yet takes no failure domain away.
+        let unread = Observed { shards: Vec::new(), ..observed() };
+        assert_eq!(reported(&cluster, &unread).status.failure_domains.len(), 2);
         // A Cluster that is gone takes nothing back.
         assert_eq!(words(&reported(&cluster, &alone).status)[0], "Ready=True/Provisioned");
     }
