@@ -75,6 +75,8 @@ impl Reload {
                 // Between two versions of a mounted ConfigMap there may be none.
                 Err(error) => {
                     self.refuse(&format!("{}: {error}", path.display()));
+                    // What comes back unchanged is no problem any more.
+                    text = None;
                 }
             }
             tokio::time::sleep_until(clock.instant() + LOOK).await;
@@ -172,6 +174,23 @@ mod tests {
         std::fs::write(&path, "shards: {b: 'i:8993'}").unwrap();
         receiver.changed().await.unwrap();
         assert_eq!(receiver.borrow_and_update().keys().collect::<Vec<_>>(), ["b"]);
+        assert_eq!(reload.problem(), None);
+        looking.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_was_away_for_a_moment_is_no_problem_once_it_is_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, text) = (directory.path().join("config.yaml"), "shards: {a: 'h:8993'}");
+        std::fs::write(&path, text).unwrap();
+        let reload = Reload::new(Arc::new(shards(text)));
+        let looking = tokio::spawn(reload.clone().look_at(path.clone(), process::Clock::default()));
+        tokio::time::sleep(LOOK * 2).await;
+        std::fs::remove_file(&path).unwrap();
+        tokio::time::sleep(LOOK * 2).await;
+        assert!(reload.problem().is_some());
+        std::fs::write(&path, text).unwrap();
+        tokio::time::sleep(LOOK * 2).await;
         assert_eq!(reload.problem(), None);
         looking.abort();
     }
