@@ -38,6 +38,7 @@ pub enum Owner<'a> {
 /// `guard`. A record is stored before its machine is made, so that a young machine without one belongs to a server that
 /// knows more than we do. `owner` finds the record by the instance's id. `unowned_for` says for how long this server has
 /// found the machine without one, by the clock that cannot be set: a wall clock that is wrong makes no machine old.
+/// Providers delete by the instance's id, so that no machine of a living instance is one, not even a [stranger](strangers).
 pub fn orphans<'a, 'r>(
     found: &'a [Found],
     owner: impl Fn(&str) -> Owner<'r>,
@@ -52,13 +53,21 @@ pub fn orphans<'a, 'r>(
     let orphan = |found: &&Found| match owner(&found.instance_id) {
         Owner::Unknown => false,
         Owner::None => old(found),
-        Owner::Record(record) => {
-            let linked = record.machine.as_ref();
-            let other = linked.is_some_and(|machine| machine.provider_id != found.provider_id);
-            record.deleted_at.is_some() || other && old(found)
-        }
+        Owner::Record(record) => record.deleted_at.is_some(),
     };
     found.iter().filter(orphan).collect()
+}
+
+/// Machines with the label of a living instance whose machine is another one: a person's copy of it, for example.
+pub fn strangers<'a, 'r>(found: &'a [Found], owner: impl Fn(&str) -> Owner<'r>) -> Vec<&'a Found> {
+    let is_strange = |found: &&Found| match owner(&found.instance_id) {
+        Owner::Unknown | Owner::None => false,
+        Owner::Record(record) => {
+            let is_other = record.machine.as_ref().is_some_and(|machine| machine.provider_id != found.provider_id);
+            record.deleted_at.is_none() && is_other
+        }
+    };
+    found.iter().filter(is_strange).collect()
 }
 
 #[cfg(test)]
@@ -105,6 +114,7 @@ mod tests {
             found(1, "i-1", 99),
             found(2, "i-2", 99),
             found(3, "i-3", 0),
+            found(3, "i-3b", 0),
             found(4, "i-4b", 11),
             found(5, "i-5", 9),
             found(6, "i-6", 10),
@@ -112,11 +122,13 @@ mod tests {
         let owner = |id: &str| records.get(id).map_or(Owner::None, Owner::Record);
         let names =
             |orphans: Vec<&Found>| -> Vec<String> { orphans.iter().map(|found| found.provider_id.clone()).collect() };
-        assert_eq!(names(orphans(&all, owner, |_| guard, guard, now)), ["i-3", "i-4b", "i-6"]);
+        assert_eq!(names(orphans(&all, owner, |_| guard, guard, now)), ["i-3", "i-3b", "i-6"]);
+        assert_eq!(names(strangers(&all, owner)), ["i-4b"], "to delete it would delete i-4");
         let barely = guard.saturating_sub(Duration::from_secs(1));
         let young = orphans(&all, owner, |_| barely, guard, now);
-        assert_eq!(names(young), ["i-3"], "the wall clock alone makes none old");
+        assert_eq!(names(young), ["i-3", "i-3b"], "the wall clock alone makes none old");
         let unknown = orphans(&all, |_| Owner::Unknown, |_| guard, guard, now);
         assert_eq!(unknown, [] as [&Found; 0], "what cannot be read may be its record");
+        assert_eq!(strangers(&all, |_| Owner::Unknown), [] as [&Found; 0]);
     }
 }

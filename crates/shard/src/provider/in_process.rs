@@ -69,6 +69,15 @@ impl InProcess {
         }
     }
 
+    /// Makes a machine of that name with all labels of another, as a person might.
+    pub fn copy(&self, instance_id: &str, name: &str) {
+        let mut table = self.table();
+        if let Some((machine, order)) = table.machines.get(instance_id).cloned() {
+            let provider_id = format!("{name}-of-{}", machine.provider_id);
+            table.machines.insert(name.to_owned(), (MachineInfo { provider_id, ..machine }, order));
+        }
+    }
+
     /// Limits a subnet to that many machines.
     pub fn set_room(&self, subnet: &str, most: u32) {
         self.table().room.insert(subnet.to_owned(), most);

@@ -100,14 +100,21 @@ impl Entry {
         (self.record, self.etag) = (record, Some(etag));
     }
 
-    /// What the provider said; `None` if it has no machine of this instance.
+    /// Whether a machine with the instance's label is its own: the one that its record names, or any while it names none.
+    pub fn is_own(&self, machine: &MachineInfo) -> bool {
+        self.record.machine.as_ref().is_none_or(|linked| linked.provider_id == machine.provider_id)
+    }
+
+    /// What the provider said; `None` if it has no machine of this instance. Another one with its label, a person's copy
+    /// for example, says nothing about its own.
     pub fn observe(&mut self, found: Option<&MachineInfo>) {
         self.machine = found.map_or(Machine::Absent, |machine| match machine.status {
             MachineStatus::Unknown => Machine::Unknown,
+            _ if !self.is_own(machine) => Machine::Unknown,
             status => Machine::There { provider_id: machine.provider_id.clone(), status },
         });
         // A notice whose leader died before it stored anything is known to the provider still.
-        if found.is_some_and(|machine| machine.noticed) {
+        if found.is_some_and(|machine| machine.noticed && self.is_own(machine)) {
             self.agent.notice.get_or_insert(None);
         }
     }

@@ -30,9 +30,14 @@ pub fn has_machines(memory: &Memory) -> bool {
 
 /// The machines of living instances that the list does not have, as they were known last.
 pub fn from(memory: &Memory, machines: &[MachineInfo]) -> Vec<MachineInfo> {
-    let found: HashSet<&str> = machines.iter().map(|machine| &*machine.instance_id).collect();
+    let found: HashSet<(&str, &str)> = machines.iter().map(names).collect();
     let living = memory.entries.iter().filter(|entry| entry.record.deleted_at.is_none());
-    living.filter(|entry| !found.contains(entry.record.id.as_str())).filter_map(last_known).collect()
+    living.filter_map(last_known).filter(|machine| !found.contains(&names(machine))).collect()
+}
+
+/// Another machine may have the same label.
+fn names(machine: &MachineInfo) -> (&str, &str) {
+    (&*machine.instance_id, &*machine.provider_id)
 }
 
 /// Asks about each of them, and adds to the list what is there and what is not known.
@@ -54,6 +59,13 @@ pub async fn confirm(context: &Context, missing: Vec<MachineInfo>, machines: &mu
     let mut answered = Vec::new();
     while let Some((id, found)) = answers.next().await {
         match found {
+            Ok(Some(other)) if other.provider_id != unknown[&id].provider_id => {
+                tracing::warn!(
+                    instance = id,
+                    machine = other.provider_id,
+                    "the instance's machine is missing, and another one has its labels; take them away"
+                );
+            }
             Ok(found) => answered.push((id, found)),
             Err(error) => tracing::warn!(instance = id, %error, "a machine is missing in the provider's list"),
         }

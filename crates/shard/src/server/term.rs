@@ -13,7 +13,7 @@ use plan::shard::{
     id::InstanceId,
     instance::Record,
     refusal::Refusal,
-    sweep::{Found, orphans},
+    sweep::{Found, orphans, strangers},
 };
 
 use super::{
@@ -319,6 +319,17 @@ impl Term {
                 instant.saturating_duration_since(since)
             };
             let orphans = orphans(&found, |id| memory.owner(id), unowned_for, guard, now);
+            for Found { instance_id, provider_id, .. } in strangers(&found, |id| memory.owner(id)) {
+                // Said once.
+                if !before.contains_key(provider_id) {
+                    tracing::warn!(
+                        instance = instance_id,
+                        machine = provider_id,
+                        "another machine has the labels of an instance; it is left alone: delete it, or take the labels away"
+                    );
+                }
+                unowned.insert(provider_id.clone(), instant);
+            }
             memory.unowned = unowned;
             orphans
         };
@@ -338,7 +349,14 @@ impl Term {
 
 /// Takes over what a list of machines says, except of instances whose machines were touched since it began.
 fn observe(memory: &mut Memory, machines: &[MachineInfo], is_untouched: impl Fn(&Entry) -> bool) {
-    let found: HashMap<&str, &MachineInfo> = machines.iter().map(|machine| (&*machine.instance_id, machine)).collect();
+    let mut found: HashMap<&str, &MachineInfo> = HashMap::with_capacity(machines.len());
+    for machine in machines {
+        let id = &*machine.instance_id;
+        // Of several with the same label the one that the record names counts.
+        if memory.entries.find(id).is_some_and(|entry| entry.is_own(machine)) || !found.contains_key(id) {
+            found.insert(id, machine);
+        }
+    }
     memory.entries.for_each_mut(|entry| {
         if is_untouched(entry) {
             entry.observe(found.get(entry.record.id.as_str()).copied());

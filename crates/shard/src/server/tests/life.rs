@@ -235,6 +235,33 @@ async fn a74_a_machine_that_stopped_is_noticed_when_its_agent_hangs_up() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_copy_of_a_machine_with_its_labels_is_neither_its_machine_nor_swept() {
+    let (world, mut server, mut events) = begin(CONFIG).await;
+    let id = only(&world);
+    // After it in the list, and before it.
+    let names = [format!("{id}-copy"), "a-copy".to_owned()];
+    names.iter().for_each(|name| world.cloud.copy(&id, name));
+    let count = world.cloud.machines().len();
+    world.registers.store(true, Ordering::Relaxed);
+    server.report(&world, &none());
+    for status in [MachineStatus::Running, MachineStatus::Stopped] {
+        names.iter().for_each(|name| world.cloud.set_status(name, Some(status)));
+        // At the second look it is old enough.
+        for _ in 0..2 {
+            server.pass(&world, Duration::from_mins(10), &none()).await.unwrap();
+            assert_eq!(server.term.sweep().await.unwrap(), 0, "{status:?}");
+            server.term.settle_due().await.unwrap();
+            assert_eq!((only(&world), sent(&mut events)), (id.clone(), vec![]), "{status:?}");
+            assert_eq!(server.term.instance_status("default", &id).unwrap().status, "running", "{status:?}");
+            assert_eq!(world.cloud.machines().len(), count, "{status:?}");
+        }
+        // The next leader sees it so.
+        server = world.start().await;
+        events = server.term.watch_instances("default");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_machine_of_which_the_provider_knows_nothing_is_neither_replaced_nor_swept() {
     let (world, mut server, mut events) = begin(CONFIG).await;
     let id = only(&world);

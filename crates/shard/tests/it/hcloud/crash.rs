@@ -212,6 +212,40 @@ async fn a_machine_that_a_list_misses_is_not_gone() -> Result<()> {
     Ok(())
 }
 
+/// A person copies a server with its labels: which of the two is the instance's the record says.
+#[tokio::test]
+async fn a_server_with_an_instances_labels_is_neither_taken_for_its_own_nor_deleted() -> Result<()> {
+    let world = World::new().await?;
+    let term = world.open(&Faults::default()).await?;
+    scale(&term, 1).await?;
+    term.settle("default", "web").await?;
+    let before = world.both()?.1;
+    let own = world.cloud.servers().pop().context("a server")?;
+    let copy = json!({
+        "name": "copy", "server_type": "cx23", "image": "debian-13", "location": "fsn1", "labels": own.labels,
+        "start_after_create": false,
+    });
+    super::send(&world.cloud, "POST", "/servers", &copy).await?;
+    term.sweep().await?;
+    term.settle("default", "web").await?;
+    let (servers, living) = world.both()?;
+    ensure!(servers.len() == 2 && living == before, "{servers:?} {living:?}");
+    // While only the other one is found, the instance's is unknown, also to the next leader.
+    ensure!(world.cloud.simulator.lose(&own.name).await);
+    let next = world.open(&Faults::default()).await?;
+    next.sweep().await?;
+    next.settle("default", "web").await?;
+    let (servers, living) = world.both()?;
+    ensure!(servers.keys().eq(["copy"]) && living == before, "{servers:?} {living:?}");
+    super::send(&world.cloud, "PUT", &format!("/servers/{}", servers["copy"]), &json!({ "labels": {} })).await?;
+    next.observe().await?;
+    next.settle("default", "web").await?;
+    let (servers, living) = world.both()?;
+    ensure!(servers.contains_key("copy") && servers.len() == 2, "{servers:?}");
+    ensure!(living.len() == 1 && living != before, "{living:?}");
+    Ok(())
+}
+
 /// The list can be read and the machine cannot be asked about: it is unknown.
 #[tokio::test]
 async fn a_machine_of_which_nothing_is_known_is_not_gone() -> Result<()> {
