@@ -25,7 +25,8 @@ pub struct Registrar {
     pub cluster: String,
     pub shard: String,
     pub layout: ShardLayout,
-    pub lifetimes: Lifetimes,
+    /// Asked for every certificate: a refresh of the configuration may change them.
+    pub lifetimes: Box<dyn Fn() -> Lifetimes + Send + Sync>,
 }
 
 /// How long certificates last.
@@ -115,9 +116,10 @@ impl Registrar {
     }
 
     fn issue(&self, subject: (&str, &str, Role), key: &[u8], now: Timestamp) -> Result<Issued, Status> {
+        let Lifetimes { operator, agent } = (self.lifetimes)();
         let lifetime = match subject.2 {
-            Role::Operator => self.lifetimes.operator,
-            Role::Agent => self.lifetimes.agent,
+            Role::Operator => operator,
+            Role::Agent => agent,
         };
         let (pem, expires_at) =
             self.authority.issue_client(subject, key, now, lifetime).map_err(|error| match error {

@@ -150,7 +150,7 @@ fn registrar(world: &World, store: Arc<dyn Store>) -> Registrar {
         cluster: "dev".to_owned(),
         shard: "a".to_owned(),
         layout: ShardLayout::new("a"),
-        lifetimes: Lifetimes::default(),
+        lifetimes: Box::new(Lifetimes::default),
     }
 }
 

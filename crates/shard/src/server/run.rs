@@ -327,6 +327,7 @@ impl Server<'_> {
 
 fn parts(options: &Options, term: &Arc<Term>, cluster_lead: &ClusterLead) -> Parts {
     let context = &options.context;
+    let (lifetimes, configured) = (options.identity.lifetimes, Arc::clone(term));
     let registrar = Registrar {
         store: Arc::clone(&context.store),
         authority: Arc::clone(&options.identity.authority),
@@ -334,7 +335,7 @@ fn parts(options: &Options, term: &Arc<Term>, cluster_lead: &ClusterLead) -> Par
         cluster: context.cluster.clone(),
         shard: context.shard.clone(),
         layout: context.layout.clone(),
-        lifetimes: options.identity.lifetimes.configured(&term.certificates()),
+        lifetimes: Box::new(move || lifetimes.configured(&configured.certificates())),
     };
     Parts {
         term: Arc::clone(term),

@@ -4,6 +4,7 @@ use shard::{
     client::{CallError, Client, Registrant, Watched},
     identity::{Authority, Claims, Role, client_tls, key_pair},
     server::Bound,
+    store::{Expect, Store, layout::ShardLayout},
     wire::{self, Fence, agent_service_client::AgentServiceClient, operator_service_client::OperatorServiceClient},
 };
 use tonic::{Code, transport::Channel};
@@ -41,6 +42,33 @@ async fn an_operator_registers_scales_drains_and_hears_of_it() {
     assert_eq!(client.instance_status(&victim.instance_id).await.unwrap_err().code(), Code::NotFound);
     let renewed = client.renew_certificate(key_pair().public_key_pem().into_bytes()).await.unwrap();
     assert!(renewed.expires_at.is_some());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn certificates_last_as_long_as_the_configuration_says_that_was_read_last() {
+    let zone = Zone::new().await;
+    let mut server = zone.start("s1");
+    let bound = server.leads().await;
+    let tls = zone.register(bound.registration, "default").await;
+    let client = Client::new(bound.operator.to_string().parse().unwrap(), tls);
+    let hours = async || {
+        let renewed = client.renew_certificate(key_pair().public_key_pem().into_bytes()).await.unwrap();
+        let left = renewed.expires_at.unwrap().seconds - zone.clock.now().as_second();
+        // Begun ones count.
+        (left + 3599) / 3600
+    };
+    assert_eq!(hours().await, 24);
+    let key = ShardLayout::new("a").config();
+    let before = zone.store.get(&key).await.unwrap().expect("a configuration");
+    let text = String::from_utf8(before.body).unwrap();
+    let shorter = text.replacen('{', r#"{"certificates": {"operator": {"ttl": 2}},"#, 1).into_bytes();
+    let etag = zone.store.put(&key, shorter, Expect::Content(before.etag)).await.unwrap();
+    assert!(client.refresh_config().await.unwrap().updated);
+    assert_eq!(hours().await, 2);
+    zone.store.put(&key, text.into_bytes(), Expect::Content(etag)).await.unwrap();
+    assert!(client.refresh_config().await.unwrap().updated);
+    assert_eq!(hours().await, 24);
     server.stop().await;
 }
 

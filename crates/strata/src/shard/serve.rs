@@ -189,11 +189,9 @@ impl Server {
         let keys = shard::identity::ClusterKeys::load(&*self.store, &config.cluster.id, self.sealing.as_ref())
             .await
             .map_err(|error| Failure::new(explained(&error)))?;
-        let identity = Identity {
-            authority: keys.authority,
-            nonces: keys.nonces,
-            lifetimes: Lifetimes::default().configured(&config.certificates),
-        };
+        // What the configuration says is laid over it, also when it is read again.
+        let lifetimes = Lifetimes::default();
+        let identity = Identity { authority: keys.authority, nonces: keys.nonces, lifetimes };
         let (ids, hosts) = (clock.clone(), self.hosts());
         let (bound, mut bounds) = watch::channel(None);
         let opening = self.opening(&hosts[0], &identity, &clock, bounds.clone())?;
