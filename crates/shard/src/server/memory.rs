@@ -38,6 +38,8 @@ pub struct Memory {
     pub config_etag: Etag,
     pub config_modified: Option<Timestamp>,
     pub config_size: usize,
+    /// Of the configuration in storage, which is not used because of them.
+    pub config_problems: Said,
     pub dynamic_etag: Etag,
     /// Of the file of dynamic groups as a whole.
     pub groups_damage: Said,

@@ -124,13 +124,16 @@ impl Term {
     }
 
     /// Reads the configuration again. One with problems is refused, and the last good one stays.
-    pub async fn refresh_config(&self) -> Result<wire::RefreshConfigResponse, TermError> {
-        // No tenant has this name: one refresh at a time, of all tenants together.
-        let turn = self.turn("");
-        let _turn = turn.lock().await;
+    pub async fn refresh_config(&self, tenant: &str) -> Result<wire::RefreshConfigResponse, TermError> {
+        id::check("tenant", tenant)?;
+        // No tenant has the empty name: one refresh at a time, and of each tenant at most one that waits for it.
+        let (own, all) = (self.turn(tenant), self.turn(""));
+        let _turns = (own.lock().await, all.lock().await);
         self.recheck().await?;
         let _one = self.groups_gate.lock().await;
-        let (config, object) = load_config(&self.context).await?;
+        let loaded = load_config(&self.context).await;
+        self.note_config(loaded.as_ref().err());
+        let (config, object) = loaded?;
         self.reload_groups().await?;
         let (before, old, dynamic) = {
             let memory = self.memory();
@@ -146,6 +149,24 @@ impl Term {
         }
         let (prev_etag, etag) = (before.to_string(), object.etag.to_string());
         Ok(wire::RefreshConfigResponse { updated, prev_etag, etag })
+    }
+
+    /// Logs the problems of a configuration when they begin and change: any tenant may ask as often as it likes.
+    fn note_config(&self, error: Option<&TermError>) {
+        let mut memory = self.memory();
+        match error {
+            Some(error @ TermError::Config { .. }) => {
+                let error = error.to_string();
+                if memory.config_problems.is_news(&error) {
+                    tracing::error!(error, "the configuration in storage is not used; the last good one stays");
+                }
+            }
+            None => {
+                memory.config_problems.ends();
+            }
+            // Storage did not answer, or has no text: that is said elsewhere.
+            Some(_) => {}
+        }
     }
 
     pub fn config_status(&self) -> wire::GetConfigStatusResponse {

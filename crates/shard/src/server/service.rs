@@ -98,7 +98,11 @@ impl From<TermError> for Status {
             }
             TermError::Provider(error) => error.into(),
             TermError::Refused(refusal) => Self::new(code(refusal.code), refusal.message),
-            TermError::Config { .. } => Self::failed_precondition(error.to_string()),
+            // Quotes nothing: a configuration is of all tenants.
+            TermError::Config { .. } => Self::failed_precondition(
+                "the configuration in storage has problems, and the last good one stays; `strata shard validate` and \
+                 the server's log name them",
+            ),
             TermError::Quarantined(_) => Self::internal(error.to_string()),
             TermError::Damaged { .. } => {
                 tracing::error!(%error, "storage");

@@ -130,6 +130,7 @@ impl Term {
             config_etag: object.etag,
             config_modified: object.modified,
             config_size: object.body.len(),
+            config_problems: Said::default(),
             dynamic_etag,
             groups_damage: Said::default(),
             entries,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use plan::shard::config::Config;
 use shard::{
-    client::{Addresses, CallError, Client},
+    client::{Addresses, CallError, Client, Code},
     store::Store,
     wire::{self, Fence},
 };
@@ -80,7 +80,14 @@ pub async fn refresh(flags: RefreshFlags, storage: &StorageFlags) -> Result<Exit
     findings(&*store, &flags.shard).await?;
     // Any tenant may ask.
     let client = flags.endpoint.client(storage, &*store, &flags.shard, "default").await?;
-    let answer = client.refresh_config().await?;
+    let answer = match client.refresh_config().await {
+        // The server quotes no configuration to a tenant; who reads the storage sees what is wrong with it.
+        Err(error) if error.code() == Code::FailedPrecondition => {
+            config(&*store, &flags.shard).await?;
+            return Err(error.into());
+        }
+        answer => answer?,
+    };
     let what = if answer.updated { "uses the new configuration" } else { "has this configuration already" };
     anstream::eprintln!("shard {} {what}", flags.shard);
     Ok(ExitCode::SUCCESS)

@@ -46,8 +46,9 @@ impl OperatorService for Operator {
         Ok(Response::new(self.0.term.config_status()))
     }
 
-    async fn refresh_config(&self, _: Request<()>) -> Answer<wire::RefreshConfigResponse> {
-        Ok(Response::new(self.0.term.refresh_config().await?))
+    async fn refresh_config(&self, request: Request<()>) -> Answer<wire::RefreshConfigResponse> {
+        let tenant = peer(&request)?.tenant;
+        Ok(Response::new(self.0.term.refresh_config(&tenant).await?))
     }
 
     async fn list_groups(&self, request: Request<()>) -> Answer<wire::ListGroupsResponse> {

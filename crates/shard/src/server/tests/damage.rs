@@ -164,7 +164,7 @@ async fn a_record_that_is_damaged_while_a_server_leads_is_quarantined_by_its_nex
     assert!(statuses(&server, "web").contains(&(id.clone(), "unknown".to_owned())));
     is_unknown(&server, &id).await;
     overwrite(&world, &key, &serde_json::to_vec(&record).unwrap()).await;
-    assert!(server.term.refresh_config().await.is_ok());
+    assert!(server.term.refresh_config("default").await.is_ok());
     assert_eq!(server.term.damaged(), 0, "a refresh reads it at once");
     rest(&world, &mut server).await;
     assert_eq!(machines(&world), before);
@@ -230,7 +230,7 @@ async fn groups_that_vanish_while_a_server_leads_drain_nothing() {
     for _ in 0..2 {
         let error = server.term.upsert_group("default", upsert("web", 1), &fence).await.unwrap_err();
         assert!(error.to_string().contains("is missing"), "{error}");
-        assert!(server.term.refresh_config().await.is_err());
+        assert!(server.term.refresh_config("default").await.is_err());
         rest(&world, &mut server).await;
         assert_eq!(machines(&world), before);
     }
@@ -401,7 +401,7 @@ async fn a_template_that_leaves_the_configuration_drains_no_group_of_requests() 
     world.configure(&renamed).await;
     let mut events = server.term.watch_groups("default");
     while events.next().now_or_never().is_some() {}
-    server.term.refresh_config().await.unwrap();
+    server.term.refresh_config("default").await.unwrap();
     while let Some(Some(event)) = events.next().now_or_never() {
         assert_eq!(event.unwrap().r#type, 1, "none is deleted");
     }

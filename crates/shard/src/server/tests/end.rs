@@ -103,7 +103,7 @@ impl End {
                 world
                     .configure(&self.config().replace("\"kind\": \"web\"", "\"userdata\": \"new\", \"kind\": \"web\""))
                     .await;
-                server.term.refresh_config().await?;
+                server.term.refresh_config("default").await?;
             }
             Self::ScaledDown => {
                 let config = wire::GroupConfig { size: 0, ..wire::GroupConfig::default() };

@@ -133,7 +133,7 @@ async fn a82_a73_drift_replaces_and_without_drain_time_no_notice_is_sent() {
         let (world, server, mut events) = begin(config).await;
         let id = only(&world);
         world.configure(&drifted(config)).await;
-        assert!(server.term.refresh_config().await.unwrap().updated);
+        assert!(server.term.refresh_config("default").await.unwrap().updated);
         ends(&world, &server, &mut events, &id, "config-drift", drains).await;
         assert_eq!(world.cloud.order(&only(&world)).unwrap().userdata, "new");
     }
@@ -156,7 +156,7 @@ async fn a73_a_drain_that_is_not_acknowledged_ends_by_its_time() {
     let (world, mut server, mut events) = begin(CONFIG).await;
     let id = only(&world);
     world.configure(&CONFIG.replace("\"size\": 1", "\"size\": 0")).await;
-    server.term.refresh_config().await.unwrap();
+    server.term.refresh_config("default").await.unwrap();
     server.settle(&world).await.unwrap();
     server.pass(&world, Duration::from_secs(299), &none()).await.unwrap();
     server.settle(&world).await.unwrap();

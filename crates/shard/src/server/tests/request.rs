@@ -56,7 +56,7 @@ async fn a81_an_overridden_group_that_leaves_the_configuration_keeps_its_instanc
     assert_eq!((before.is_static, before.actual_size), (true, 2));
     let groups = r#""groups": {"default": {"fixed": {"template": "web", "size": 1}}},"#;
     world.configure(&CONFIG.replace(groups, "")).await;
-    server.term.refresh_config().await.unwrap();
+    server.term.refresh_config("default").await.unwrap();
     server.settle(&world).await.unwrap();
     for server in [server, world.start().await] {
         let after = server.groups("default").remove(0);
@@ -68,7 +68,7 @@ async fn a81_an_overridden_group_that_leaves_the_configuration_keeps_its_instanc
     let server = world.start().await;
     server.settle(&world).await.unwrap();
     world.configure(&CONFIG.replace(groups, "")).await;
-    server.term.refresh_config().await.unwrap();
+    server.term.refresh_config("default").await.unwrap();
     server.settle(&world).await.unwrap();
     assert_eq!(server.groups("default"), []);
     assert!(world.records().values().all(|record| record.leaving.is_some()));
@@ -114,6 +114,41 @@ async fn a79_no_request_reaches_another_tenant() {
     assert_eq!(own.0.next().await.unwrap().unwrap().instance_id, id);
     let sent = (foreign.0.next().now_or_never(), foreign.1.next().now_or_never(), foreign.2.next().now_or_never());
     assert!(sent.0.is_none() && sent.1.is_none() && sent.2.is_none(), "{sent:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a79_a_refresh_quotes_nothing_of_a_configuration_that_is_of_all_tenants() {
+    let world = World::new().await;
+    let server = world.start().await;
+    world.configure(&CONFIG.replace("\"size\": 1", "\"size\": -1")).await;
+    let error = server.term.refresh_config("acme").await.unwrap_err();
+    let TermError::Config { problems, .. } = &error else { panic!("{error}") };
+    let problem = problems[0].clone();
+    let status = tonic::Status::from(error);
+    assert_eq!(status.code(), tonic::Code::FailedPrecondition);
+    let said = status.message();
+    assert!(said.contains("strata shard validate"), "{said}");
+    assert!(!said.contains(&problem.field) && !said.contains(&problem.message) && !said.contains("fixed"), "{said}");
+    assert_eq!(code(&server.term.refresh_config("").await.unwrap_err()), Some(Code::InvalidArgument));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a79_refreshes_of_one_tenant_wait_for_each_other_and_anothers_for_one_of_them() {
+    let world = World::new().await;
+    let server = world.start().await;
+    server.faults.set(crate::store::Fault::Slow(std::time::Duration::from_millis(10)));
+    let ended = std::cell::Cell::new(0);
+    let many = futures::future::join_all((0..20).map(|_| async {
+        server.term.refresh_config("acme").await.unwrap();
+        ended.set(ended.get() + 1);
+    }));
+    let other = async {
+        server.term.refresh_config("default").await.unwrap();
+        ended.get()
+    };
+    let (_, before) = tokio::join!(many, other);
+    assert!(before < 3, "{before} of another tenant were first");
+    assert_eq!(ended.get(), 20);
 }
 
 #[tokio::test(start_paused = true)]
@@ -282,7 +317,7 @@ async fn a_bad_configuration_is_refused_and_the_last_good_one_stays() {
     let etag = server.term.config_status().etag;
     for bad in ["{", &CONFIG.replace("\"size\": 1", "\"size\": -1"), &CONFIG.replace("\"process\"", "\"aws\"")] {
         world.configure(bad).await;
-        let error = server.term.refresh_config().await.unwrap_err();
+        let error = server.term.refresh_config("default").await.unwrap_err();
         assert!(matches!(error, TermError::Config { .. }), "{error}");
         assert!(error.to_string().contains("config.jsonc has 1 problem: "), "{error}");
         assert_eq!(server.term.config_status().etag, etag);
@@ -291,9 +326,9 @@ async fn a_bad_configuration_is_refused_and_the_last_good_one_stays() {
     world.configure(&CONFIG.replace("\"size\": 1", "\"size\": 2")).await;
     let mut events = server.term.watch_groups("default");
     events.next().await.unwrap().unwrap();
-    assert!(server.term.refresh_config().await.unwrap().updated);
+    assert!(server.term.refresh_config("default").await.unwrap().updated);
     assert_eq!(events.next().await.unwrap().unwrap().group.unwrap().size, 2);
-    assert!(!server.term.refresh_config().await.unwrap().updated);
+    assert!(!server.term.refresh_config("default").await.unwrap().updated);
     server.settle(&world).await.unwrap();
     assert_eq!(world.cloud.machines().len(), 2);
 }
@@ -352,7 +387,7 @@ async fn the_configuration_of_another_shard_or_cluster_is_refused() {
         (CONFIG.replace("\"dev\"", "\"prod\""), "cluster.id"),
     ] {
         world.configure(&bad).await;
-        let error = server.term.refresh_config().await.unwrap_err();
+        let error = server.term.refresh_config("default").await.unwrap_err();
         assert!(matches!(&error, TermError::Config { problems, .. } if problems[0].field == field), "{error}");
         let Some(Err(error)) = world.try_start(crate::store::Faults::default()).await else { panic!("it leads") };
         assert!(error.to_string().contains(field), "{error}");
@@ -423,6 +458,6 @@ async fn a_list_shows_every_change_since_the_last_one() {
     server.term.observe().await.unwrap();
     assert_eq!(seen(), (2, 2, vec!["stopping".to_owned(), running()]));
     world.configure(&CONFIG.replace("\"size\": 1", "\"size\": 1, \"vars\": {\"a\": \"b\"}")).await;
-    server.term.refresh_config().await.unwrap();
+    server.term.refresh_config("default").await.unwrap();
     assert_eq!(server.groups("default")[0].vars.get("a").map(String::as_str), Some("b"));
 }
