@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use api::machine::GroupConfig;
+use api::machine::{GroupConfig, NstanceShardGroupSpec};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,21 @@ pub struct Group {
     pub size: i32,
     pub is_static: bool,
     pub members: Members,
+}
+
+/// What to do about what a shard has and the pool does not declare.
+pub(super) const CLEAR: &str = "which no request can clear: set other values, or delete the pool";
+
+/// What a shard has of a group beside what is declared, in words: an upsert adds and changes, and clears nothing. Of a
+/// static group it is the configuration's, and nothing is said.
+pub(super) fn undeclared(spec: &NstanceShardGroupSpec, config: &GroupConfig, is_static: bool) -> Option<String> {
+    let has_type = spec.instance_type.as_ref().is_some_and(|name| !name.is_empty());
+    let instance_type = config.instance_type.as_ref().filter(|_| !has_type);
+    let names = config.vars.keys().filter(|name| !spec.vars.contains_key(*name));
+    let vars = names.map(String::as_str).collect::<Vec<_>>().join(", ");
+    let vars = (!vars.is_empty()).then(|| format!("the vars {vars}"));
+    let words: Vec<_> = instance_type.map(|name| format!("the instance type {name}")).into_iter().chain(vars).collect();
+    (!is_static && !words.is_empty()).then(|| words.join(" and "))
 }
 
 /// The instances of a group.

@@ -8,7 +8,7 @@ use api::machine::{
 use jiff::Timestamp;
 
 use super::super::condition::{Conditions, turned};
-use super::super::shard::Shard;
+use super::super::shard::{CLEAR, Shard, undeclared};
 use super::decide::{distribution, is_ours, provider_ids};
 use super::removal::stays;
 use super::{Observed, Owner, RoundOf, ShardGroup};
@@ -106,7 +106,16 @@ fn ready(
     if let Some(why) = why_not(round, spec, ours) {
         return conditions.make(ConditionType::Ready, ConditionStatus::False, why.reason, why.message);
     }
-    let message = "all shards have the group as declared";
+    let left = |group: &&ShardGroup| {
+        let left = undeclared(&group.spec, group.config.as_ref()?, group.is_static)?;
+        Some(format!("{} has {left}", group.spec.shard))
+    };
+    let left: Vec<_> = ours.iter().filter_map(left).collect();
+    let message = if left.is_empty() {
+        "all shards have the group as declared".to_owned()
+    } else {
+        format!("all shards have what is declared; beside it, {}, {CLEAR}", left.join("; "))
+    };
     conditions.make(ConditionType::Ready, ConditionStatus::True, Reason::Reconciled, message)
 }
 

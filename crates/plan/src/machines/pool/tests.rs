@@ -568,6 +568,19 @@ fn a28_a_pool_is_ready_when_all_shard_groups_are_and_status_ready_stays() {
 }
 
 #[test]
+fn a28_a_pool_names_what_its_shards_have_beside_what_is_declared() {
+    let (pool, mut observed) = settled(4);
+    let vars = [("b".to_owned(), "2".to_owned())].into();
+    observed.shard_groups[1].config = Some(GroupConfig { vars, ..GroupConfig::default() });
+    let found = status(&pool, &observed);
+    let (is_ready, reason, message) = ready(&found);
+    assert_eq!((is_ready, reason), (ConditionStatus::True, Reason::Reconciled));
+    assert!(message.contains("beside it, dev-2 has the vars b, which no request can clear"), "{message}");
+    observed.shard_groups[1].is_static = true;
+    assert_eq!(ready(&status(&pool, &observed)).2, "all shards have the group as declared");
+}
+
+#[test]
 fn a41_what_waits_for_a_silent_shard_is_in_the_condition() {
     let (pool, mut observed) = settled(8);
     observed.shards.insert("dev-2".to_owned(), mute(Some(group(2, &["c", "d"]))));

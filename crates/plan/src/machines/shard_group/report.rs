@@ -5,7 +5,7 @@ use api::machine::{NstanceShardGroupSpec, NstanceShardGroupStatus};
 use jiff::Timestamp;
 
 use super::super::condition::{Conditions, turned, whole_seconds};
-use super::super::shard::{Group, Outcome, Shard};
+use super::super::shard::{CLEAR, Group, Outcome, Shard, undeclared};
 use super::decide::{last_tried, silent, target, unconfigured};
 use super::{Action, Call, DELETE, Note, Observed, RoundOf, Tried};
 use crate::Why;
@@ -99,9 +99,17 @@ impl Words<'_> {
         };
         let ready = match self.why_not(unreachable) {
             Some(why) => make.make(ConditionType::Ready, False, why.reason, why.message),
-            None => make.make(ConditionType::Ready, True, Reason::SyncSucceeded, "the shard has the group as declared"),
+            None => make.make(ConditionType::Ready, True, Reason::SyncSucceeded, self.synced()),
         };
         vec![ready, reachable, valid, make.paused(observed.is_paused)]
+    }
+
+    fn synced(&self) -> String {
+        let group = self.round.observed.shard.answer().and_then(|answer| answer.group.as_ref());
+        match group.and_then(|group| undeclared(self.spec, &group.config(), group.is_static)) {
+            Some(left) => format!("the shard has what is declared; it also has {left}, {CLEAR}"),
+            None => "the shard has the group as declared".to_owned(),
+        }
     }
 
     fn unreachable(&self) -> Option<String> {

@@ -141,6 +141,27 @@ fn a33_what_a_shard_has_is_not_asked_for_again() {
 }
 
 #[test]
+fn a33_what_a_shard_has_beside_what_is_declared_is_named() {
+    let kept = Group {
+        instance_type: "large".to_owned(),
+        vars: [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())].into(),
+        ..group(2, &["a", "b"])
+    };
+    let said = |fields: &Value, group: &Group| {
+        let status = status_after(&object(fields), &answers(1, Some(group.clone())), &Note::default()).status;
+        assert_eq!(condition(&status, ConditionType::Ready), (ConditionStatus::True, Reason::SyncSucceeded));
+        status.condition(ConditionType::Ready).unwrap().message.clone()
+    };
+    let fine = "the shard has the group as declared";
+    assert_eq!(said(&json!({ "instanceType": "large", "vars": { "a": "1", "b": "2" } }), &kept), fine);
+    let removed = said(&json!({ "vars": { "a": "1" } }), &kept);
+    assert!(removed.contains("also has the instance type large and the vars b, which no request"), "{removed}");
+    let removed = said(&json!({ "instanceType": "large" }), &kept);
+    assert!(removed.contains("also has the vars a, b, which no request can clear"), "{removed}");
+    assert_eq!(said(&json!({}), &Group { is_static: true, ..kept }), fine, "it is the configuration's");
+}
+
+#[test]
 fn a90_a_shard_that_lost_or_changed_a_group_gets_it_again_once_per_poll() {
     let object = object(&json!({}));
     for found in
