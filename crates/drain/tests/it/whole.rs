@@ -1,6 +1,6 @@
 //! A drain from end to end.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use plan::drain::{End, Holds, Standing, Stays};
 use serde_json::json;
 use testbed::{
@@ -9,7 +9,7 @@ use testbed::{
 };
 
 use crate::{
-    engine::{Engine, ended, order},
+    engine::{Engine, ended, order, until},
     place::Place,
 };
 
@@ -77,19 +77,27 @@ async fn a47_a48_a_node_that_is_gone_or_drained_already_costs_no_eviction() -> R
 async fn a51_many_nodes_are_drained_at_once() -> Result<()> {
     let place = Place::new().await?;
     let engine = Engine::start(&place.proxy).await?;
-    let mut drains = Vec::new();
+    let mut nodes = Vec::new();
     for number in 0..5 {
         let node = place.node().await?;
         for pod in 0..8 {
-            place.create(&format!("pod-{number}-{pod}"), &node, json!({})).await?;
+            let free = json!({ "metadata": { "labels": { "app": "free" } } });
+            place.create(&format!("pod-{number}-{pod}"), &node, free).await?;
         }
-        drains.push(node);
+        nodes.push(node);
     }
-    let mut drains: Vec<_> = drains.iter().map(|node| engine.begin(node, order("all"), None)).collect();
-    for drain in &mut drains {
+    place.pod("held", &nodes[0], json!({})).await?;
+    place.budget("web", 1, 0).await?;
+    let mut drains: Vec<_> = nodes.iter().map(|node| engine.begin(node, order("all"), None)).collect();
+    let (first, others) = drains.split_first_mut().context("five drains")?;
+    until(first, "the first one held", |plan| plan.blocked().is_some()).await?;
+    for drain in others {
         assert_eq!(ended(drain).await?.end, Some(End::Drained));
     }
-    assert_eq!((place.evicted_once().len(), place.reads()), (40, 0));
+    assert_eq!(first.borrow().plan.end, None, "the others did not wait for its end");
+    place.set_budget("web", 0).await?;
+    assert_eq!(ended(first).await?.end, Some(End::Drained));
+    assert_eq!((place.evicted_once().len(), place.reads()), (41, 0));
     Ok(())
 }
 
