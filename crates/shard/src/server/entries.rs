@@ -67,6 +67,10 @@ pub fn shifted(time: Timestamp, by: SignedDuration) -> Timestamp {
     time.saturating_add(by).unwrap_or(if by.is_negative() { Timestamp::MIN } else { Timestamp::MAX })
 }
 
+fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
+    time.max(shifted(time, by))
+}
+
 impl Entry {
     fn new(record: Record, now: Moment) -> Self {
         let agent = Agent { registered: false, last_seen: now.0, reported: false, notice: None };
@@ -149,10 +153,14 @@ impl Entry {
         }
     }
 
+    /// When its drain ends, by the clock as it is set now. Only later: the operator was promised the time that is stored.
+    pub fn delete_at(&self) -> Option<Timestamp> {
+        self.record.leaving.as_ref().map(|leaving| later(leaving.delete_at, self.set_since.leaving))
+    }
+
     /// The record with its times by the clock as it is set now.
     fn timed_record(&self) -> Record {
         let mut record = self.record.clone();
-        let later = |time: Timestamp, by| time.max(shifted(time, by));
         match &mut record.machine {
             Some(machine) => {
                 machine.launched_at = shifted(machine.launched_at, self.set_since.launch);
@@ -162,9 +170,8 @@ impl Entry {
             // As long as it is tried, its creation is what is measured.
             None => record.created_at = shifted(record.created_at, self.set_since.launch),
         }
-        // Only later: the operator was promised the time that is stored.
-        if let Some(leaving) = &mut record.leaving {
-            leaving.delete_at = later(leaving.delete_at, self.set_since.leaving);
+        if let (Some(leaving), Some(delete_at)) = (&mut record.leaving, self.delete_at()) {
+            leaving.delete_at = delete_at;
         }
         // Only later: watchers that were away are to learn of it.
         record.deleted_at = record.deleted_at.map(|at| later(at, self.set_since.deletion));

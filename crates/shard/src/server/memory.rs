@@ -106,6 +106,11 @@ impl Memory {
         }
     }
 
+    /// Of the drain of an instance.
+    pub fn time_left(&self, id: &InstanceId, now: Timestamp) -> Option<SignedDuration> {
+        Some(self.entries.get(id)?.delete_at()?.duration_since(now))
+    }
+
     /// Wall time. A clock that was set since the last look moves what is measured in memory with it, so that no agent is
     /// late and no retry far away because of it.
     pub fn follow(&mut self, clock: &Clock) -> Timestamp {

@@ -37,9 +37,10 @@ impl Term {
         let mut memory = self.memory();
         let now = memory.follow(&self.context.clock);
         let records = memory.entries.iter().map(|entry| &entry.record).filter(|record| record.tenant == tenant);
+        let left = |record: &Record| memory.time_left(&record.id, now);
         let events = event::snapshot(records);
-        let snapshot = events.iter().map(|(record, event)| wire::instance_event(record, event, now)).collect();
-        self.instance_events.watch(tenant, snapshot)
+        let events = events.iter().map(|(record, event)| wire::instance_event(record, event, left(record)));
+        self.instance_events.watch(tenant, events.collect())
     }
 
     pub fn watch_errors(&self, tenant: &str) -> Watched<wire::ErrorEvent> {

@@ -329,7 +329,9 @@ impl Term {
     fn notify(&self, id: &InstanceId) {
         let Some(record) = self.record(id) else { return };
         if let Some(event) = event::of(&record) {
-            self.instance_events.send(&record.tenant, wire::instance_event(&record, &event, self.now()));
+            let now = self.now();
+            let left = self.memory().time_left(id, now);
+            self.instance_events.send(&record.tenant, wire::instance_event(&record, &event, left));
         }
     }
 }

@@ -19,9 +19,9 @@ fn duration(time: SignedDuration) -> prost_types::Duration {
     prost_types::Duration { seconds: time.as_secs(), nanos: time.subsec_nanos() }
 }
 
-/// An event of one instance that is sent now.
-pub fn instance_event(record: &Record, event: &event::InstanceEvent, now: Timestamp) -> InstanceEvent {
-    let ends = event.delete_at.filter(|_| event.change == event::Change::PendingDeletion);
+/// An event of one instance. The time that is left of a drain is apart, because a clock may have been set since.
+pub fn instance_event(record: &Record, event: &event::InstanceEvent, left: Option<SignedDuration>) -> InstanceEvent {
+    let left = left.filter(|_| event.change == event::Change::PendingDeletion);
     InstanceEvent {
         instance_id: record.id.to_string(),
         tenant: record.tenant.clone(),
@@ -31,6 +31,6 @@ pub fn instance_event(record: &Record, event: &event::InstanceEvent, now: Timest
         reason: event.reason.to_owned(),
         unhealthy_at: event.unhealthy_at.map(timestamp),
         delete_at: event.delete_at.map(timestamp),
-        time_left: ends.map(|at| duration(at.duration_since(now).max(SignedDuration::ZERO))),
+        time_left: left.map(|left| duration(left.max(SignedDuration::ZERO))),
     }
 }
