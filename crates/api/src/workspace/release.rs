@@ -84,7 +84,8 @@ pub struct HelmReleaseSpec {
     /// The operator changes nothing while true. Deleting the object meanwhile leaves its release as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
-    /// Scales the release's Deployments and StatefulSets to zero while true, and back to their former replicas after.
+    /// Scales the release's Deployments and StatefulSets to zero and suspends its CronJobs while true; their former
+    /// replicas come back after.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<bool>,
     /// What happens to the definitions in the chart's crds folder; create when left out.

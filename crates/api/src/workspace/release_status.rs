@@ -235,11 +235,11 @@ pub struct ReadValues {
 /// A workload that is scaled to zero.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StoppedWorkload {
-    /// Deployment or StatefulSet.
+    /// Deployment, StatefulSet or CronJob.
     pub kind: String,
     /// Its name.
     pub name: String,
-    /// How many replicas it had.
+    /// How many replicas it had; 1 of a CronJob that ran.
     pub replicas: i32,
     /// The revision that had them.
     #[serde(default, skip_serializing_if = "Option::is_none")]

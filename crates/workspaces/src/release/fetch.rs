@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use api::workspace::{ChartReference, DriftIgnore, HelmRelease, ValuesSource};
+use api::workspace::{ChartReference, DriftIgnore, DriftTarget, HelmRelease, ValuesSource};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use plan::{
     fact::{Class, Failure},
@@ -180,12 +180,14 @@ pub(super) enum Of {
     AllThere,
 }
 
-/// Replicas of a stopped release are ours, not the chart's.
+/// Replicas of a stopped release are ours, not the chart's, and so is the rest of its CronJobs.
 pub(super) fn ignored(object: &HelmRelease) -> Vec<DriftIgnore> {
     let Some(spec) = &object.spec else { return Vec::new() };
     let stopped = spec.stopped.unwrap_or(false);
-    let replicas = stopped.then(|| DriftIgnore { paths: vec!["/spec/replicas".to_owned()], target: None });
-    spec.drift_ignore.iter().cloned().chain(replicas).collect()
+    let of_schedules = DriftTarget { kind: Some("CronJob".to_owned()), name: None };
+    let ours = [("/spec/replicas", None), ("/spec/suspend", Some(of_schedules))];
+    let ours = ours.map(|(path, target)| DriftIgnore { paths: vec![path.to_owned()], target });
+    spec.drift_ignore.iter().cloned().chain(ours.into_iter().filter(|_| stopped)).collect()
 }
 
 fn unknown(error: &Error) -> Failure {

@@ -16,7 +16,7 @@ use kube::{
 };
 use plan::{object::differs, releases::Difference};
 use runtime::{Error, Fence, Key};
-use serde::de::IgnoredAny;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json, value::RawValue};
 
 use super::{
@@ -324,12 +324,7 @@ impl Discovered {
         let mut found = Vec::new();
         for target in targets.iter().filter(|target| is_workload(target)) {
             let api = self.api(acting, target).await?;
-            let scale = match acting.ask(api.get_scale(&target.key.name)).await {
-                Ok(scale) => scale,
-                Err(error) if error.is_not_found() => continue,
-                Err(failure) => return Err(failure),
-            };
-            let replicas = scale.spec.and_then(|spec| spec.replicas).unwrap_or(0);
+            let Some(replicas) = replicas(acting, &api, target).await? else { continue };
             let (kind, name) = (target.kind.kind.clone(), target.key.name.to_string());
             found.push(StoppedWorkload { kind, name, replicas, revision: None });
         }
@@ -347,9 +342,15 @@ impl Discovered {
             let is_it = |t: &&Target| is_workload(t) && t.kind.kind == workload.kind && *t.key.name == *workload.name;
             let Some(target) = targets.iter().find(is_it) else { continue };
             let api = self.api(acting, target).await?;
-            let patch = json!({ "spec": { "replicas": workload.replicas } });
+            let (name, replicas) = (&target.key.name, workload.replicas);
             let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
-            acting.ask(api.patch_scale(&target.key.name, &params, &Patch::Merge(&patch))).await?;
+            if is_schedule(target) {
+                let patch = Patch::Merge(json!({ "spec": { "suspend": replicas == 0 } }));
+                acting.ask(api.patch(name, &params, &patch)).await?;
+            } else {
+                let patch = Patch::Merge(json!({ "spec": { "replicas": replicas } }));
+                acting.ask(api.patch_scale(name, &params, &patch)).await?;
+            }
         }
         Ok(())
     }
@@ -364,6 +365,31 @@ async fn live(acting: &Acting<'_>, api: &Api<DynamicObject>, target: &Target) ->
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// How many a workload shall have; `None` if it is gone. A CronJob has one, or none while it is suspended.
+async fn replicas(acting: &Acting<'_>, api: &Api<DynamicObject>, target: &Target) -> Result<Option<i32>, Error> {
+    if is_schedule(target) {
+        return Ok(live(acting, api, target).await?.map(|live| i32::from(!is_suspended(&live))));
+    }
+    match acting.ask(api.get_scale(&target.key.name)).await {
+        Ok(scale) => Ok(Some(scale.spec.and_then(|spec| spec.replicas).unwrap_or(0))),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_suspended(schedule: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Schedule {
+        spec: Option<Spec>,
+    }
+    #[derive(Deserialize)]
+    struct Spec {
+        suspend: Option<bool>,
+    }
+    let found = serde_json::from_str::<Schedule>(schedule).ok().and_then(|schedule| schedule.spec?.suspend);
+    found == Some(true)
 }
 
 /// Applies as Helm does. What was changed in the key of a list cannot be applied beside it, and is replaced.
@@ -396,7 +422,13 @@ async fn text(
 }
 
 fn is_workload(target: &Target) -> bool {
-    target.kind.group == "apps" && matches!(target.kind.kind.as_str(), "Deployment" | "StatefulSet")
+    let is_scaled = target.kind.group == "apps" && matches!(target.kind.kind.as_str(), "Deployment" | "StatefulSet");
+    is_scaled || is_schedule(target)
+}
+
+/// It is suspended where others are scaled to zero.
+fn is_schedule(target: &Target) -> bool {
+    target.kind.group == "batch" && target.kind.kind == "CronJob"
 }
 
 /// The first place where an apply would change something.

@@ -3,7 +3,9 @@
 use anyhow::{Context, Result};
 use api::workspace::{FORCE_ANNOTATION, HelmRelease, ROLLBACK_ANNOTATION};
 use futures::future::try_join_all;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::{
+    api::batch::v1::CronJob, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams},
@@ -236,21 +238,28 @@ async fn w31_rollback_and_force_by_annotation_and_a_bounded_history() -> Result<
 async fn w08_a_stopped_release_has_no_pods_and_comes_back_with_its_replicas() -> Result<()> {
     let world = World::shared().await;
     let space = world.space("stopped").await?;
-    space.install("web", space.spec("web", "1.0.0", json!({ "values": { "replicas": 3 } }))).await?;
+    let values = json!({ "replicas": 3, "schedule": "0 0 1 1 *" });
+    space.install("web", space.spec("web", "1.0.0", json!({ "values": values }))).await?;
+    let schedules: Api<CronJob> = Api::namespaced(space.client.clone(), &space.namespace);
+    let is_suspended = |job: &CronJob| job.spec.as_ref().is_some_and(|spec| spec.suspend == Some(true));
+    assert!(!is_suspended(&schedules.get("web").await?));
     let replicas = |deployment: &k8s_openapi::api::apps::v1::Deployment| {
         deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(-1)
     };
     space.change("web", json!({ "stopped": true })).await?;
     space.condition("web", "Ready", "True", "Stopped").await?;
     until(&space.deployments, "web", "stopped", |found| replicas(found) == 0).await?;
+    until(&schedules, "web", "suspended", is_suspended).await?;
     space.check_history("web", "1 deployed").await?;
     // An upgrade of a stopped release leaves it stopped.
-    space.change("web", json!({ "values": { "replicas": 3, "more": true } })).await?;
+    space.change("web", json!({ "values": { "more": true } })).await?;
     space.until("web", "upgraded", |release| newest(release).0 == 2).await?;
     until(&space.deployments, "web", "stopped", |found| replicas(found) == 0).await?;
+    until(&schedules, "web", "suspended", is_suspended).await?;
     space.condition("web", "Ready", "True", "Stopped").await?;
     space.change("web", json!({ "stopped": false })).await?;
     until(&space.deployments, "web", "started", |found| replicas(found) == 3).await?;
+    until(&schedules, "web", "started", |job| !is_suspended(job)).await?;
     space.until("web", "forgetting", |release| release.status.as_ref().unwrap().stopped.is_empty()).await?;
     space.ready("web").await?;
     space.check_history("web", "1 superseded, 2 deployed").await
