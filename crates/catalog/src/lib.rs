@@ -24,7 +24,7 @@ pub fn cache() -> PathBuf {
     let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     // Without HOME it is the home of the user's account. Never a folder that all users share: what lies there is run.
     let home = || std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".cache"));
-    let base = named.or_else(home).expect("XDG_CACHE_HOME or HOME is set, or the user's account has a home directory");
+    let base = named.or_else(home).expect("XDG_CACHE_HOME or HOME must be an absolute path: set one of them");
     base.join("strata")
 }
 

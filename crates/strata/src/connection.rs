@@ -50,8 +50,12 @@ pub async fn client_config(kubeconfig: Option<&Path>, context: Option<&str>) -> 
         Some(path) => Kubeconfig::read_from(path),
         None => Kubeconfig::read(),
     };
-    match read {
-        Ok(read) => config_of_kubeconfig(read, context).await.map_err(|error| unreachable(&error)),
+    let found = match read {
+        Ok(read) => config_of_kubeconfig(read, context).await.map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match found {
+        Ok(config) => Ok(config),
         Err(error) if kubeconfig.is_some() || context.is_some() => Err(unreachable(&error)),
         Err(error) => {
             Config::incluster().map_err(|pod| unreachable(&format_args!("{error}; and no pod's own account: {pod}")))

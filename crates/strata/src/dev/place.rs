@@ -143,8 +143,9 @@ impl Place {
     /// Fails if a process holds the place that the kernel does not name, because it is on another machine or outside of
     /// this container: it can neither be waited for nor ended. Not to be called while holding it.
     pub fn not_held_from_afar(&self) -> Result<(), Failure> {
-        // Asked twice, because the first holder may have ended before it could be named.
-        let is_afar = self.hold()?.is_none() && self.holder().is_none() && self.hold()?.is_none();
+        // Asked twice, because a holder may have ended before it could be named, and another may have come.
+        let is_unnamed = || Ok::<_, Failure>(self.hold()?.is_none() && self.holder().is_none());
+        let is_afar = is_unnamed()? && is_unnamed()?;
         if !is_afar {
             return Ok(());
         }

@@ -148,7 +148,7 @@ async fn start_operator(
 async fn register_guest(place: &Place, kubeconfig: &Path, cluster: &Cluster) -> Result<(), Failure> {
     let context = cluster.kubeconfig.current_context.clone();
     match place.guest() {
-        Some(guest) if guest.kubeconfig == kubeconfig && guest.context == context => Ok(()),
+        Some(guest) if guest.is_at(kubeconfig, context.as_deref()) => Ok(()),
         Some(guest) => Err(guest_elsewhere(&guest)),
         None => {
             let had_lease = cluster.has_lease().await?;

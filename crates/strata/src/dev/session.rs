@@ -1,6 +1,10 @@
 //! What is known about a running environment, by others as well.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -62,4 +66,11 @@ pub struct Guest {
     pub context: Option<String>,
     /// Whether the operator's lease was there before us.
     pub had_lease: bool,
+}
+
+impl Guest {
+    /// One that noted no context, as former versions did, is at any.
+    pub fn is_at(&self, kubeconfig: &Path, context: Option<&str>) -> bool {
+        self.kubeconfig == kubeconfig && (self.context.is_none() || self.context.as_deref() == context)
+    }
 }

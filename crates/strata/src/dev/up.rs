@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures::future::select_all;
+use kube::config::Kubeconfig;
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::Instant,
@@ -39,7 +40,7 @@ pub async fn run(place: &Place, mut flags: UpFlags) -> Result<(), Failure> {
     }
     loop {
         if let Some(session) = others_start(place, &report).await? {
-            return already_up(&session, &flags);
+            return already_up(place, &session, &flags);
         }
         let is_started = if flags.detach {
             detach::start(place, &flags, &report).await?
@@ -53,10 +54,16 @@ pub async fn run(place: &Place, mut flags: UpFlags) -> Result<(), Failure> {
     }
 }
 
-fn already_up(session: &Session, flags: &UpFlags) -> Result<(), Failure> {
-    let is_guest = session.status.storage.is_none();
-    let is_other = flags.kubeconfig.as_ref().map_or(is_guest, |file| *file != session.status.kubeconfig);
-    if is_other {
+fn already_up(place: &Place, session: &Session, flags: &UpFlags) -> Result<(), Failure> {
+    let is_here = match (&flags.kubeconfig, place.guest()) {
+        (None, guest) => guest.is_none(),
+        (Some(file), None) => *file == session.status.kubeconfig,
+        (Some(file), Some(guest)) => {
+            let context = Kubeconfig::read_from(file).ok().and_then(|config| config.current_context);
+            guest.is_at(file, context.as_deref())
+        }
+    };
+    if !is_here {
         let up = session.status.kubeconfig.display();
         return Err(Failure::new(format!("already up, but on the cluster of {up}"))
             .hint("end that with `strata dev down`, or choose another directory with --dir DIR"));
