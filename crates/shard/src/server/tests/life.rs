@@ -240,12 +240,16 @@ async fn a_copy_of_a_machine_with_its_labels_is_neither_its_machine_nor_swept() 
     let id = only(&world);
     // After it in the list, and before it.
     let names = [format!("{id}-copy"), "a-copy".to_owned()];
-    names.iter().for_each(|name| world.cloud.copy(&id, name));
+    for name in &names {
+        world.cloud.copy(&id, name);
+    }
     let count = world.cloud.machines().len();
     world.registers.store(true, Ordering::Relaxed);
     server.report(&world, &none());
     for status in [MachineStatus::Running, MachineStatus::Stopped] {
-        names.iter().for_each(|name| world.cloud.set_status(name, Some(status)));
+        for name in &names {
+            world.cloud.set_status(name, Some(status));
+        }
         // At the second look it is old enough.
         for _ in 0..2 {
             server.pass(&world, Duration::from_mins(10), &none()).await.unwrap();
