@@ -197,7 +197,7 @@ impl OnDemand {
 
     fn observe(&mut self) -> Option<Observed> {
         let pods = self.pods.as_ref()?;
-        // Else a Pod would hear that there is no such shard.
+        // Else a Pod's event would say that there is no such shard.
         self.shards.check_listed().ok()?;
         let now = self.clock.instant();
         self.refusals.retain(|_, (_, at)| now.saturating_duration_since(*at) < self.limits.retry);

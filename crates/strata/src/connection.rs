@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 use kube::{Client, Config, config::Kubeconfig};
-use runtime::config_of_kubeconfig;
+use runtime::{KubeconfigError, config_of_kubeconfig};
 
 use crate::Failure;
 
@@ -51,12 +51,14 @@ pub async fn client_config(kubeconfig: Option<&Path>, context: Option<&str>) -> 
         None => Kubeconfig::read(),
     };
     let found = match read {
-        Ok(read) => config_of_kubeconfig(read, context).await.map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
+        Ok(read) => config_of_kubeconfig(read, context).await,
+        Err(error) => Err(KubeconfigError::Unusable(error.to_string())),
     };
     match found {
         Ok(config) => Ok(config),
         Err(error) if kubeconfig.is_some() || context.is_some() => Err(unreachable(&error)),
+        // It names a cluster: another one never takes its place.
+        Err(error @ KubeconfigError::Proxied) => Err(unreachable(&error)),
         Err(error) => {
             Config::incluster().map_err(|pod| unreachable(&format_args!("{error}; and no pod's own account: {pod}")))
         }

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a49_one_who_hears_of_it_late_has_what_is_left_of_the_time() {
+    fn a49_an_operator_that_comes_late_has_what_is_left_of_the_time() {
         let left = |seconds| Observed { left: Some(Duration::from_secs(seconds)), ..observed() };
         check(&left(20), Some(drain(15)), Some(15));
         check(&left(5), Some(acknowledge("the drain of Node a had no time to begin")), None);

@@ -33,7 +33,7 @@ pub struct Group {
 }
 
 /// What to do about what a shard has and the pool does not declare.
-pub(super) const CLEAR: &str = "which no request can clear: set other values, or delete the pool";
+pub(super) const UNDECLARED_REMEDY: &str = "which no request can clear: set other values, or delete the pool";
 
 /// What a shard has of a group beside what is declared, in words: an upsert adds and changes, and clears nothing. Of a
 /// static group it is the configuration's, and nothing is said.

@@ -114,6 +114,10 @@ pub fn status(round: &Round<'_>, now: Timestamp) -> HelmReleaseStatus {
     let memory = Memory::recall(round.object, round.observed);
     let desired = validate(round.object, round.policy).ok();
     let mut status = memory.status.clone();
+    // What failed before settings were noted counts as tried with the present ones, so that their next change tries again.
+    if status.failures > 0 && status.last_attempted_settings.is_none() {
+        status.last_attempted_settings.clone_from(&memory.settings);
+    }
     if round.observed.ended().is_some_and(|ended| !ended.is_not_begun()) {
         status.last_attempted_at = Some(round.observed.ages.server_time().map_or(now, whole_seconds));
     }
@@ -206,6 +210,8 @@ fn begin(status: &mut HelmReleaseStatus, operation: &Operation, round: &Round<'_
             }
             let digest = operation.digest.clone();
             status.remedy = Some(Remedy { kind: operation.kind, digest, requested, succeeded: false });
+            // A change of settings before it is no reason to leave what it goes back to.
+            status.last_attempted_settings.clone_from(&memory.settings);
         }
         // The removal of the release: failures of what was tried before say nothing about it.
         OperationKind::Uninstall => {

@@ -256,8 +256,8 @@ pub enum Action {
     /// Server-side apply. Without uid and version in the body it creates, and fails should the name exist. The executor
     /// adds the content of a Secret.
     Apply { id: ObjectId, body: Body, content: Option<Content> },
-    /// Change some fields of an object that is not applied: it is no longer derived and stays for the time being, or its
-    /// content is written once. Provided it still is this one in this version.
+    /// Change some fields of an object that is not applied: it is no longer derived and stays for the time being, cannot
+    /// be derived now, or its content is written once. Provided it still is this one in this version.
     Patch { id: ObjectId, uid: String, resource_version: String, patch: Body },
     /// Delete the object, provided it still is this one in this version.
     Delete { id: ObjectId, uid: String, resource_version: String },

@@ -1,6 +1,7 @@
 //! The workspaces layer: its settings as users write them, and where helm is.
 
 use std::{
+    ffi::OsString,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -133,6 +134,7 @@ fn settings(values: &Values, client: ClientConfig) -> Result<workspaces::Config,
     let helm = helm_program(flags, &program)?;
     let directory = flags.helm_directory.clone().unwrap_or_else(|| std::env::temp_dir().join("strata"));
     let guard = Guard { program, arguments: vec!["guard".into()] };
+    let server = client.cluster_url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     let mut config = workspaces::Config::new(client, helm, guard, directory.join("private"), directory.join("cache"));
     config.concurrency = values.concurrency.unwrap_or(config.concurrency);
     config.resync = values.resync.unwrap_or(config.resync);
@@ -148,7 +150,22 @@ fn settings(values: &Values, client: ClientConfig) -> Result<workspaces::Config,
     config.charts.time_to_live = flags.chart_time_to_live.unwrap_or(config.charts.time_to_live);
     config.charts.cache_bytes = flags.chart_cache_size.unwrap_or(config.charts.cache_bytes);
     config.environment = std::env::vars_os().filter(|(name, _)| PROXIES.iter().any(|proxy| name == proxy)).collect();
+    spare(&server, &mut config.environment);
     Ok(config)
+}
+
+/// Adds the API server to those that no proxy is for: helm would take one for it, and we do not.
+fn spare(server: &str, environment: &mut Vec<(OsString, OsString)>) {
+    if environment.is_empty() {
+        return;
+    }
+    let is_list = |name: &OsString| name.eq_ignore_ascii_case("NO_PROXY");
+    let given = environment.iter().find(|(name, value)| is_list(name) && !value.is_empty());
+    let mut list =
+        given.map_or_else(OsString::new, |(_, value)| [value.as_os_str(), ",".as_ref()].into_iter().collect());
+    list.push(server);
+    environment.retain(|(name, _)| !is_list(name));
+    environment.push(("NO_PROXY".into(), list));
 }
 
 /// Bytes for one helm process. Without a word about it, the default gives way to a small total.
@@ -210,6 +227,17 @@ fn helm_program(flags: &WorkspacesFlags, program: &Path) -> Result<PathBuf, Fail
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn helm_reaches_the_api_server_without_a_proxy() {
+        let pair = |name: &str, value: &str| (OsString::from(name), OsString::from(value));
+        let mut environment = vec![pair("no_proxy", ".corp"), pair("HTTPS_PROXY", "http://p:1")];
+        spare("10.0.0.1", &mut environment);
+        assert_eq!(environment, [pair("HTTPS_PROXY", "http://p:1"), pair("NO_PROXY", ".corp,10.0.0.1")]);
+        let mut none = Vec::new();
+        spare("10.0.0.1", &mut none);
+        assert!(none.is_empty());
+    }
 
     #[test]
     fn memory_with_which_no_helm_would_run_is_refused_by_its_flag() {

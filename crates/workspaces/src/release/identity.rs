@@ -270,9 +270,6 @@ fn kubeconfig(config: &ClientConfig, user: &Value) -> Value {
     if let Some(name) = &config.tls_server_name {
         cluster["tls-server-name"] = json!(name);
     }
-    if let Some(proxy) = &config.proxy_url {
-        cluster["proxy-url"] = json!(proxy.to_string());
-    }
     json!({
         "apiVersion": "v1",
         "kind": "Config",

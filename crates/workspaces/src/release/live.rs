@@ -97,7 +97,7 @@ impl Target {
     async fn desired_beside(&self, live: &str, ignore: &[DriftIgnore]) -> Option<Box<RawValue>> {
         let desired = self.desired().await?;
         let text = storage::with_trees([desired.get(), live], |[mut desired, live]| {
-            paths(self, ignore).for_each(|path| keep(&mut desired, &live, path));
+            paths(self, ignore).for_each(|path| set_from_live(&mut desired, &live, path));
             for field in ["uid", "resourceVersion"] {
                 desired["metadata"][field] = live["metadata"][field].clone();
             }
@@ -457,14 +457,23 @@ fn paths<'a>(target: &Target, ignore: &'a [DriftIgnore]) -> impl Iterator<Item =
 }
 
 /// Makes what a JSON pointer leads to, where it leads to anything, what it is in `live`.
-fn keep(desired: &mut Value, live: &Value, pointer: &str) {
-    match live.pointer(pointer) {
-        Some(found) => {
-            if let Some(wanted) = desired.pointer_mut(pointer) {
-                *wanted = found.clone();
+fn set_from_live(desired: &mut Value, live: &Value, pointer: &str) {
+    let Some(found) = live.pointer(pointer) else { return remove(desired, pointer) };
+    if let Some(wanted) = desired.pointer_mut(pointer) {
+        overlay(wanted, found);
+    }
+}
+
+/// Fields that the chart does not set are left out: they would become Helm's, and go with its next upgrade.
+fn overlay(wanted: &mut Value, found: &Value) {
+    match (wanted, found) {
+        (Value::Object(wanted), Value::Object(found)) => {
+            wanted.retain(|name, _| found.contains_key(name));
+            for (name, wanted) in wanted {
+                overlay(wanted, &found[name]);
             }
         }
-        None => remove(desired, pointer),
+        (wanted, found) => wanted.clone_from(found),
     }
 }
 
@@ -658,18 +667,21 @@ mod tests {
 
     #[tokio::test]
     async fn ignored_fields_are_applied_as_they_are_in_the_object_that_was_read() {
-        let spec = "{replicas: 3, paused: true, a/b: 1, list: [{c: 1, d: 1}], minReadySeconds: 0}";
+        let spec = "{replicas: 3, paused: true, a/b: 1, list: [{c: 1, d: 1}], minReadySeconds: 0, map: {e: 1, f: 1}}";
         let text = format!("apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: web}}\nspec: {spec}\n");
         let live = json!({
             "metadata": { "name": "web", "uid": "u", "resourceVersion": "7", "labels": { "a": "b" } },
-            "spec": { "replicas": 5, "a/b": 2, "list": [{ "c": 2, "d": 2 }], "minReadySeconds": 9, "other": 4 },
+            "spec": { "replicas": 5, "a/b": 2, "list": [{ "c": 2, "d": 2 }], "minReadySeconds": 9, "other": 4,
+                "map": { "e": 2, "g": 2 } },
         });
-        let paths = ["/spec/replicas", "/spec/paused", "/spec/a~1b", "/spec/list/0/c", "/spec/other", "bad"];
+        let paths =
+            ["/spec/replicas", "/spec/paused", "/spec/a~1b", "/spec/list/0/c", "/spec/other", "/spec/map", "bad"];
         let ignore = [DriftIgnore { paths: paths.map(str::to_owned).into(), target: None }];
         let desired = objects(&text).await[0].desired_beside(&live.to_string(), &ignore).await.unwrap();
         let desired: Value = serde_json::from_str(desired.get()).unwrap();
         // What the live object lacks is left out, and what the chart does not set is not made Helm's.
-        let expected = json!({ "replicas": 5, "a/b": 2, "list": [{ "c": 2, "d": 1 }], "minReadySeconds": 0 });
+        let list = json!([{ "c": 2, "d": 1 }]);
+        let expected = json!({ "replicas": 5, "a/b": 2, "list": list, "minReadySeconds": 0, "map": { "e": 2 } });
         assert_eq!(desired["spec"], expected);
         let metadata = &desired["metadata"];
         assert_eq!((&metadata["uid"], &metadata["resourceVersion"]), (&json!("u"), &json!("7")));

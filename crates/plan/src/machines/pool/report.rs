@@ -8,7 +8,7 @@ use api::machine::{
 use jiff::Timestamp;
 
 use super::super::condition::{Conditions, turned};
-use super::super::shard::{CLEAR, Shard, undeclared};
+use super::super::shard::{Shard, UNDECLARED_REMEDY, undeclared};
 use super::decide::{distribution, is_ours, provider_ids};
 use super::removal::stays;
 use super::{Observed, Owner, RoundOf, ShardGroup};
@@ -114,7 +114,7 @@ fn ready(
     let message = if left.is_empty() {
         "all shards have the group as declared".to_owned()
     } else {
-        format!("all shards have what is declared; beside it, {}, {CLEAR}", left.join("; "))
+        format!("all shards have what is declared; beside it, {}, {UNDECLARED_REMEDY}", left.join("; "))
     };
     conditions.make(ConditionType::Ready, ConditionStatus::True, Reason::Reconciled, message)
 }

@@ -5,7 +5,7 @@ use api::machine::{NstanceShardGroupSpec, NstanceShardGroupStatus};
 use jiff::Timestamp;
 
 use super::super::condition::{Conditions, turned, whole_seconds};
-use super::super::shard::{CLEAR, Group, Outcome, Shard, undeclared};
+use super::super::shard::{Group, Outcome, Shard, UNDECLARED_REMEDY, undeclared};
 use super::decide::{last_tried, silent, target, unconfigured};
 use super::{Action, Call, DELETE, Note, Observed, RoundOf, Tried};
 use crate::Why;
@@ -107,7 +107,7 @@ impl Words<'_> {
     fn synced(&self) -> String {
         let group = self.round.observed.shard.answer().and_then(|answer| answer.group.as_ref());
         match group.and_then(|group| undeclared(self.spec, &group.config(), group.is_static)) {
-            Some(left) => format!("the shard has what is declared; it also has {left}, {CLEAR}"),
+            Some(left) => format!("the shard has what is declared; it also has {left}, {UNDECLARED_REMEDY}"),
             None => "the shard has the group as declared".to_owned(),
         }
     }

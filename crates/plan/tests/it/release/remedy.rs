@@ -90,6 +90,10 @@ fn what_failed_before_settings_were_noted_is_not_tried_again_for_them() {
     set(&mut world, "timeout", json!("10m"));
     world.settle();
     assert_eq!(world.kinds(), [Install]);
+    // Those of the first look stand for them.
+    set(&mut world, "timeout", json!("20m"));
+    world.settle();
+    assert_eq!(world.kinds(), [Install, Install]);
 }
 
 #[test]
