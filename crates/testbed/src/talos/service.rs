@@ -133,7 +133,7 @@ impl Agent {
         match fault {
             Some(CallFault::Slow(delay)) => tokio::time::sleep(delay).await,
             // The caller's connection is one of this server, also for a call that was forwarded.
-            Some(CallFault::LostReply) if answer.is_ok() => self.machine.break_connections(),
+            Some(CallFault::LostReply) if answer.is_ok() => lose_reply(&self.machine).await,
             // What is lost is the reply to a call that was done: this fault is still to come.
             Some(CallFault::LostReply) => machine.fail(rpc, CallFault::LostReply, 1),
             _ => {}
@@ -246,12 +246,11 @@ fn recorded(
     let end = futures::stream::once(async { None });
     let pieces = late.chain(pieces.map(Some)).chain(end);
     let recorded = pieces.filter_map(move |piece| {
+        let is_lost = piece.is_none() && fault == Some(CallFault::LostReply);
+        let server = server.clone();
         let piece = match piece {
             None => {
                 record(&machine, rpc, code);
-                if fault == Some(CallFault::LostReply) {
-                    server.break_connections();
-                }
                 None
             }
             Some(Ok(bytes)) => Some(Ok(Data { metadata: metadata.clone(), bytes })),
@@ -260,9 +259,20 @@ fn recorded(
                 Some(Err(status))
             }
         };
-        std::future::ready(piece)
+        async move {
+            if is_lost {
+                lose_reply(&server).await;
+            }
+            piece
+        }
     });
     recorded.boxed()
+}
+
+/// Never returns: a reply that is made may be sent before the connection is gone. The caller's end of it ends this too.
+async fn lose_reply(server: &Machine) {
+    server.break_connections();
+    std::future::pending::<()>().await;
 }
 
 async fn delay(fault: Option<CallFault>) {

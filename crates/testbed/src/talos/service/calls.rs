@@ -10,7 +10,7 @@ use talos::protocol::{
 use tokio::io::AsyncWriteExt;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::{Agent, StreamTarget, delay, node_of, record, recorded, replies};
+use super::{Agent, StreamTarget, delay, lose_reply, node_of, record, recorded, replies};
 use crate::talos::{
     applied::Applied,
     fault::CallFault,
@@ -155,7 +155,7 @@ impl MachineApi for Agent {
         stored?;
         delay(target.fault).await;
         if target.fault == Some(CallFault::LostReply) {
-            self.machine().break_connections();
+            lose_reply(self.machine()).await;
         }
         let message = api::EtcdRecover { metadata: target.metadata };
         Ok(Response::new(api::EtcdRecoverResponse { messages: vec![message] }))
