@@ -6,6 +6,7 @@
 mod action;
 mod age;
 mod ask;
+mod conditions;
 mod decide;
 mod dependency;
 mod desired;
