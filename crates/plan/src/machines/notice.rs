@@ -170,6 +170,13 @@ fn warning(observed: &Observed) -> Option<String> {
         Drain::Running { blocked: None, left } => left.clone(),
         Drain::None | Drain::Done | Drain::Expired { .. } => match place(observed) {
             Place::Nowhere => return None,
+            // Another operator may have seen to it: the shard's deletion may take longer than its drain.
+            Place::Node(node) if observed.left == Some(Duration::ZERO) => {
+                let id = &observed.id;
+                let text =
+                    "is past the time that the shard allows for its drain, and whether that was done is not known";
+                return Some(format!("instance {id} of Node {node} {text}"));
+            }
             Place::Node(node) => format!("the drain of Node {node} had no time to begin"),
             Place::Unknown(why) => why,
         },
@@ -179,11 +186,13 @@ fn warning(observed: &Observed) -> Option<String> {
 
 /// Until the acknowledgement is due. The shard's own times say how much time there is, and it runs from the moment that
 /// the announcement came: neither a step of our clock nor its distance from the shard's shortens a drain. A shard that
-/// says how much is left has counted since it began, also for an operator that was not there then.
+/// says how much is left has counted since it began, also for an operator that was not there then; a step of its clock
+/// may make that more than it ever allowed, which it never is.
 fn time_left(observed: &Observed) -> Duration {
     let allowed = observed.delete_at.map(|at| at.duration_since(observed.announced_at));
     let allowed = allowed.map_or(PATIENCE, |allowed| Duration::try_from(allowed).unwrap_or_default());
-    let left = observed.left.unwrap_or_else(|| allowed.saturating_sub(observed.age));
+    let known = allowed.saturating_sub(observed.age);
+    let left = observed.left.map_or(known, |left| left.min(known));
     left.saturating_sub(MARGIN.min(allowed / 10))
 }
 
@@ -351,6 +360,15 @@ mod tests {
         let left = |seconds| Observed { left: Some(Duration::from_secs(seconds)), ..observed() };
         check(&left(20), Some(drain(15)), Some(15));
         check(&left(5), Some(acknowledge("the drain of Node a had no time to begin")), None);
+        // The shard's clock was set back since: it never allowed more than a minute.
+        check(&left(3600), Some(drain(55)), Some(55));
+        let late = Observed { age: Duration::from_secs(30), ..left(3600) };
+        check(&late, Some(drain(25)), Some(25));
+        // What came before is not known.
+        let Some(Action::Acknowledge { warning: Some(warning) }) = next(&left(0)).action else {
+            panic!("acknowledged")
+        };
+        assert!(warning.ends_with("whether that was done is not known"), "{warning}");
     }
 
     #[test]
