@@ -127,8 +127,9 @@ impl Term {
     /// Reads the configuration again. One with problems is refused, and the last good one stays.
     pub async fn refresh_config(&self, tenant: &str) -> Result<wire::RefreshConfigResponse, TermError> {
         id::check("tenant", tenant)?;
-        // No tenant has the empty name: one refresh at a time, and of each tenant at most one that waits for it.
-        let (own, all) = (self.turn(tenant), self.turn(""));
+        // No tenant has the empty name, so these are for refreshes alone: one at a time, and of each tenant at most one
+        // that waits for it. The tenant's changes of its groups wait for neither.
+        let (own, all) = (self.gate("", tenant), self.gate("", ""));
         let _turns = (own.lock().await, all.lock().await);
         self.recheck().await?;
         let _one = self.groups_gate.lock().await;
