@@ -160,9 +160,8 @@ fn spare(server: &str, environment: &mut Vec<(OsString, OsString)>) {
         return;
     }
     let is_list = |name: &OsString| name.eq_ignore_ascii_case("NO_PROXY");
-    let given = environment.iter().find(|(name, value)| is_list(name) && !value.is_empty());
-    let mut list =
-        given.map_or_else(OsString::new, |(_, value)| [value.as_os_str(), ",".as_ref()].into_iter().collect());
+    let given = environment.iter().filter(|(name, value)| is_list(name) && !value.is_empty());
+    let mut list: OsString = given.flat_map(|(_, value)| [value.as_os_str(), ",".as_ref()]).collect();
     list.push(server);
     environment.retain(|(name, _)| !is_list(name));
     environment.push(("NO_PROXY".into(), list));
@@ -234,6 +233,9 @@ mod tests {
         let mut environment = vec![pair("no_proxy", ".corp"), pair("HTTPS_PROXY", "http://p:1")];
         spare("10.0.0.1", &mut environment);
         assert_eq!(environment, [pair("HTTPS_PROXY", "http://p:1"), pair("NO_PROXY", ".corp,10.0.0.1")]);
+        let mut both = vec![pair("no_proxy", ".corp"), pair("NO_PROXY", ".lab")];
+        spare("10.0.0.1", &mut both);
+        assert_eq!(both, [pair("NO_PROXY", ".corp,.lab,10.0.0.1")]);
         let mut none = Vec::new();
         spare("10.0.0.1", &mut none);
         assert!(none.is_empty());
