@@ -38,19 +38,16 @@ impl Shared {
         };
         let rule = self.rule_for(&request);
         let seen = self.log.arrived(&request, rule.as_ref().map(|rule| rule.fault));
-        let answer = match rule {
-            // Such a fault is about what the server has done: it does it although the client may give up before.
-            Some(rule) if rule.fault.is_after_commit() => {
-                let shared = self.clone();
-                let call = async move { shared.answer_call(parts, body, &request, Some(&rule)).await };
-                tokio::spawn(call).await.unwrap_or(Err(Cut))
+        // Such a fault is about what the server has done: it does it although the client may give up before.
+        let is_carried_out = rule.as_ref().is_some_and(|rule| rule.fault.is_after_commit());
+        let call = async move {
+            let answer = self.answer_call(parts, body, &request, rule.as_deref()).await;
+            if let Ok(answer) = &answer {
+                self.log.answered(seen, answer.status());
             }
-            rule => self.answer_call(parts, body, &request, rule.as_deref()).await,
+            answer
         };
-        if let Ok(answer) = &answer {
-            self.log.answered(seen, answer.status());
-        }
-        answer
+        if is_carried_out { tokio::spawn(call).await.unwrap_or(Err(Cut)) } else { call.await }
     }
 
     async fn answer_call(
@@ -134,7 +131,8 @@ async fn before_commit(rule: &Rule, request: &ApiRequest) -> Result<Option<Answe
             Err(Cut)
         }
         Fault::HoldBeforeCommit => held(rule, request).await.map(|()| None),
-        Fault::CutAfterCommit
+        Fault::CarriedOut
+        | Fault::CutAfterCommit
         | Fault::CutInBody
         | Fault::HoldAfterCommit
         | Fault::WatchExpired
@@ -150,7 +148,7 @@ async fn after_commit(rule: &Rule, request: &ApiRequest) -> Result<(), Cut> {
             Err(Cut)
         }
         Fault::HoldAfterCommit => held(rule, request).await,
-        Fault::CutInBody | Fault::WatchExpired | Fault::WatchCutAfter(_) => {
+        Fault::CarriedOut | Fault::CutInBody | Fault::WatchExpired | Fault::WatchCutAfter(_) => {
             rule.hit(request);
             Ok(())
         }

@@ -15,7 +15,7 @@ pub struct Seen {
     pub request: ApiRequest,
     /// The fault that was chosen for the call.
     pub fault: Option<Fault>,
-    /// The code that was passed on to the client; none while it waits, and for a call that was cut.
+    /// The code that was passed on to the client; none while it waits, and for a call that was cut or given up.
     pub code: Option<u16>,
 }
 

@@ -101,6 +101,8 @@ impl Calls {
 pub enum Fault {
     /// Forwarded after this time.
     Latency(Duration),
+    /// The server carries the call out and its code is noted, also where the client gives up before; else nothing.
+    CarriedOut,
     /// Answered with this code and its usual reason; the server never sees the call. 410 on a watch is a server that
     /// has compacted the history.
     Status(u16),
@@ -144,7 +146,7 @@ impl Fault {
 
     /// Whether a call meets it when the server has committed.
     pub(super) fn is_after_commit(self) -> bool {
-        matches!(self, Self::CutAfterCommit | Self::HoldAfterCommit | Self::CutInBody)
+        matches!(self, Self::CarriedOut | Self::CutAfterCommit | Self::HoldAfterCommit | Self::CutInBody)
     }
 }
 
