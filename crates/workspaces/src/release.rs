@@ -6,6 +6,7 @@ mod gather;
 mod identity;
 mod live;
 mod metrics;
+mod pointer;
 mod prepare;
 mod storage;
 pub mod values;

@@ -21,6 +21,7 @@ use serde_json::{Value, json, value::RawValue};
 
 use super::{
     identity::is_allowed,
+    pointer::{remove, set_from_live},
     storage::{self, Manifest, Object},
 };
 
@@ -111,6 +112,11 @@ impl Target {
             );
         }
         text
+    }
+
+    /// Whether the chart says so.
+    async fn is_suspended(&self) -> bool {
+        self.object.with_tree(|tree| tree["spec"]["suspend"] == json!(true)).await == Some(true)
     }
 
     /// Adds the marks that Helm puts on every object and that the manifest does not show.
@@ -319,11 +325,15 @@ impl Discovered {
         apply(acting, &api, &target.key.name, &desired, false).await.map(drop)
     }
 
-    /// Replicas of the Deployments and StatefulSets; those that are gone are left out.
+    /// Replicas of the Deployments and StatefulSets, and the schedules; those that are gone are left out, and those that
+    /// the chart itself suspends.
     pub async fn replicas(&self, acting: &Acting<'_>, targets: &[Target]) -> Result<Vec<StoppedWorkload>, Error> {
         let mut found = Vec::new();
         for target in targets.iter().filter(|target| is_workload(target)) {
             let api = self.api(acting, target).await?;
+            if is_schedule(target) && target.is_suspended().await {
+                continue;
+            }
             let Some(replicas) = replicas(acting, &api, target).await? else { continue };
             let (kind, name) = (target.kind.kind.clone(), target.key.name.to_string());
             found.push(StoppedWorkload { kind, name, replicas, revision: None });
@@ -454,44 +464,6 @@ fn paths<'a>(target: &Target, ignore: &'a [DriftIgnore]) -> impl Iterator<Item =
         })
     };
     ignore.iter().filter(applies).flat_map(|rule| rule.paths.iter().map(String::as_str))
-}
-
-/// Makes what a JSON pointer leads to, where it leads to anything, what it is in `live`.
-fn set_from_live(desired: &mut Value, live: &Value, pointer: &str) {
-    let Some(found) = live.pointer(pointer) else { return remove(desired, pointer) };
-    if let Some(wanted) = desired.pointer_mut(pointer) {
-        overlay(wanted, found);
-    }
-}
-
-/// Fields that the chart does not set are left out: they would become Helm's, and go with its next upgrade.
-fn overlay(wanted: &mut Value, found: &Value) {
-    match (wanted, found) {
-        (Value::Object(wanted), Value::Object(found)) => {
-            wanted.retain(|name, _| found.contains_key(name));
-            for (name, wanted) in wanted {
-                overlay(wanted, &found[name]);
-            }
-        }
-        (wanted, found) => wanted.clone_from(found),
-    }
-}
-
-/// Removes what a JSON pointer leads to.
-fn remove(value: &mut Value, pointer: &str) {
-    let Some((parent, last)) = pointer.rsplit_once('/') else { return };
-    let last = last.replace("~1", "/").replace("~0", "~");
-    match value.pointer_mut(parent) {
-        Some(Value::Object(fields)) => drop(fields.remove(&last)),
-        Some(Value::Array(elements)) => {
-            if let Ok(index) = last.parse::<usize>()
-                && index < elements.len()
-            {
-                elements.remove(index);
-            }
-        }
-        _ => {}
-    }
 }
 
 #[cfg(test)]
@@ -656,32 +628,27 @@ mod tests {
         assert!(futures::poll!(&mut waiting).is_pending(), "the first is still not answered");
     }
 
-    #[test]
-    fn a_pointer_removes_what_it_names_and_all_below() {
-        let mut value = json!({ "spec": { "replicas": 3, "a/b": { "c": 1 } }, "list": [1, 2] });
-        for pointer in ["/spec/replicas", "/spec/a~1b", "/list/0", "/nothing/here", "bad"] {
-            remove(&mut value, pointer);
-        }
-        assert_eq!(value, json!({ "spec": {}, "list": [2] }));
-    }
-
     #[tokio::test]
     async fn ignored_fields_are_applied_as_they_are_in_the_object_that_was_read() {
-        let spec = "{replicas: 3, paused: true, a/b: 1, list: [{c: 1, d: 1}], minReadySeconds: 0, map: {e: 1, f: 1}}";
+        let named = "named: [{name: x, c: 1}, {name: y, c: 1}]";
+        let spec = "replicas: 3, paused: true, a/b: 1, list: [{c: 1, d: 1}], minReadySeconds: 0, map: {e: 1, f: 1}";
+        let spec = format!("{{{spec}, {named}}}");
         let text = format!("apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: web}}\nspec: {spec}\n");
         let live = json!({
             "metadata": { "name": "web", "uid": "u", "resourceVersion": "7", "labels": { "a": "b" } },
             "spec": { "replicas": 5, "a/b": 2, "list": [{ "c": 2, "d": 2 }], "minReadySeconds": 9, "other": 4,
-                "map": { "e": 2, "g": 2 } },
+                "map": { "e": 2, "g": 2 }, "named": [{ "name": "z", "c": 3 }, { "name": "x", "c": 2 }] },
         });
-        let paths =
-            ["/spec/replicas", "/spec/paused", "/spec/a~1b", "/spec/list/0/c", "/spec/other", "/spec/map", "bad"];
-        let ignore = [DriftIgnore { paths: paths.map(str::to_owned).into(), target: None }];
+        let fields = ["/spec/replicas", "/spec/paused", "/spec/a~1b", "/spec/other", "/spec/map", "bad"];
+        let paths = [&fields[..], &["/spec/list/0/c", "/spec/named/0/c", "/spec/named/1/c"]].concat();
+        let ignore = [DriftIgnore { paths: paths.into_iter().map(str::to_owned).collect(), target: None }];
         let desired = objects(&text).await[0].desired_beside(&live.to_string(), &ignore).await.unwrap();
         let desired: Value = serde_json::from_str(desired.get()).unwrap();
         // What the live object lacks is left out, and what the chart does not set is not made Helm's.
-        let list = json!([{ "c": 2, "d": 1 }]);
-        let expected = json!({ "replicas": 5, "a/b": 2, "list": list, "minReadySeconds": 0, "map": { "e": 2 } });
+        let (list, named) = (json!([{ "c": 2, "d": 1 }]), json!([{ "name": "x", "c": 2 }, { "name": "y", "c": 1 }]));
+        let expected = json!({
+            "replicas": 5, "a/b": 2, "list": list, "minReadySeconds": 0, "map": { "e": 2 }, "named": named,
+        });
         assert_eq!(desired["spec"], expected);
         let metadata = &desired["metadata"];
         assert_eq!((&metadata["uid"], &metadata["resourceVersion"]), (&json!("u"), &json!("7")));

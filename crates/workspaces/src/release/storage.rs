@@ -181,7 +181,7 @@ pub struct Object {
     pub kind: String,
     pub namespace: Option<String>,
     pub name: String,
-    /// Empty where only its name was asked for.
+    /// Empty where only its name was asked for. That of a CronJob, which may be suspended in it, is there always.
     text: Box<str>,
 }
 
@@ -336,9 +336,9 @@ fn objects(text: &str, detail: Detail) -> Result<Manifest, Unreadable> {
 /// read, or if one is a list again.
 fn objects_in(document: &str, detail: Detail) -> Option<Vec<Object>> {
     let mut head = yaml::<Head>(document).ok()?;
-    let is_whole = detail == Detail::Whole;
+    let is_kept = |head: &Head| detail == Detail::Whole || head.kind.as_deref() == Some("CronJob");
     let Some(Value::Array(items)) = head.items.take() else {
-        let text = if is_whole { document.into() } else { Box::default() };
+        let text = if is_kept(&head) { document.into() } else { Box::default() };
         return Some(head.object(text).into_iter().collect());
     };
     let kind = head.kind.as_deref().map(|kind| kind.strip_suffix("List").unwrap_or(kind));
@@ -349,12 +349,14 @@ fn objects_in(document: &str, detail: Detail) -> Option<Vec<Object>> {
             return None;
         }
         // The kind of a list says that of items without one.
-        if !fields.contains_key("apiVersion") && !fields.contains_key("kind") {
+        let is_given = |field| fields.get(field).is_some_and(|value| *value != Value::Null && *value != json!(""));
+        if !is_given("apiVersion") && !is_given("kind") {
             fields.insert("apiVersion".to_owned(), json!(head.api_version));
             fields.insert("kind".to_owned(), json!(kind));
         }
-        let text = if is_whole { item.to_string().into_boxed_str() } else { Box::default() };
-        objects.extend(Head::deserialize(item).ok()?.object(text));
+        let head = Head::deserialize(&item).ok()?;
+        let text = if is_kept(&head) { item.to_string().into_boxed_str() } else { Box::default() };
+        objects.push(head.object(text)?);
     }
     Some(objects)
 }
@@ -468,6 +470,7 @@ pub(super) mod tests {
         for list in [
             "kind: List\nitems: [{kind: A}, {kind: PersistentVolumeClaim}]\n",
             "apiVersion: v1\nkind: PersistentVolumeClaimList\nitems: [{metadata: {name: a}}]\n",
+            "apiVersion: v1\nkind: PersistentVolumeClaimList\nitems: [{apiVersion: '', kind: null}]\n",
             "kind: List\nitems: [{kind: List, items: [{kind: PersistentVolumeClaim}]}]\n",
         ] {
             assert!(holds_data(&of(list).await), "{list}");

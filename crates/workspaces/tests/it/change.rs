@@ -262,7 +262,19 @@ async fn w08_a_stopped_release_has_no_pods_and_comes_back_with_its_replicas() ->
     until(&schedules, "web", "started", |job| !is_suspended(job)).await?;
     space.until("web", "forgetting", |release| release.status.as_ref().unwrap().stopped.is_empty()).await?;
     space.ready("web").await?;
-    space.check_history("web", "1 superseded, 2 deployed").await
+    space.check_history("web", "1 superseded, 2 deployed").await?;
+    // What its values suspend meanwhile is not started with it.
+    space.change("web", json!({ "stopped": true })).await?;
+    until(&schedules, "web", "suspended", is_suspended).await?;
+    space.condition("web", "Ready", "True", "Stopped").await?;
+    space.change("web", json!({ "values": { "suspend": true } })).await?;
+    space.until("web", "upgraded", |release| newest(release).0 == 3).await?;
+    space.change("web", json!({ "stopped": false })).await?;
+    until(&space.deployments, "web", "started", |found| replicas(found) == 3).await?;
+    space.until("web", "forgetting", |release| release.status.as_ref().unwrap().stopped.is_empty()).await?;
+    space.ready("web").await?;
+    assert!(is_suspended(&schedules.get("web").await?));
+    Ok(())
 }
 
 #[tokio::test]
