@@ -60,7 +60,7 @@ enum Command {
     /// End what `dev up` started; does nothing where nothing runs
     ///
     /// After `dev up --kubeconfig FILE` it also removes from that cluster all that `dev up` put there: examples, rights,
-    /// namespaces, and the CRDs unless Performers of yours remain. What you made stays.
+    /// namespaces, and each CRD unless objects of yours of its kind remain. What you made stays.
     Down,
     /// Show what runs, with process ids and logs
     Status {

@@ -64,7 +64,7 @@ enum Command {
     Rbac(manifest::RbacFlags),
     /// Run everything on this machine: a real control plane, the operator and examples
     ///
-    /// Start with `strata dev up`. It builds what is missing, tells when everything runs and what to try then, and
+    /// Start with `strata dev up`. It builds what is missing, says when everything runs and what to try then, and
     /// Ctrl-C ends it. In another terminal `export KUBECONFIG=$(strata dev kubeconfig)` lets kubectl and helm in, and
     /// `strata dev status` shows processes and logs. Scripts use `strata dev up --detach` and `strata dev down`.
     #[cfg(feature = "dev")]

@@ -61,7 +61,7 @@ enum Command {
     },
     /// Roll back to an earlier revision
     ///
-    /// The operator does it, and keeps the release there until its spec or its values change.
+    /// The operator does it, and keeps the release there until its chart or its values change.
     Rollback {
         /// Name of the HelmRelease
         name: String,

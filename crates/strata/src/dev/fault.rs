@@ -41,7 +41,7 @@ const NODE_KINDS: &str = "\
 Kinds:
   power-off             the plug is pulled; `hcloud server poweron` turns it on again
   delete                the server is lost without a request
-  partition             no traffic to it or from it (needs root and nftables)
+  partition             no traffic to it or from it (needs root, nftables and iproute2)
   api-partition         no traffic of the machine API and of Kubernetes' API, while etcd goes on
                         (needs the same)
   etcd-stopped          etcd is killed and stays down

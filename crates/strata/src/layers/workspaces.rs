@@ -40,7 +40,7 @@ pub(crate) struct WorkspacesFlags {
     #[arg(long, env = "STRATA_HELM_MAX_OPERATION_MEMORY", value_parser = config::bytes, value_name = "BYTES")]
     #[serde(deserialize_with = "config::read_bytes")]
     pub helm_max_operation_memory: Option<u64>,
-    /// Time that one release may ask for by spec.timeout [default: 1h]
+    /// Time that one release may ask for by spec.timeout and spec.rollback.timeout [default: 1h]
     #[arg(long, env = "STRATA_HELM_MAX_TIMEOUT", value_parser = config::duration, value_name = "DURATION")]
     #[serde(deserialize_with = "config::read_duration")]
     pub helm_max_timeout: Option<Duration>,
