@@ -149,6 +149,7 @@ impl Scene {
             namespaces: namespaces.unwrap_or_else(unknown),
             volumes: volumes.unwrap_or_else(unknown),
             server_time: self.cluster.server_clock().now(),
+            has_cordoned: false,
         }
     }
 

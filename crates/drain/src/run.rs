@@ -24,6 +24,9 @@ use crate::{
     follow::Scene,
 };
 
+/// After a cordon, before the next one.
+const CORDON_AGAIN: Duration = Duration::from_secs(1);
+
 /// What the drain of a node leaves behind when it is dropped, however that comes.
 struct Trace {
     shared: Arc<Shared>,
@@ -46,6 +49,8 @@ pub(crate) struct Run {
     notify: Box<dyn Fn() + Send>,
     /// Why the node is not cordoned, how often in a row that failed, and when it is tried again.
     cordon: Option<(Failure, u32, Instant)>,
+    /// For which order the node was cordoned, and when it may be again: what uncordons a node may do so each time.
+    cordoned: Option<(String, Instant)>,
 }
 
 /// The answer to an eviction: the uid of its pod, and what became of it.
@@ -60,7 +65,7 @@ impl Run {
         notify: Box<dyn Fn() + Send>,
     ) -> Self {
         let number = shared.next_number();
-        Self { shared, node: node.to_owned(), number, request, report, notify, cordon: None }
+        Self { shared, node: node.to_owned(), number, request, report, notify, cordon: None, cordoned: None }
     }
 
     pub async fn run(mut self) {
@@ -95,7 +100,7 @@ impl Run {
                 continue;
             }
             evicting.extend(plan.evictions.iter().map(|eviction| self.evict(&scene, eviction.clone())));
-            self.wait(news, &mut evicting, plan.next_look).await;
+            self.wait(news, &mut evicting, &plan).await;
         }
     }
 
@@ -106,6 +111,7 @@ impl Run {
         let time_left = request.deadline.map(|deadline| deadline.saturating_duration_since(now));
         let mut ledger = lock(&self.shared.ledger);
         let mut observed = scene.observe();
+        observed.has_cordoned = self.cordoned.as_ref().is_some_and(|(order, _)| *order == request.order.id);
         if let Ok(pods) = observed.pods.known() {
             ledger.keep(self.number, pods, now);
         }
@@ -135,14 +141,22 @@ impl Run {
     }
 
     fn may_cordon(&self) -> bool {
-        let now = self.shared.clock.instant();
-        self.cordon.as_ref().is_none_or(|(_, _, again_at)| *again_at <= now)
+        self.cordon_at().is_none_or(|at| at <= self.shared.clock.instant())
+    }
+
+    /// Not before.
+    fn cordon_at(&self) -> Option<Instant> {
+        let failed = self.cordon.as_ref().map(|(_, _, again_at)| *again_at);
+        failed.max(self.cordoned.as_ref().map(|(_, again_at)| *again_at))
     }
 
     async fn cordon(&mut self, scene: &Scene, cordon: &Cordon) {
         let failed = execute::cordon(&scene.node.kind, &scene.key, cordon).await.err();
         // After no answer, what there is now decides.
         let settled = scene.node.kind.settle(&scene.key).await.err();
+        if failed.is_none() {
+            self.cordoned = Some((cordon.drain.clone(), self.shared.clock.instant() + CORDON_AGAIN));
+        }
         self.cordon = failed.or(settled).map(|error| {
             let failures = self.cordon.as_ref().map_or(0, |(_, failures, _)| *failures);
             let failure = Failure { class: error.class(), message: error.to_string() };
@@ -174,10 +188,10 @@ impl Run {
         &mut self,
         news: Vec<signal::Receiver<u64>>,
         evicting: &mut FuturesUnordered<BoxFuture<'static, Answer>>,
-        next_look: Option<Duration>,
+        plan: &Plan,
     ) {
-        let look_at = next_look.and_then(|wait| self.shared.clock.instant().checked_add(wait));
-        let cordon_at = self.cordon.as_ref().map(|(_, _, again_at)| *again_at);
+        let look_at = plan.next_look.and_then(|wait| self.shared.clock.instant().checked_add(wait));
+        let cordon_at = plan.cordon.as_ref().and_then(|_| self.cordon_at());
         let look_at = look_at.into_iter().chain(cordon_at).min();
         let look = async {
             match look_at {

@@ -106,7 +106,8 @@ view_of!(PodView, Pod);
 struct PodSpecView {
     node_name: Option<String>,
     priority: Option<i32>,
-    termination_grace_period_seconds: Option<u64>,
+    /// Pods made before 1.26 may have a negative one, which the kubelet takes for a second.
+    termination_grace_period_seconds: Option<i64>,
     volumes: Option<Vec<PodVolumeView>>,
 }
 
@@ -138,7 +139,7 @@ pub struct Bound {
 }
 
 /// The API server's own default, for a pod that it has not defaulted.
-const DEFAULT_GRACE: u64 = 30;
+const DEFAULT_GRACE: i64 = 30;
 const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 impl PodView {
@@ -148,6 +149,7 @@ impl PodView {
         let name = Name::new(namespace.as_deref()?, name.as_deref()?);
         let (spec, status) = (&self.spec, &self.status);
         let ready = condition(status.conditions.as_ref(), "Ready");
+        let grace = spec.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE);
         let pod = drain::Pod {
             uid: uid.clone()?,
             labels: labels.clone().unwrap_or_default(),
@@ -162,7 +164,7 @@ impl PodView {
             }),
             is_mirror: annotations.as_ref().is_some_and(|all| all.contains_key(MIRROR_ANNOTATION)),
             priority: spec.priority.unwrap_or_default(),
-            grace: Duration::from_secs(spec.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE)),
+            grace: Duration::from_secs(grace.try_into().unwrap_or(1)),
             bound_at: self.bound_at(),
             ends_at: self.metadata.deletion_timestamp.as_ref().map(|time| time.0),
             claims: claims(&name.name, spec.volumes.iter().flatten()),
@@ -356,6 +358,11 @@ mod tests {
         assert_eq!(found.bound_at, Some("2026-01-01T00:00:00Z".parse().unwrap()));
         assert_eq!((found.owner, found.is_mirror, found.phase), (Owner::DaemonSet, true, Phase::Pending));
         assert_eq!(found.grace, Duration::from_secs(30));
+        let found = pod(json!({
+            "metadata": {"name": "a", "namespace": "n", "uid": "u"},
+            "spec": {"nodeName": "n", "terminationGracePeriodSeconds": -1},
+        }));
+        assert_eq!(found.grace, Duration::from_secs(1));
     }
 
     #[test]

@@ -88,6 +88,8 @@ pub struct Observed {
     pub volumes: Fact<BTreeMap<String, Name>>,
     /// What the API server's clock shows.
     pub server_time: Option<Timestamp>,
+    /// This drain has cordoned the node before.
+    pub has_cordoned: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

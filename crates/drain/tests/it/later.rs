@@ -1,4 +1,4 @@
-//! Pods that come to a node while it is drained.
+//! What comes to a node while it is drained: pods, and another drain.
 
 use std::time::Duration;
 
@@ -43,5 +43,25 @@ async fn a_pod_bound_after_the_cordon_holds_no_drain_and_another_process_knows_i
     let plan = ended(&mut engine.begin(&node, order("two"), None)).await?;
     assert_eq!(plan.end, Some(End::Drained));
     assert_eq!(place.evicted_once(), ["guarded", "late"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn two_processes_drain_a_node_and_each_marks_it_once() -> Result<()> {
+    let place = Place::new().await?;
+    let node = place.node().await?;
+    place.pod("guarded", &node, json!({})).await?;
+    place.budget("web", 1, 0).await?;
+    let mark = place.control_plane.audit().mark()?;
+    let (one, other) = (Engine::start(&place.proxy).await?, Engine::start(&place.proxy).await?);
+    let mut first = one.begin(&node, order("one"), None);
+    until(&mut first, "blocked", |plan| plan.blocked().is_some()).await?;
+    let mut second = other.begin(&node, order("two"), None);
+    until(&mut second, "blocked as well", |plan| plan.blocked().is_some()).await?;
+    place.set_budget("web", 0).await?;
+    for drain in [&mut first, &mut second] {
+        assert_eq!(ended(drain).await?.end, Some(End::Drained));
+    }
+    assert_eq!(place.cordons(mark, &node)?, 2);
     Ok(())
 }

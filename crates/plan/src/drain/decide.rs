@@ -29,7 +29,11 @@ pub fn plan(
     let is_over = time_left == Some(Duration::ZERO);
     match latest(&observed.node) {
         Some(Some(node)) => {
-            let is_begun = node.is_cordoned && node.drain.as_ref() == Some(&order.id);
+            // Once it was, the mark of another drain is as good: that of a person's `strata drain`, beside the operator's,
+            // would be replaced, and replace ours, without end.
+            let is_marked =
+                if observed.has_cordoned { node.drain.is_some() } else { node.drain.as_ref() == Some(&order.id) };
+            let is_begun = node.is_cordoned && is_marked;
             if !is_begun && !is_over {
                 let Node { uid, version, .. } = node.clone();
                 plan.cordon = Some(Cordon { uid, version, drain: order.id.clone() });

@@ -65,6 +65,7 @@ fn observed(pods: impl IntoIterator<Item = Pod>, budgets: impl IntoIterator<Item
         namespaces: unknown(None),
         volumes: unknown(None),
         server_time: Some(at(5)),
+        has_cordoned: false,
     }
 }
 
@@ -104,6 +105,20 @@ fn a_node_is_cordoned_before_anything_is_evicted() {
     }
     let plan = planned(&observed([pod("a")], []));
     assert_eq!((plan.cordon.is_none(), evicted(&plan)), (true, vec!["a"]));
+}
+
+#[test]
+fn two_drains_of_a_node_do_not_replace_each_others_mark_for_ever() {
+    let free = || Node { uid: "u".into(), version: 7, ..node() };
+    let others = Node { drain: Some("another".into()), ..free() };
+    let uncordoned = Node { is_cordoned: false, ..others.clone() };
+    let unmarked = Node { drain: None, ..free() };
+    for (node, is_cordon) in [(free(), false), (others, false), (uncordoned, true), (unmarked, true)] {
+        let what = format!("{node:?}");
+        let observed = Observed { node: known(Some(node)), has_cordoned: true, ..observed([pod("a")], []) };
+        let plan = planned(&observed);
+        assert_eq!((plan.cordon.is_some(), evicted(&plan).is_empty()), (is_cordon, is_cordon), "{what}");
+    }
 }
 
 #[test]
