@@ -81,7 +81,18 @@ fn shards(value: &Value) -> Result<Shards, ConfigError> {
     if entries.is_empty() {
         return Err(no_shards());
     }
-    entries.iter().map(|(shard, value)| one(shard, value)).collect()
+    let shards: Shards = entries.iter().map(|(shard, value)| one(shard, value)).collect::<Result<_, _>>()?;
+    let mut owners = BTreeMap::new();
+    for (shard, at) in &shards {
+        for address in at.operator.as_slice() {
+            if let Some(other) = owners.insert(address.to_string(), shard).filter(|other| *other != shard) {
+                let why = format!("its address {address} is that of the shard {other} too");
+                let remedy = "give each shard its own: what one of them has would count as gone from the other";
+                return Err(ConfigError::new(format!("shards.{shard}"), why, remedy));
+            }
+        }
+    }
+    Ok(shards)
 }
 
 fn one(shard: &str, value: &Value) -> Result<(String, ShardAddress), ConfigError> {

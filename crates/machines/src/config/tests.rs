@@ -106,6 +106,7 @@ fn a13_what_is_wrong_is_named_with_its_key_and_remedy() {
         ("cluster_id: c\ntenant: t\nshards: {a: 'h'}", "shards.a", "port is missing"),
         ("cluster_id: c\ntenant: t\nshards: {a: 'h:1'}", "shards.a", "no port before it"),
         ("cluster_id: c\ntenant: t\nshards: {a: 7}", "shards.a", "no address"),
+        ("cluster_id: c\ntenant: t\nshards: {a: 'h:2,i:3', b: 'i:3'}", "shards.b", "i:3 is that of the shard a too"),
         ("cluster_id: c\ntenant: t\nshards: {a: {operator_addr: 'h:2'}}", "shards.a.registration_addr", "missing"),
         (
             "cluster_id: c\ntenant: t\nshards: {a: {registration_addr: 'h:2', operator_addr: ''}}",

@@ -151,6 +151,22 @@ fn a_shard_group_that_a_user_deletes_comes_back_and_costs_no_member() {
 }
 
 #[test]
+fn a_shard_group_that_a_user_deletes_costs_no_member_while_the_pool_names_an_unknown_shard() {
+    let mut world = settled(4);
+    let before = world.instances();
+    world.pool.spec.as_mut().unwrap().shards.push("dev-9".to_owned());
+    world.happen(&Event::DeleteShardGroup(0));
+    for _ in 0..5 {
+        world.tick();
+        assert!(world.machines.values().all(|machine| !machine.is_deleting));
+    }
+    world.pool.spec.as_mut().unwrap().shards.pop();
+    world.settle();
+    check_settled(&world);
+    assert_eq!(world.instances(), before);
+}
+
+#[test]
 fn a_member_that_a_user_deletes_takes_its_machine_with_it() {
     let mut world = settled(4);
     let victim = world.members.keys().next().unwrap().clone();

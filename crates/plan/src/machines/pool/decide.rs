@@ -141,7 +141,9 @@ fn answering<'a>(
 ) -> Vec<(&'a str, &'a Group, i32)> {
     let of = |shard: &'a String| {
         let name = shard_group_name(&spec.group, shard);
-        let is_left = observed.shard_groups.iter().any(|group| group.name == name && is_ours(pool, group));
+        let is_there = observed.shard_groups.iter().any(|group| group.name == name && is_ours(pool, group));
+        // While its sizes are held, a shard group that a user deletes has none: that is no reason for its members to go.
+        let is_left = is_there && !spec.shards.contains(shard);
         let size = sizes.get(shard).copied().or(is_left.then_some(0))?;
         Some((shard.as_str(), answered(observed, shard)?, size))
     };
