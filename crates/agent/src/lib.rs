@@ -102,7 +102,7 @@ impl Agent {
         let (changed, certificates) = watch::channel(certificate);
         let (news, notices) = watch::channel(None);
         tokio::select! {
-            result = self.renew(&link, &changed) => result,
+            () = self.renew(&link, &changed) => Ok(()),
             () = report::run(&self.options, &self.clock, &link, certificates, notices) => Ok(()),
             () = notice::watch(self.options.notice_file.as_deref(), self.options.notice_interval, news) => Ok(()),
             () = self.keep_node() => Ok(()),
@@ -155,8 +155,9 @@ impl Agent {
     }
 
     /// From half of the certificate's life on it registers again, with the same key and the nonce that is there then: a
-    /// fresh one may have been put there. The protocol knows no other way for agents.
-    async fn renew(&self, link: &AgentClient, current: &watch::Sender<Certificate>) -> Result<(), AgentError> {
+    /// fresh one may have been put there. The protocol knows no other way for agents. Whatever stands in the way of that,
+    /// such as a nonce that was removed after its use, the certificate that is there serves to its end.
+    async fn renew(&self, link: &AgentClient, current: &watch::Sender<Certificate>) {
         loop {
             let (due, pause, expires) = {
                 let (certificate, now) = (current.borrow(), self.clock.now());
@@ -166,9 +167,9 @@ impl Agent {
                 tokio::time::sleep(due).await;
                 continue;
             }
-            match self.register().await? {
-                Ok(certificate) => {
-                    link.replace_tls(self.tls(&certificate)?);
+            match self.renewed().await {
+                Ok((certificate, tls)) => {
+                    link.replace_tls(tls);
                     current.send_replace(certificate);
                     tracing::info!("the certificate is renewed");
                 }
@@ -179,6 +180,13 @@ impl Agent {
             // After a success too: a certificate that is short-lived beside the skew of clocks is due again at once.
             tokio::time::sleep(pause).await;
         }
+    }
+
+    async fn renewed(&self) -> Result<(Certificate, Arc<rustls::ClientConfig>), String> {
+        let answer = self.register().await.map_err(|error| error.to_string())?;
+        let certificate = answer.map_err(|error| error.to_string())?;
+        let tls = self.tls(&certificate).map_err(|error| error.to_string())?;
+        Ok((certificate, tls))
     }
 
     async fn keep_node(&self) {
