@@ -34,7 +34,7 @@ impl fmt::Debug for PerformerMetrics {
     }
 }
 
-/// Resources of one namespace that are shown: several times what a node offers. Their names are the users' to make up, and
+/// Resources of one namespace that are shown, and of one Performer that are counted: several times what a node offers. Their names are the users' to make up, and
 /// each is a series that a monitoring system keeps for a long time. Those that most Performers request go first.
 const MOST_RESOURCES: usize = 20;
 
@@ -57,6 +57,7 @@ impl Share {
         let requests = desired.and_then(|desired| desired.resources?.requests).unwrap_or_default();
         let requests = requests.into_iter().filter(|(resource, _)| resource.len() <= LONGEST_NAME);
         let requests = requests.filter_map(|(resource, quantity)| Some((resource, amount(&quantity.0)?)));
+        let requests = requests.take(MOST_RESOURCES);
         Self { version: kept.version, phase: phase.as_str(), requests: requests.collect() }
     }
 }

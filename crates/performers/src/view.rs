@@ -2,9 +2,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use api::performer::{
-    CONTAINER_NAME, GENERATION_ANNOTATION, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer,
-    PerformerSpec, PerformerStatus, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION, owned_name,
+use api::{
+    performer::{
+        CONTAINER_NAME, GENERATION_ANNOTATION, IMAGE_ANNOTATION, INPUT_HASH_ANNOTATION, LABEL_PERFORMER, Performer,
+        PerformerSpec, PerformerStatus, REPLACEMENTS_ANNOTATION, VERSION_ANNOTATION, owned_name,
+    },
+    workspace::{MOST_VALUES, count_values},
 };
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -19,7 +22,8 @@ use plan::performers::{
     TargetPort, Waiting,
 };
 use runtime::{Key, Packed, lean_metadata, readable, view_of};
-use serde::{Deserialize, de::IgnoredAny};
+use serde::{Deserialize, Deserializer, de::IgnoredAny};
+use serde_json::value::RawValue;
 
 use crate::MANAGER;
 
@@ -27,13 +31,20 @@ use crate::MANAGER;
 pub struct PerformerView {
     #[serde(deserialize_with = "lean_metadata")]
     metadata: ObjectMeta,
-    #[serde(default, deserialize_with = "readable")]
+    #[serde(default, deserialize_with = "bounded")]
     spec: Option<PerformerSpec>,
     #[serde(default, deserialize_with = "readable")]
     status: Option<PerformerStatus>,
 }
 
 view_of!(PerformerView, Performer);
+
+/// As [`readable`], but of no more than [`MOST_VALUES`]: a toleration takes three bytes in an object and a hundred as a
+/// value, and every round of its namespace holds several copies.
+fn bounded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PerformerSpec>, D::Error> {
+    let text = Box::<RawValue>::deserialize(deserializer)?;
+    Ok(if count_values(text.get()) > MOST_VALUES { None } else { serde_json::from_str(text.get()).ok() })
+}
 
 impl PerformerView {
     /// Labels, annotations and owners are never looked at, and may be large.
@@ -362,6 +373,10 @@ struct PortView {
     protocol: Option<String>,
 }
 
+/// More than one of either is wrong, and is seen by these; a Service may have hundreds of thousands.
+const MOST_LABELS: usize = 64;
+const MOST_PORTS: usize = 2;
+
 impl ServiceView {
     /// As for pods.
     pub fn project(self) -> Option<ServiceFacts> {
@@ -371,8 +386,8 @@ impl ServiceView {
             owner_uid: owner(&meta),
             deletion: deletion(&meta),
             service_type: ServiceType::read(self.spec.kind.as_deref()),
-            selector: self.spec.selector.into_iter().collect(),
-            ports: self.spec.ports.into_iter().map(port).collect(),
+            selector: self.spec.selector.into_iter().take(MOST_LABELS).collect(),
+            ports: self.spec.ports.into_iter().take(MOST_PORTS).map(port).collect(),
             uid: meta.uid.unwrap_or_default().into(),
             resource_version: meta.resource_version.unwrap_or_default().into(),
         })
@@ -443,6 +458,24 @@ mod tests {
     fn an_unreadable_spec_costs_that_object_only() {
         let view: PerformerView = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": 7})).unwrap();
         assert_eq!(view.project().unwrap().open().spec, None);
+    }
+
+    #[test]
+    fn what_would_take_much_memory_is_not_kept() {
+        let spec = |tolerations: usize| {
+            let scheduling = json!({ "tolerations": vec![json!({}); tolerations] });
+            let sent = json!({ "metadata": { "name": "a" }, "spec": { "image": "i", "scheduling": scheduling } });
+            let view: PerformerView = serde_json::from_value(sent).unwrap();
+            view.project().unwrap().open().spec
+        };
+        assert!(spec(100).is_some());
+        assert!(spec(MOST_VALUES).is_none());
+        let selector: BTreeMap<_, _> = (0..1000).map(|number| (format!("label-{number}"), "")).collect();
+        let ports = vec![json!({ "port": 1 }); 1000];
+        let sent = json!({ "metadata": { "name": "performer-a" }, "spec": { "selector": selector, "ports": ports } });
+        let view: ServiceView = serde_json::from_value(sent).unwrap();
+        let facts = view.project().unwrap();
+        assert_eq!((facts.selector.len(), facts.ports.len()), (MOST_LABELS, MOST_PORTS));
     }
 
     #[test]

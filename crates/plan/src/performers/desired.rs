@@ -93,6 +93,9 @@ impl Desired {
     }
 }
 
+/// What cannot be read, and what is too large to be kept, is none.
+const MISSING: &str = "spec is missing, cannot be read or has more than 20000 values: set spec.avsAddress and spec.image, and shorten its lists";
+
 /// Why no pod can be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid {
@@ -105,10 +108,7 @@ pub struct Invalid {
 /// Checks a Performer and works out what to build from.
 pub fn validate(performer: &Performer) -> Result<Desired, Invalid> {
     validate_name(performer.metadata.name.as_deref().unwrap_or_default())?;
-    let spec = performer
-        .spec
-        .as_ref()
-        .ok_or_else(|| invalid(Reason::InvalidSpec, "spec is missing: set spec.avsAddress and spec.image"))?;
+    let spec = performer.spec.as_ref().ok_or_else(|| invalid(Reason::InvalidSpec, MISSING))?;
     if spec.image.trim().is_empty() {
         return Err(invalid(Reason::InvalidSpec, "spec.image is empty: name the container image to run"));
     }

@@ -21,7 +21,13 @@ pub fn problem(
     round.plan.blocked.first().cloned().or_else(|| refused(round)).or_else(of_pod).or_else(|| lasting(round, pod))
 }
 
-/// A pod or Service the API server would not take in this round, or could not for a while.
+/// The same while the Performer goes: only what keeps it from going.
+pub fn of_deletion(round: &Round<'_>) -> Option<Why> {
+    let is_of_it = |why: &Why| matches!(why.reason, Reason::PodStuck | Reason::ServiceStuck | Reason::ObjectRejected);
+    refused(round).or_else(|| lasting(round, None).filter(is_of_it))
+}
+
+/// What the API server would not do in this round, or could not for a while.
 fn refused(round: &Round<'_>) -> Option<Why> {
     let is_lasting = round.observed.ages.age(State::Unable) >= round.policy.problem_delay;
     round.plan.actions().zip(round.progress).find_map(|(action, progress)| {
@@ -33,10 +39,11 @@ fn refused(round: &Round<'_>) -> Option<Why> {
         let (reason, what) = match action {
             Action::CreatePod(_) => (Reason::PodRejected, "pod"),
             Action::CreateService(_) | Action::RepairService { .. } => (Reason::ServiceRejected, "Service"),
-            Action::AddFinalizer { .. }
-            | Action::DeletePod { .. }
-            | Action::DeleteService { .. }
-            | Action::ReleaseFinalizer { .. } => return None,
+            Action::DeletePod { .. } => (Reason::PodStuck, "deletion of the pod"),
+            Action::DeleteService { .. } => (Reason::ServiceStuck, "deletion of the Service"),
+            Action::AddFinalizer { .. } | Action::ReleaseFinalizer { .. } => {
+                (Reason::ObjectRejected, "change of the Performer's finalizers")
+            }
         };
         Some(Why { reason, message: format!("the API server {verb} the {what}: {message}") })
     })
@@ -141,6 +148,11 @@ fn lasting(round: &Round<'_>, pod: Option<&PodFacts>) -> Option<Why> {
     let former = former_problem(round)?;
     let is_open = match former.reason {
         Reason::PodRejected => round.observed.pod == Slot::Absent,
+        Reason::PodStuck => round.left(|a| matches!(a, Action::DeletePod { .. })),
+        Reason::ServiceStuck => round.left(|a| matches!(a, Action::DeleteService { .. })),
+        Reason::ObjectRejected => {
+            round.left(|a| matches!(a, Action::AddFinalizer { .. } | Action::ReleaseFinalizer { .. }))
+        }
         Reason::ServiceRejected => round.left(|a| matches!(a, Action::CreateService(_) | Action::RepairService { .. })),
         Reason::LabelMissing
         | Reason::ImagePullFailed

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::decide::{is_announced, is_other_release};
 use super::event::{of_actions, of_change};
-use super::problem::problem;
+use super::problem::{of_deletion, problem};
 use super::{Action, Created, Desired, Identity, Invalid, Note, Observed, PodFacts, PodPhase, Policy, Slot, validate};
 use crate::Why;
 use crate::message::steady;
@@ -228,7 +228,7 @@ impl<'a> View<'a> {
 
     fn problem(&self) -> Option<Why> {
         if self.round.is_deletion() {
-            return None;
+            return of_deletion(self.round);
         }
         let wanted = self.pod.filter(|p| self.checked.as_ref().is_ok_and(|desired| !is_other_release(p, desired)));
         problem(self.round, self.checked.as_ref().ok(), &self.identity, wanted)

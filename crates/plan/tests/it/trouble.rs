@@ -305,3 +305,43 @@ fn another_cause_of_a_failed_pull_is_reported_and_a_back_off_is_none() {
     assert!(pull(&mut world, "ErrImagePull", "no such host").contains("no such host"));
     assert_eq!(world.written.len(), writes + 1);
 }
+
+#[test]
+fn p37_a_deletion_or_finalizer_that_the_server_refuses_is_reported_until_it_is_done() {
+    let shows = |world: &mut World, expected: Reason| {
+        let before = world.written.len();
+        for outcome in [rejected("no deletions today"), failed(), rejected("no deletions today")] {
+            world.other_write = outcome;
+            world.step();
+            assert_eq!(degraded(world), Some(expected));
+        }
+        assert_eq!(world.written.len(), before + 1, "said once");
+        assert!(world.status().conditions[1].message.ends_with("no deletions today"), "{:?}", world.status());
+    };
+    let mut world = World::new(basic());
+    shows(&mut world, Reason::ObjectRejected);
+    world.other_write = done();
+    world.settle();
+    assert_eq!(degraded(&world), None);
+
+    let mut world = World::running(basic());
+    world.edit(json!({ "image": "repo:2" }));
+    world.other_write = rejected("no deletions today");
+    world.step();
+    assert_eq!(degraded(&world), Some(Reason::PodStuck));
+    world.other_write = done();
+    world.settle();
+    assert_eq!(degraded(&world), None);
+
+    let mut world = World::running(basic());
+    world.delete();
+    shows(&mut world, Reason::PodStuck);
+    world.other_write = done();
+    world.settle();
+    assert!(!world.has_finalizer());
+
+    let mut world = World::running(basic());
+    world.delete();
+    world.pod = None;
+    shows(&mut world, Reason::ServiceStuck);
+}

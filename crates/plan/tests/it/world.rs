@@ -104,6 +104,8 @@ pub struct World {
     pub pod_creation: Attempt,
     /// … and to the creation or repair of a Service.
     pub service_write: Attempt,
+    /// … and to deletions and changes of finalizers.
+    pub other_write: Attempt,
     uids: u32,
 }
 
@@ -126,6 +128,7 @@ impl World {
             events: Vec::new(),
             pod_creation: done(),
             service_write: done(),
+            other_write: done(),
             uids: 0,
         }
     }
@@ -272,6 +275,14 @@ impl World {
 
     fn execute(&mut self, action: &Action) -> Attempt {
         match action {
+            Action::AddFinalizer { .. }
+            | Action::ReleaseFinalizer { .. }
+            | Action::DeletePod { .. }
+            | Action::DeleteService { .. }
+                if self.other_write != done() =>
+            {
+                return self.other_write.clone();
+            }
             Action::AddFinalizer { finalizers, .. } | Action::ReleaseFinalizer { finalizers, .. } => {
                 self.performer.metadata.finalizers = Some(finalizers.clone());
             }

@@ -3,7 +3,11 @@
 use std::{net::SocketAddr, path::Path};
 
 use anyhow::{Context, Result};
-use api::{performer::Performer, workspace::FINALIZER};
+use api::{
+    condition::{ConditionType, Reason},
+    performer::Performer,
+    workspace::FINALIZER,
+};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Service;
 use kube::{
@@ -126,6 +130,13 @@ impl Hostile<'_> {
             let performer = json!({ "metadata": { "name": format!("p{number}") }, "spec": spec });
             self.performers.create(&PostParams::default(), &serde_json::from_value(performer)?).await?;
         }
+        // Each takes three bytes here, and a hundred in each copy that a round would have.
+        let tolerations = vec![json!({}); 100_000];
+        for number in 0..8 {
+            let spec = spec_with(json!({ "scheduling": { "tolerations": tolerations } }));
+            let performer = json!({ "metadata": { "name": format!("heavy-{number}") }, "spec": spec });
+            self.performers.create(&PostParams::default(), &serde_json::from_value(performer)?).await?;
+        }
         Ok(())
     }
 
@@ -183,6 +194,11 @@ async fn a_hostile_namespace_keeps_no_other_from_being_served() -> Result<()> {
     let heavy = space.condition("heavy", "Ready", "False", "ValuesInvalid").await?;
     assert!(message(&heavy).starts_with("spec.values: more than"), "{}", message(&heavy));
     space.condition("circle-0", "Ready", "False", "DependencyCycle").await?;
+    let is_refused = |performer: &Performer| {
+        let degraded = performer.status.as_ref().and_then(|status| status.condition(ConditionType::Degraded));
+        degraded.is_some_and(|degraded| degraded.reason == Reason::InvalidSpec)
+    };
+    until(&hostile.performers, "heavy-0", "refused", is_refused).await?;
     assert!(operator.is_running(), "{}", operator.log_tail());
     let peak = peak_bytes(&operator)?;
     assert!(peak < OPERATOR_MEMORY, "{} MiB", peak >> 20);
