@@ -630,14 +630,14 @@ mod tests {
 
     #[tokio::test]
     async fn ignored_fields_are_applied_as_they_are_in_the_object_that_was_read() {
-        let named = "named: [{name: x, c: 1}, {name: y, c: 1}]";
+        let named = "named: [{name: one, c: 1}, {name: two, c: 1}]";
         let spec = "replicas: 3, paused: true, a/b: 1, list: [{c: 1, d: 1}], minReadySeconds: 0, map: {e: 1, f: 1}";
         let spec = format!("{{{spec}, {named}}}");
         let text = format!("apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: web}}\nspec: {spec}\n");
         let live = json!({
             "metadata": { "name": "web", "uid": "u", "resourceVersion": "7", "labels": { "a": "b" } },
             "spec": { "replicas": 5, "a/b": 2, "list": [{ "c": 2, "d": 2 }], "minReadySeconds": 9, "other": 4,
-                "map": { "e": 2, "g": 2 }, "named": [{ "name": "z", "c": 3 }, { "name": "x", "c": 2 }] },
+                "map": { "e": 2, "g": 2 }, "named": [{ "name": "other", "c": 3 }, { "name": "one", "c": 2 }] },
         });
         let fields = ["/spec/replicas", "/spec/paused", "/spec/a~1b", "/spec/other", "/spec/map", "bad"];
         let paths = [&fields[..], &["/spec/list/0/c", "/spec/named/0/c", "/spec/named/1/c"]].concat();
@@ -645,7 +645,8 @@ mod tests {
         let desired = objects(&text).await[0].desired_beside(&live.to_string(), &ignore).await.unwrap();
         let desired: Value = serde_json::from_str(desired.get()).unwrap();
         // What the live object lacks is left out, and what the chart does not set is not made Helm's.
-        let (list, named) = (json!([{ "c": 2, "d": 1 }]), json!([{ "name": "x", "c": 2 }, { "name": "y", "c": 1 }]));
+        let (list, named) =
+            (json!([{ "c": 2, "d": 1 }]), json!([{ "name": "one", "c": 2 }, { "name": "two", "c": 1 }]));
         let expected = json!({
             "replicas": 5, "a/b": 2, "list": list, "minReadySeconds": 0, "map": { "e": 2 }, "named": named,
         });
