@@ -11,7 +11,7 @@ use plan::shard::{
 
 use super::{
     entries::Entry,
-    term::{Term, TermError, bounded},
+    term::{Term, TermError, bounded, check_gone},
 };
 use crate::{
     provider::MachineInfo,
@@ -152,6 +152,9 @@ impl Term {
     async fn recheck_one(&self, key: &str) -> Result<(), TermError> {
         let (store, layout) = (&self.context.store, &self.context.layout);
         let object = bounded(key, store.get(key)).await?;
+        if object.is_none() {
+            check_gone(&self.context, &[key.to_owned()]).await?;
+        }
         let read = object.map(|object| decode(layout, key, object)).transpose();
         let registered = match &read {
             Ok(Some((record, _))) => {

@@ -1,7 +1,7 @@
 //! One lead of one shard: opened from storage, ended with the lead.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -260,6 +260,9 @@ impl Term {
         for id in unknown {
             let key = self.context.layout.instance(tenant, &id.storage_key());
             let object = bounded(&key, self.context.store.get(&key)).await?;
+            if object.is_none() {
+                check_gone(&self.context, std::slice::from_ref(&key)).await?;
+            }
             let read = object.map(|object| decode(&self.context.layout, &key, object)).transpose();
             let mut memory = self.memory();
             match read {
@@ -402,8 +405,9 @@ async fn load_entries(context: &Context, now: Moment) -> Result<(Entries, Quaran
     // Boxed: the compiler cannot see through the borrow that these futures are `Send`.
     let chunks: Vec<BoxFuture<'_, _>> = keys.chunks(CHUNK).map(|keys| load_records(context, keys).boxed()).collect();
     let mut chunks = stream::iter(chunks).buffer_unordered(CHUNKS_AT_ONCE);
-    let (mut entries, mut quarantine) = (Entries::default(), Quarantine::default());
-    while let Some(records) = chunks.try_next().await? {
+    let (mut entries, mut quarantine, mut missing) = (Entries::default(), Quarantine::default(), Vec::new());
+    while let Some((records, without)) = chunks.try_next().await? {
+        missing.extend(without);
         for read in records {
             match read {
                 Ok((record, etag)) => entries.add(&record, now).etag = Some(etag),
@@ -411,16 +415,40 @@ async fn load_entries(context: &Context, now: Moment) -> Result<(Entries, Quaran
             }
         }
     }
+    check_gone(context, &missing).await?;
     Ok((entries, quarantine))
 }
 
 type Read = Result<(Record, Etag), Damaged>;
 
-async fn load_records(context: &Context, keys: &[String]) -> Result<Vec<Read>, TermError> {
+/// Those that are there, and the keys of those that are not.
+async fn load_records(context: &Context, keys: &[String]) -> Result<(Vec<Read>, Vec<String>), TermError> {
     let objects = bounded(&context.layout.instances(), context.store.get_many(keys)).await?;
-    let read = |(key, object): (&String, Option<Object>)| Some(decode(&context.layout, key, object?));
-    // One that vanished since the list was purged by the leader before.
-    Ok(keys.iter().zip(objects).filter_map(read).collect())
+    let (mut records, mut missing) = (Vec::with_capacity(keys.len()), Vec::new());
+    for (key, object) in keys.iter().zip(objects) {
+        match object {
+            Some(object) => records.push(decode(&context.layout, key, object)),
+            None => missing.push(key.clone()),
+        }
+    }
+    Ok((records, missing))
+}
+
+/// A record that is not there was purged, by the leader before or by a person, if it is not listed either. Else something
+/// in front of the storage said so, and a machine without a record would be swept.
+pub(super) async fn check_gone(context: &Context, missing: &[String]) -> Result<(), TermError> {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let folder = context.layout.instances();
+    let listed: HashSet<String> = bounded(&folder, context.store.list(&folder)).await?.into_iter().collect();
+    match missing.iter().find(|key| listed.contains(*key)) {
+        Some(key) => {
+            let source = "it is listed, and a read says that it is not there".into();
+            Err(StoreError::Unavailable { key: key.clone(), source }.into())
+        }
+        None => Ok(()),
+    }
 }
 
 /// Instances whose agents registered. Their keys go with their records, so that there are not more of them.

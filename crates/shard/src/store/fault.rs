@@ -23,6 +23,8 @@ pub enum Fault {
     Full,
     /// No call is answered until the fault is lifted.
     Partitioned,
+    /// Objects whose key has this in it are listed, and said not to be there: something in front of the storage answers.
+    Hiding(&'static str),
 }
 
 /// On which side of an effect the process dies.
@@ -129,7 +131,7 @@ impl Faults {
             let now = *state.borrow_and_update();
             match now.fault {
                 _ if now.dead => std::future::pending().await,
-                Fault::None | Fault::Full => return Ok(()),
+                Fault::None | Fault::Full | Fault::Hiding(_) => return Ok(()),
                 Fault::Slow(time) => {
                     tokio::time::sleep(time).await;
                     return Ok(());
@@ -140,6 +142,10 @@ impl Faults {
                 }
             }
         }
+    }
+
+    fn hides(&self, key: &str) -> bool {
+        matches!(self.state.borrow().fault, Fault::Hiding(part) if key.contains(part))
     }
 
     /// A dead process gets no answer and does nothing more.
@@ -173,7 +179,8 @@ fn refused(key: &str) -> impl FnOnce(Refused) -> StoreError {
 #[async_trait]
 impl Store for FaultyStore {
     async fn get(&self, key: &str) -> Result<Option<Object>, StoreError> {
-        self.faults.read(self.store.get(key)).await.map_err(refused(key))?
+        let object = self.faults.read(self.store.get(key)).await.map_err(refused(key))?;
+        object.map(|object| object.filter(|_| !self.faults.hides(key)))
     }
 
     async fn put(&self, key: &str, body: Vec<u8>, expect: Expect) -> Result<Etag, StoreError> {

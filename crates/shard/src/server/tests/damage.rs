@@ -11,7 +11,7 @@ use super::world::{CONFIG, Server, World};
 use crate::{
     provider::{Order, Provider},
     server::TermError,
-    store::{Expect, Faults, Store, layout::ShardLayout},
+    store::{Expect, Fault, Faults, Store, layout::ShardLayout},
     wire::{self, Fence},
 };
 
@@ -150,6 +150,26 @@ async fn a_damaged_record_that_is_removed_takes_its_machine_with_it() {
     assert!(!machines(&world).contains(record.id.as_str()));
     assert_eq!((next.term.damaged(), statuses(&next, "web").len()), (0, 3), "another is in its place");
     world.consistent();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_is_listed_and_said_not_to_be_there_is_not_gone() {
+    let (world, server, _, key) = three().await;
+    drop(server);
+    let before = machines(&world);
+    let faults = Faults::default();
+    faults.set(Fault::Hiding("/instance/"));
+    assert!(matches!(world.try_start(faults).await, Some(Err(TermError::Store(_)))));
+    let whole = world.store.get(&key).await.unwrap().unwrap().body;
+    overwrite(&world, &key, b"{").await;
+    let mut next = world.start().await;
+    next.faults.set(Fault::Hiding("/instance/"));
+    next.term.recheck().await.unwrap_err();
+    assert_eq!(next.term.damaged(), 1);
+    next.faults.set(Fault::None);
+    overwrite(&world, &key, &whole).await;
+    rest(&world, &mut next).await;
+    assert_eq!((next.term.damaged(), machines(&world)), (0, before));
 }
 
 #[tokio::test(start_paused = true)]
