@@ -129,7 +129,7 @@ const OF_A_PULL: [(&str, Class); 17] = [
 ];
 /// helm's words when it works on a release. A wait in vain quotes what its objects say, which may be of any kind, so
 /// that stands before what else could be read out of it.
-const OF_A_RELEASE: [(&str, Class); 12] = [
+const OF_A_RELEASE: [(&str, Class); 21] = [
     // An install, where another process has made the release meanwhile: what is there is to be looked at again.
     ("cannot reuse a name that is still in use", Class::Locked),
     ("another operation (install/upgrade/rollback) is in progress", Class::Locked),
@@ -145,6 +145,16 @@ const OF_A_RELEASE: [(&str, Class); 12] = [
     ("the server has asked for the client to provide credentials", Class::Forbidden),
     ("connection refused", Class::Unreachable),
     ("no such host", Class::Unreachable),
+    // An API server that goes away in the middle of it.
+    ("i/o timeout", Class::Unreachable),
+    ("TLS handshake timeout", Class::Unreachable),
+    ("connection reset by peer", Class::Unreachable),
+    ("http2: client connection lost", Class::Unreachable),
+    ("http2: server sent GOAWAY", Class::Unreachable),
+    ("\": unexpected EOF", Class::Unreachable),
+    ("\": EOF", Class::Unreachable),
+    ("the server is currently unable to handle the request", Class::Unreachable),
+    ("etcdserver: ", Class::Unreachable),
 ];
 
 /// The result of one operation. `secrets` are cut out of every message.
@@ -190,28 +200,32 @@ fn last_words(stderr: &str) -> String {
     lines[start..end].join("\n").trim().trim_start_matches("Error: ").to_owned()
 }
 
-/// Every text and number in YAML documents, each a secret by itself; [`redact`] passes over those too short to be one.
+/// Every text and number in YAML documents that is not too short, each a secret by itself.
 pub fn secrets_in(documents: &[Private]) -> impl Iterator<Item = Private> {
     let texts = documents.iter().filter_map(|document| std::str::from_utf8(document.expose()).ok());
     texts.filter_map(|text| serde_saphyr::from_str(text).ok()).flat_map(|value| leaves(&value))
 }
 
 fn leaves(value: &Value) -> Vec<Private> {
+    // A list of a million digits is none the less a list.
+    let leaf = |text: &str| if text.len() < SHORTEST_SECRET { Vec::new() } else { vec![Private::new(text)] };
     match value {
         Value::Object(fields) => fields.values().flat_map(leaves).collect(),
         Value::Array(elements) => elements.iter().flat_map(leaves).collect(),
-        Value::String(text) => vec![Private::new(text)],
-        Value::Number(number) => vec![Private::new(number.to_string())],
+        Value::String(text) => leaf(text),
+        Value::Number(number) => leaf(&number.to_string()),
         Value::Null | Value::Bool(_) => Vec::new(),
     }
 }
 
-/// Cuts out the given secrets, whole and line by line, and the credentials of every URL. What is put in their place is not
+/// Cuts out the given secrets, whole and line by line, as they are and as they are quoted, and the credentials of every URL. What is put in their place is not
 /// searched again: secrets that occur in it would let the text grow with each of them.
 pub fn redact(text: &str, secrets: &[Private]) -> String {
     let secrets: Vec<_> = secrets.iter().map(|secret| String::from_utf8_lossy(secret.expose())).collect();
     let parts = secrets.iter().flat_map(|secret| secret.lines().chain([&**secret])).map(str::trim);
-    let parts: HashSet<_> = parts.filter(|part| (SHORTEST_SECRET..=text.len()).contains(&part.len())).collect();
+    let mut parts: HashSet<_> = parts.filter(|part| (SHORTEST_SECRET..=text.len()).contains(&part.len())).collect();
+    let quoted: Vec<_> = parts.iter().flat_map(|part| quoted(part)).collect();
+    parts.extend(quoted.iter().map(String::as_str));
     let Some(searched) = automaton(&parts) else {
         return "[redacted: it has more secret values than can be looked for]".to_owned();
     };
@@ -233,6 +247,18 @@ pub fn redact(text: &str, secrets: &[Private]) -> String {
     });
     let is_secret: Vec<bool> = open.collect();
     without_userinfo(&without(text, &is_secret))
+}
+
+/// A text with characters that quotes have other signs for, as Go and JSON write it in them. Go's JSON has some for HTML.
+fn quoted(text: &str) -> Vec<String> {
+    let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\' | '<' | '>' | '&');
+    if text.chars().all(is_plain) {
+        return Vec::new();
+    }
+    let quotes = serde_json::to_string(text).unwrap_or_default();
+    let json = quotes.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or_default().to_owned();
+    let html = json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
+    vec![json, html]
 }
 
 /// What finds all of these in one pass; `None` if they are too much. It has a state for each of their bytes, and not a
@@ -305,6 +331,16 @@ mod tests {
         release("UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress", Class::Locked);
         release("secrets is forbidden: User \"nobody\" cannot list resource \"secrets\"", Class::Forbidden);
         release("pods \"web\" is forbidden: exceeded quota: compute", Class::Other);
+        for said in [
+            "Patch \"https://h/api\": dial tcp 10.0.0.1:443: i/o timeout",
+            "Patch \"https://h/api\": http2: client connection lost",
+            "Get \"https://h/api\": unexpected EOF",
+            "failed to create: the server is currently unable to handle the request (post secrets)",
+            "failed to create: etcdserver: request timed out",
+        ] {
+            release(said, Class::Unreachable);
+        }
+        release("error parsing values.yaml: unexpected EOF", Class::Other);
         release("kubernetes cluster unreachable: Get \"https://h/version\": connection refused", Class::Unreachable);
         release("UPGRADE FAILED: resource Deployment/exp/t not ready.\ncontext deadline exceeded", Class::Timeout);
         release(
@@ -360,6 +396,10 @@ mod tests {
         let text = "hunter2 [redacted] ".repeat(1000);
         assert_eq!(redact(&text, &secrets), "[redacted] [redacted] ".repeat(1000));
         assert_eq!(redact("é hunter2hunter2é", &secrets), "é [redacted]é", "neighbours share a mark");
+        let odd = [Private::new("p\"w\\9<x")];
+        for said in [r#"p"w\9<x"#, r#""p\"w\\9<x""#, r#""p\"w\\9\u003cx""#] {
+            assert_eq!(redact(said, &odd).trim_matches('"'), "[redacted]", "{said}");
+        }
     }
 
     #[test]

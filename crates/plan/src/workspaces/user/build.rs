@@ -269,7 +269,12 @@ fn claim(owner: &Owner, settings: &CodeServer, live: Option<&Found>) -> Value {
     let storage = settings.storage.clone().unwrap_or_default();
     let wanted =
         claim(&json!(storage.size.as_deref().unwrap_or(DEFAULT_SIZE)), storage.class.map(|c| json!(c)).as_ref());
-    match made.map(|made| &made["spec"]).filter(|made| differs(&wanted["spec"], made).is_some()) {
+    // One that has a class keeps it where the spec names none any more.
+    let is_other = |made: &&Value| {
+        differs(&wanted["spec"], made).is_some()
+            || made.get("storageClassName") != wanted["spec"].get("storageClassName")
+    };
+    match made.map(|made| &made["spec"]).filter(is_other) {
         Some(made) => claim(&made["resources"]["requests"]["storage"], made.get("storageClassName")),
         None => wanted,
     }

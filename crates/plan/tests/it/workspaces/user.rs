@@ -155,6 +155,11 @@ fn the_volume_stays_as_it_was_made() {
     world.settle();
     assert_eq!(claim(&mut world)["resources"]["requests"]["storage"], "1Gi");
     assert_eq!(claim(&mut world)["storageClassName"], Value::Null);
+
+    let mut world = World::ready(one_user(json!({ "storage": { "size": "1Gi", "class": "fast" } })));
+    world.change(|spec| spec["users"][0]["codeServer"] = json!({ "storage": { "size": "1Gi" } }));
+    world.settle();
+    assert_eq!(claim(&mut world)["storageClassName"], "fast");
 }
 
 #[test]
