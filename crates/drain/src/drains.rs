@@ -191,7 +191,7 @@ impl Drains {
             // Subscribed before the look: what changes after it is not missed.
             let news = scene.news();
             if scene.is_settled() {
-                return plan::drain::plan(order, &scene.observe(), &BTreeMap::new(), None);
+                return plan::drain::plan(order, &scene.observe(false), &BTreeMap::new(), None);
             }
             changed(news).await;
         }

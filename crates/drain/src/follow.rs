@@ -124,7 +124,7 @@ impl Scene {
         [Some(self.node.kind.news()), pods, budgets, namespaces, volumes].into_iter().flatten().collect()
     }
 
-    pub fn observe(&self) -> drain::Observed {
+    pub fn observe(&self, has_cordoned: bool) -> drain::Observed {
         let node = self.node.kind.get(&self.key).map(|node| node.value.clone());
         let bound = self.bound();
         let budgets = self.budgets.as_ref().map(|budgets| budgets.fact(budgets_of(&budgets.kind, &bound)));
@@ -149,7 +149,7 @@ impl Scene {
             namespaces: namespaces.unwrap_or_else(unknown),
             volumes: volumes.unwrap_or_else(unknown),
             server_time: self.cluster.server_clock().now(),
-            has_cordoned: false,
+            has_cordoned,
         }
     }
 

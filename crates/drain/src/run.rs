@@ -110,8 +110,8 @@ impl Run {
         let request = self.request.borrow().clone();
         let time_left = request.deadline.map(|deadline| deadline.saturating_duration_since(now));
         let mut ledger = lock(&self.shared.ledger);
-        let mut observed = scene.observe();
-        observed.has_cordoned = self.cordoned.as_ref().is_some_and(|(order, _)| *order == request.order.id);
+        let has_cordoned = self.cordoned.as_ref().is_some_and(|(order, _)| *order == request.order.id);
+        let mut observed = scene.observe(has_cordoned);
         if let Ok(pods) = observed.pods.known() {
             ledger.keep(self.number, pods, now);
         }

@@ -106,7 +106,7 @@ view_of!(PodView, Pod);
 struct PodSpecView {
     node_name: Option<String>,
     priority: Option<i32>,
-    /// Pods made before 1.26 may have a negative one, which the kubelet takes for a second.
+    /// The API server accepts a negative one, which means a second.
     termination_grace_period_seconds: Option<i64>,
     volumes: Option<Vec<PodVolumeView>>,
 }

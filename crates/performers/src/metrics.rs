@@ -34,8 +34,9 @@ impl fmt::Debug for PerformerMetrics {
     }
 }
 
-/// Resources of one namespace that are shown, and of one Performer that are counted: several times what a node offers. Their names are the users' to make up, and
-/// each is a series that a monitoring system keeps for a long time. Those that most Performers request go first.
+/// Resources of one namespace that are shown, and of one Performer that are counted: several times what a node offers.
+/// Their names are the users' to make up, and each is a series that a monitoring system keeps for a long time. Those that
+/// most Performers request go first.
 const MOST_RESOURCES: usize = 20;
 
 /// No node offers a resource with a longer name: a domain of 253 characters, a slash and 63 more.

@@ -7,6 +7,7 @@ use api::performer::{
     DEFAULT_GRPC_PORT, HardwareRequirements, MAX_NAME, Performer, PerformerConfig, PerformerSpec, PullPolicy,
     Scheduling, owned_name,
 };
+use api::workspace::MOST_VALUES;
 use k8s_openapi::api::core::v1::{
     Affinity, EnvVar, EnvVarSource, LocalObjectReference, ResourceRequirements, Toleration,
 };
@@ -93,9 +94,6 @@ impl Desired {
     }
 }
 
-/// What cannot be read, and what is too large to be kept, is none.
-const MISSING: &str = "spec is missing, cannot be read or has more than 20000 values: set spec.avsAddress and spec.image, and shorten its lists";
-
 /// Why no pod can be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid {
@@ -108,7 +106,7 @@ pub struct Invalid {
 /// Checks a Performer and works out what to build from.
 pub fn validate(performer: &Performer) -> Result<Desired, Invalid> {
     validate_name(performer.metadata.name.as_deref().unwrap_or_default())?;
-    let spec = performer.spec.as_ref().ok_or_else(|| invalid(Reason::InvalidSpec, MISSING))?;
+    let spec = performer.spec.as_ref().ok_or_else(missing)?;
     if spec.image.trim().is_empty() {
         return Err(invalid(Reason::InvalidSpec, "spec.image is empty: name the container image to run"));
     }
@@ -154,6 +152,14 @@ fn validate_name(name: &str) -> Result<(), Invalid> {
         return Ok(());
     };
     Err(invalid(Reason::InvalidName, message))
+}
+
+/// What cannot be read, and what is too large to be kept, is none.
+fn missing() -> Invalid {
+    let message = format!(
+        "spec is missing, cannot be read or has more than {MOST_VALUES} values: set spec.avsAddress and spec.image, and shorten its lists"
+    );
+    invalid(Reason::InvalidSpec, message)
 }
 
 fn invalid(reason: Reason, message: impl Into<String>) -> Invalid {

@@ -83,7 +83,7 @@ impl Round<'_> {
     }
 
     /// Whether the object may go: there is nothing more to report.
-    pub(super) fn is_released(&self) -> bool {
+    fn is_released(&self) -> bool {
         self.done().any(|action| matches!(action, Action::ReleaseFinalizer { .. }))
     }
 

@@ -257,17 +257,18 @@ impl Term {
             let unknown = memory.entries.of_group(tenant, group).filter(|entry| entry.etag.is_none());
             unknown.map(|entry| entry.record.id.clone()).collect()
         };
+        let (mut missing, mut keys) = (Vec::new(), Vec::new());
         for id in unknown {
             let key = self.context.layout.instance(tenant, &id.storage_key());
-            let object = bounded(&key, self.context.store.get(&key)).await?;
-            if object.is_none() {
-                check_gone(&self.context, std::slice::from_ref(&key)).await?;
-            }
-            let read = object.map(|object| decode(&self.context.layout, &key, object)).transpose();
+            let Some(object) = bounded(&key, self.context.store.get(&key)).await? else {
+                missing.push(id);
+                keys.push(key);
+                continue;
+            };
+            let read = decode(&self.context.layout, &key, object);
             let mut memory = self.memory();
             match read {
-                Ok(None) => drop(memory.entries.remove(&id)),
-                Ok(Some((record, etag))) => {
+                Ok((record, etag)) => {
                     if let Some(mut entry) = memory.entries.get_mut(&id) {
                         entry.replace(record, etag);
                     }
@@ -277,6 +278,12 @@ impl Term {
                     memory.quarantine.put(damaged, machine);
                 }
             }
+        }
+        // Once for all: after an outage many may never have been written.
+        check_gone(&self.context, &keys).await?;
+        let mut memory = self.memory();
+        for id in missing {
+            memory.entries.remove(&id);
         }
         Ok(())
     }

@@ -207,7 +207,7 @@ pub fn secrets_in(documents: &[Private]) -> impl Iterator<Item = Private> {
 }
 
 fn leaves(value: &Value) -> Vec<Private> {
-    // A list of a million digits is none the less a list.
+    // Those are passed over by `redact` anyway, and there may be a million of them.
     let leaf = |text: &str| if text.len() < SHORTEST_SECRET { Vec::new() } else { vec![Private::new(text)] };
     match value {
         Value::Object(fields) => fields.values().flat_map(leaves).collect(),
@@ -218,8 +218,9 @@ fn leaves(value: &Value) -> Vec<Private> {
     }
 }
 
-/// Cuts out the given secrets, whole and line by line, as they are and as they are quoted, and the credentials of every URL. What is put in their place is not
-/// searched again: secrets that occur in it would let the text grow with each of them.
+/// Cuts out the given secrets, whole and line by line, as they are and as they are quoted, and the credentials of every
+/// URL. What is put in their place is not searched again: secrets that occur in it would let the text grow with each of
+/// them.
 pub fn redact(text: &str, secrets: &[Private]) -> String {
     let secrets: Vec<_> = secrets.iter().map(|secret| String::from_utf8_lossy(secret.expose())).collect();
     let parts = secrets.iter().flat_map(|secret| secret.lines().chain([&**secret])).map(str::trim);
