@@ -5,6 +5,7 @@ pub mod capi;
 pub mod charts;
 pub mod cloud;
 pub mod control_plane;
+mod cut;
 pub mod fault;
 pub mod helm;
 pub mod hetzner;
@@ -22,6 +23,7 @@ pub mod tools;
 mod users;
 
 pub use control_plane::{Backup, ControlPlane, Lent, Options, Workloads};
+pub use cut::{client, is_cut};
 pub use looks::Looks;
 pub use random::Random;
 pub use skip::{published, skip};

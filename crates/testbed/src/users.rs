@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     Looks,
     control_plane::{Error, READY_PATIENCE},
+    cut,
     pki::Identity,
 };
 
@@ -118,7 +119,7 @@ fn encode(pem: &str) -> ByteString {
 pub(crate) async fn client(kubeconfig: Value) -> Result<kube::Client, kube::Error> {
     install_crypto();
     let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig).expect("our own kubeconfig is well-formed");
-    kube::Client::try_from(config(kubeconfig).await.expect("our own kubeconfig embeds all it needs"))
+    cut::client(config(kubeconfig).await.expect("our own kubeconfig embeds all it needs"))
 }
 
 /// Directly to the server: kube would take a proxy of the environment even for a server on this machine.

@@ -1,4 +1,5 @@
-//! Asks an API server again that cannot answer for a moment: on a busy machine its etcd may be late by seconds.
+//! Asks an API server again that cannot answer for a moment: on a busy machine its etcd may be late by seconds, and a
+//! connection that it closed may look open still.
 
 use std::time::Duration;
 
@@ -38,13 +39,16 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for Patient {
     type Future = Sleep;
 
     fn retry(&mut self, _: &mut Request<Body>, result: &mut Result<Response<B>, BoxError>) -> Option<Sleep> {
-        let is_passing = matches!(
-            result.as_ref().ok()?.status(),
-            StatusCode::TOO_MANY_REQUESTS
-                | StatusCode::INTERNAL_SERVER_ERROR
-                | StatusCode::SERVICE_UNAVAILABLE
-                | StatusCode::GATEWAY_TIMEOUT
-        );
+        let is_passing = match result {
+            Ok(response) => matches!(
+                response.status(),
+                StatusCode::TOO_MANY_REQUESTS
+                    | StatusCode::INTERNAL_SERVER_ERROR
+                    | StatusCode::SERVICE_UNAVAILABLE
+                    | StatusCode::GATEWAY_TIMEOUT
+            ),
+            Err(error) => testbed::is_cut(&**error),
+        };
         let now = Instant::now();
         let until = *self.until.get_or_insert(now + PATIENCE);
         (is_passing && now < until).then(|| tokio::time::sleep(PAUSE))
@@ -57,6 +61,8 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for Patient {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{self, ErrorKind};
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -66,14 +72,15 @@ mod tests {
         for refused in [400, 403, 404, 409, 422] {
             assert!(Patient::default().retry(&mut request, &mut answer(refused)).is_none(), "{refused}");
         }
-        let mut gone: Result<Response<()>, BoxError> = Err("connection refused".into());
-        assert!(Patient::default().retry(&mut request, &mut gone).is_none());
-        for late in [429, 500, 503, 504] {
+        let broken = |kind: ErrorKind| Err(io::Error::from(kind).into());
+        assert!(Patient::default().retry(&mut request, &mut broken(ErrorKind::ConnectionRefused)).is_none());
+        let late = [429, 500, 503, 504].map(answer);
+        for mut late in late.into_iter().chain([broken(ErrorKind::ConnectionReset)]) {
             let (mut patient, began) = (Patient::default(), Instant::now());
-            while let Some(pause) = patient.retry(&mut request, &mut answer(late)) {
+            while let Some(pause) = patient.retry(&mut request, &mut late) {
                 pause.await;
             }
-            assert_eq!(began.elapsed(), PATIENCE, "{late}");
+            assert_eq!(began.elapsed(), PATIENCE, "{late:?}");
         }
     }
 }

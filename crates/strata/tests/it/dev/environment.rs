@@ -80,7 +80,7 @@ impl Environment {
     pub async fn client(&self) -> Result<Client> {
         let kubeconfig = Kubeconfig::read_from(self.dev(&["kubeconfig"]).await?.trim())?;
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-        Ok(Client::try_from(config)?)
+        Ok(testbed::client(config)?)
     }
 
     /// Command lines of all processes that name our directory, as each of ours does.
