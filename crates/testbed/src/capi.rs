@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::future::try_join_all;
+use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client,
@@ -64,6 +64,9 @@ pub struct Options {
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 /// What a manager needs to end its workers and close its connections; it is killed after that.
 const STOP_GRACE: Duration = Duration::from_secs(5);
+/// One more than a machine has cores wastes nothing while the API server works; all of them, read at once on a busy
+/// machine, kept connections waiting for so long that it closed them.
+const DEFINITIONS_AT_ONCE: usize = 3;
 /// A name for the program in logs, files and lists.
 pub const NAME: &str = "capi";
 
@@ -196,7 +199,7 @@ pub async fn install_definitions(control_plane: &ControlPlane) -> Result<(), Err
     define(&control_plane.client().await?, &Files::new(tools::files(NAME).await?)).await
 }
 
-/// Installs the definitions, all at once, unless those of this version are there from an earlier start.
+/// Installs the definitions, some at once, unless those of this version are there from an earlier start.
 async fn define(client: &Client, files: &Files) -> Result<(), Error> {
     let wanted = files.definition_files()?;
     let label = format!("{DEFINITION_LABEL}={}", files.label());
@@ -206,15 +209,14 @@ async fn define(client: &Client, files: &Files) -> Result<(), Error> {
     if there.items.len() == wanted.len() {
         return Ok(());
     }
-    try_join_all(wanted.into_iter().map(async |file| {
+    let installing = wanted.into_iter().map(async |file| {
         let files = files.clone();
         // A megabyte of YAML in all.
         let read = tokio::task::spawn_blocking(move || files.definition(&file)).await;
         let definition = read.expect("reading a definition does not panic")?;
         Ok::<_, Error>(install::install(client, &[definition]).await?)
-    }))
-    .await?;
-    Ok(())
+    });
+    stream::iter(installing).buffer_unordered(DEFINITIONS_AT_ONCE).try_collect().await
 }
 
 /// Asks the health port `/readyz`; the error says what is not ready.

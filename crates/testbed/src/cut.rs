@@ -35,7 +35,8 @@ pub fn is_cut(error: &(dyn Error + 'static)) -> bool {
     iter::successors(Some(error), |&error| error.source()).any(|error| {
         let is_incomplete = error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_incomplete_message);
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-        is_incomplete || matches!(kind, Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe))
+        let kinds = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe, io::ErrorKind::UnexpectedEof];
+        is_incomplete || kind.is_some_and(|kind| kinds.contains(&kind))
     })
 }
 
