@@ -15,7 +15,6 @@ mod machines;
 mod operator;
 mod order;
 mod own;
-mod patience;
 mod place;
 mod restart;
 mod running;

@@ -22,6 +22,7 @@ pub use stock::Stock;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
+    control_plane::free_port,
     hetzner::{self, Access, Cidr, Forwarder, Loopback, Simulator},
     pki::{self, write_private},
     talos::{self, ControllerOptions, World, WorldOptions},
@@ -124,7 +125,7 @@ impl Cloud {
         };
         let simulator = match Simulator::start(options(identity.port)).await {
             // Another program has the port of before.
-            Err(hetzner::Error::Io { .. }) if identity.port != 0 => Simulator::start(options(0)).await?,
+            Err(hetzner::Error::Io { .. }) => Simulator::start(options(free_port())).await?,
             started => started?,
         };
         // Also those that are off: one that nothing here knows would count as gone.
@@ -211,7 +212,7 @@ fn identity(directory: &Path) -> Result<(Identity, Loopback), CloudError> {
     for byte in bytes {
         let _ = write!(token, "{byte:02x}");
     }
-    let identity = Identity { loopback: loopback.number(), port: 0, token };
+    let identity = Identity { loopback: loopback.number(), port: free_port(), token };
     // Before anything has an address of it.
     write_identity(directory, &identity)?;
     Ok((identity, loopback))

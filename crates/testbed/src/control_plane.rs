@@ -32,6 +32,7 @@ pub use workloads::{CLIENT_LIMITS, Workloads};
 use crate::{
     audit::AuditLog,
     install,
+    patience::patient,
     pki::{self, Authority, write_private},
     process::{self, Child, RemovedAtEnd},
     tools,
@@ -173,8 +174,8 @@ impl ControlPlane {
 
     /// Waits until the API server says that it is ready.
     pub async fn ready(&self) -> Result<(), Error> {
-        let client = self.client().await?;
-        launch::ready(&client, [&self.apiserver, &self.etcd]).await
+        let config = self.config_as(&User::admin()).await?;
+        launch::ready(&Client::try_from(config)?, [&self.apiserver, &self.etcd]).await
     }
 
     /// To kill, pause, resume or restart it; wait with [`Self::ready`] afterwards.
@@ -225,14 +226,19 @@ impl ControlPlane {
         self.kubeconfig_path(&User::admin())
     }
 
-    /// A new client of the admin, for use on the present runtime.
+    /// A new client of the admin, for use on the present runtime: its connections must not outlive that.
     pub async fn client(&self) -> Result<Client, Error> {
         self.client_as(&User::admin()).await
     }
 
     /// A new client of anyone, for use on the present runtime.
     pub async fn client_as(&self, user: &User) -> Result<Client, Error> {
-        Ok(users::client(self.kubeconfig_value(user).await?).await?)
+        Ok(patient(self.config_as(user).await?)?)
+    }
+
+    /// For a client that is not patient, as that of an operator under test.
+    pub async fn config_as(&self, user: &User) -> Result<kube::Config, Error> {
+        Ok(users::own_config(self.kubeconfig_value(user).await?).await)
     }
 
     /// Path of a kubeconfig for anyone, with everything embedded.

@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use crate::{
     Looks,
     control_plane::{Error, READY_PATIENCE},
-    cut,
     pki::Identity,
 };
 
@@ -115,11 +114,11 @@ fn encode(pem: &str) -> ByteString {
     ByteString(pem.as_bytes().to_vec())
 }
 
-/// A client that is used on the runtime it was made on: its connections must not outlive that runtime.
-pub(crate) async fn client(kubeconfig: Value) -> Result<kube::Client, kube::Error> {
+/// Of a kubeconfig that [`kubeconfig`] made.
+pub(crate) async fn own_config(kubeconfig: Value) -> kube::Config {
     install_crypto();
     let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig).expect("our own kubeconfig is well-formed");
-    cut::client(config(kubeconfig).await.expect("our own kubeconfig embeds all it needs"))
+    config(kubeconfig).await.expect("our own kubeconfig embeds all it needs")
 }
 
 /// Directly to the server: kube would take a proxy of the environment even for a server on this machine.

@@ -121,6 +121,13 @@ members_are() {
     [ "$(awk 'NR > 1 && $NF == "false"' "$FOLDER/members" | wc -l)" -eq "$2" ]
 }
 
+# NAME: true once etcd lists no such member; removes one that it lists.
+is_no_member() {
+    "$talosctl" etcd members > "$FOLDER/members" || return 1
+    member=$(awk -v name="$1" '$3 == name { print $2 }' "$FOLDER/members")
+    [ -z "$member" ] || { "$talosctl" etcd remove-member "$member"; return 1; }
+}
+
 nodes_are_ready() {
     "$kubectl" get nodes --output json |
         jq --exit-status --argjson count "$1" '[.items[].status.conditions[] | select(.type == "Ready" and .status == "True")]
@@ -188,9 +195,8 @@ EOF
     "$talosctl" config endpoint "$other_public"
     "$talosctl" config node "$other_private"
     api DELETE "/servers/$(id_of "$1")" > /dev/null
-    member=$("$talosctl" etcd members | awk -v name="$1" '$3 == name { print $2 }')
-    "$talosctl" etcd remove-member "$member"
-    "$kubectl" delete node "$1"
+    until_it "etcd without $1" is_no_member "$1"
+    until_it "no Node $1" "$kubectl" delete node "$1" --ignore-not-found
     add "$CLUSTER-cp-new"
     until_it "three members" members_are "$other_private" 3
     until_it "all Nodes" nodes_are_ready $((3 + workers))

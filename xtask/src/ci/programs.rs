@@ -31,7 +31,7 @@ const GARBAGE_COLLECTION: (&str, &str) = ("GOGC", "400");
 const MEMORY_EACH: u64 = 4 << 30;
 /// The slowest program took 15 minutes beside another one, on a machine of which others took up to a half. CI ends the
 /// whole run after 90 minutes, without a verdict.
-const LIMIT: Duration = Duration::from_mins(30);
+const LIMIT: Duration = Duration::from_mins(40);
 /// How often a program is asked whether it has ended: little beside the seconds that the shortest take.
 const POLL: Duration = Duration::from_millis(50);
 /// Ends the process group `$1` when its standard input does.

@@ -62,7 +62,7 @@ async fn a83_an_agent_keeps_the_node_of_its_instance_and_pods_run_there() -> Res
     let bound = server.leads().await;
     let instance = Instance::new(&zone).await;
     let id = &*instance.id;
-    let agent_client = control_plane.client_as(&User::named(AGENT)).await?;
+    let agent_client = Client::try_from(control_plane.config_as(&User::named(AGENT)).await?)?;
     let agent = instance.start(&zone, &bound, Some(options(agent_client.clone(), id)));
     reported(&operator(&zone, bound.operator), id).await;
 
@@ -74,8 +74,9 @@ async fn a83_an_agent_keeps_the_node_of_its_instance_and_pods_run_there() -> Res
     assert_eq!(info.kubelet_version, "v1.36.3");
     assert_eq!(node.spec.as_ref().and_then(|spec| spec.provider_id.clone()), Some(format!("process:///a/{id}")));
     let leases = Api::<Lease>::namespaced(client.clone(), "kube-node-lease");
-    let lease = leases.get(id).await?;
-    let spec = lease.spec.clone().context("no spec")?;
+    // Made after its node.
+    let lease = await_condition(leases.clone(), id, |lease: Option<&Lease>| lease.is_some()).await?;
+    let spec = lease.and_then(|lease| lease.spec).context("no spec")?;
     assert_eq!((spec.holder_identity.as_deref(), spec.lease_duration_seconds), (Some(id), Some(40)));
     let renewed = |later: Option<&Lease>| {
         later.and_then(|later| later.spec.as_ref()).is_some_and(|later| later.renew_time > spec.renew_time)

@@ -30,7 +30,7 @@ impl Engine {
     /// A request without answer is given up soon, so that faults of that kind cost little time; but not while a busy
     /// server still carries it out, which would be asked for it twice.
     pub async fn hasty(proxy: &FaultProxy) -> Result<Self> {
-        Self::with(proxy, Duration::from_secs(5)).await
+        Self::with(proxy, Duration::from_secs(10)).await
     }
 
     async fn with(proxy: &FaultProxy, request_timeout: Duration) -> Result<Self> {

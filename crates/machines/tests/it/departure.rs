@@ -75,7 +75,7 @@ async fn a24_a36_a37_members_are_drained_before_their_shard_or_their_pool_goes()
 #[tokio::test]
 async fn a47_a49_a98_a_drain_that_a_budget_holds_is_acknowledged_in_time_and_a_warning_names_the_pods() -> Result<()> {
     // A tenth of it is the time in which the acknowledgement must arrive.
-    let groups = json!({ "web": { "template": "web", "size": 2, "drain_timeout": "30s" } });
+    let groups = json!({ "web": { "template": "web", "size": 2, "drain_timeout": "50s" } });
     let mut scene = Scene::without_operator("departure-late", &["a"], groups).await?;
     let gate = Gate::before(&scene.zones, "a").await?;
     scene.write_addresses("config.yaml", &gate.addresses(&scene.zones))?;

@@ -25,7 +25,7 @@ async fn start(scene: &Scene, name: &str) -> Result<(Running, Gate)> {
         name: LEASE.to_owned(),
         identity: name.to_owned(),
         // Its renewals survive a busy machine.
-        duration: Duration::from_secs(15),
+        duration: Duration::from_mins(1),
     };
     Ok((scene.spawn(file, Some(lease)).await?, gate))
 }

@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
-pub const PATIENCE: Duration = Duration::from_mins(2);
+pub const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Between two looks at what gives no event.
 pub const LOOK: Duration = Duration::from_millis(100);

@@ -148,7 +148,7 @@ impl Space {
     /// Runs the ground of the layer.
     pub async fn run(&self, settings: &LayerSettings, clock: Clock) -> Result<Running> {
         let user = User::service_account(&self.namespace, ACCOUNT);
-        let client = self.control_plane.client_as(&user).await?;
+        let client = runtime::connect(self.control_plane.config_as(&user).await?)?;
         let stop = CancellationToken::new();
         let mut operator = Operator::new(client, process_settings(), clock, stop.clone());
         let kubeconfig = kube::config::Kubeconfig::read_from(self.control_plane.kubeconfig())?;

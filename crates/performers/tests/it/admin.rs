@@ -3,8 +3,6 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::ResourceQuota;
-use kube::Api;
 use serde_json::json;
 use testbed::{ControlPlane, Options};
 use tokio::{
@@ -13,8 +11,9 @@ use tokio::{
 };
 
 use crate::{
+    failure::no_more_pods,
     harness::{Running, World, alone, install_account, install_crd, operator_user, spec, spec_with},
-    observe::{create, eventually, number},
+    observe::{eventually, number},
     scene::Scene,
 };
 
@@ -37,9 +36,7 @@ async fn p45_metrics_tell_of_a_scripted_run() -> Result<()> {
     for name in ["a", "b"] {
         space.create_ready(name, spec_with(json!({ "resources": requests }))).await?;
     }
-    let quotas = Api::namespaced(space.client.clone(), &space.namespace);
-    create::<ResourceQuota>(&quotas, json!({ "metadata": { "name": "two" }, "spec": { "hard": { "pods": "2" } } }))
-        .await?;
+    no_more_pods(&space).await?;
     space.create("refused", spec()).await?;
     space.until_condition("refused", "Degraded", "True", "PodRejected").await?;
     // A round is counted when it has ended, just after its status is seen.
@@ -86,7 +83,7 @@ async fn p45_metrics_tell_of_a_scripted_run() -> Result<()> {
 async fn p51_ready_only_when_every_cache_is_filled() -> Result<()> {
     let control_plane = ControlPlane::start(Options { fsync: false, ..Options::bare() }).await?;
     install_account(&control_plane).await?;
-    let client = control_plane.client_as(&operator_user()).await?;
+    let client = runtime::connect(control_plane.config_as(&operator_user()).await?)?;
     let operator = Running::start(client, alone(), performers::Config::default()).await?;
     let address = operator.addresses.health;
     eventually("the missing definition is reported", || async {

@@ -22,7 +22,7 @@ const BUSY: Duration = Duration::from_secs(10);
 async fn p40_by_default_the_resync_comes_every_two_minutes() -> Result<()> {
     let control_plane = ControlPlane::start(Options { fsync: false, ..Options::bare() }).await?;
     install(&control_plane).await?;
-    let client = control_plane.client_as(&operator_user()).await?;
+    let client = runtime::connect(control_plane.config_as(&operator_user()).await?)?;
     let operator = Running::start(client, alone(), Config::default()).await?;
     let space = Space::new(&control_plane, "default").await?;
     let created = Instant::now();

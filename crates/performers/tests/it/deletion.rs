@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use api::performer::{FINALIZER, Performer, Phase};
-use k8s_openapi::api::core::v1::{Namespace, Pod, ResourceQuota};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::{
     Api,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 use testbed::audit::Entry;
 
 use crate::{
+    failure::no_more_pods,
     harness::{OPERATOR_USER, World, spec},
-    observe::{create, eventually, history, line, uid, writes},
+    observe::{eventually, history, line, uid, writes},
     status::hold,
 };
 
@@ -46,9 +47,7 @@ async fn p32_terminating_then_clean_then_released() -> Result<()> {
 #[tokio::test]
 async fn p32_nothing_to_remove_is_success() -> Result<()> {
     let space = World::calm().await.space("nothing").await;
-    let quotas = Api::namespaced(space.client.clone(), &space.namespace);
-    create::<ResourceQuota>(&quotas, json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } }))
-        .await?;
+    no_more_pods(&space).await?;
     space.create("a", spec()).await?;
     let degraded = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
     assert_eq!(degraded.metadata.finalizers.as_deref(), Some(&[FINALIZER.to_owned()][..]));

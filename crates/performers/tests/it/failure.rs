@@ -139,8 +139,12 @@ async fn p36_a_name_of_53_characters_works() -> Result<()> {
     Ok(())
 }
 
-fn no_pods() -> Value {
-    json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } })
+/// Puts a quota into force that allows no pods: admission learns of it a moment after it is made.
+pub async fn no_more_pods(space: &Space) -> Result<Api<ResourceQuota>> {
+    let quotas = Api::namespaced(space.client.clone(), &space.namespace);
+    create(&quotas, json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } })).await?;
+    eventually("the quota is in force", || async { Ok(probe(space).await.is_err()) }).await?;
+    Ok(quotas)
 }
 
 /// Waits for six tries to create the pod, after pauses that grow, and counts the statuses that were written.
@@ -164,8 +168,7 @@ pub async fn backed_off(world: &World, space: &Space, mark: Mark) -> Result<usiz
 async fn p37_quota_is_told_backed_off_and_recovered_from() -> Result<()> {
     let world = World::calm().await;
     let space = world.space("quota").await;
-    let quotas: Api<ResourceQuota> = Api::namespaced(space.client.clone(), &space.namespace);
-    create(&quotas, no_pods()).await?;
+    let quotas = no_more_pods(&space).await?;
     let mark = world.control_plane.audit().mark()?;
     space.create("a", spec()).await?;
     let degraded = space.until_condition("a", "Degraded", "True", "PodRejected").await?;

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Longer than the request timeout of the shared operator.
-const SLOW: Duration = Duration::from_secs(4);
+const SLOW: Duration = Duration::from_secs(10);
 
 /// The writes of a Performer's life, each as the calls it makes in the proxy.
 const WRITES: [&str; 7] =
@@ -209,7 +209,8 @@ async fn p41_every_kind_of_failure_is_retried_after_growing_delays() -> Result<(
         check("unavailable", Fault::Status(503), Duration::ZERO),
         check("timeout", Fault::Status(504), Duration::ZERO),
         check("cut", Fault::CutBeforeCommit, Duration::ZERO),
-        check("silence", Fault::HoldBeforeCommit, TIMEOUT),
+        // Its pauses begin with the arrival, which on a busy machine is later than the sending.
+        check("silence", Fault::HoldBeforeCommit, TIMEOUT / 2),
         async {
             let gaps = pauses(&scene, &space, "asked", Fault::TooManyRequests { retry_after_seconds: 2 }, 1).await?;
             ensure!(matches!(gaps[..], [gap, ..] if gap >= Duration::from_secs(2)), "asked again after {gaps:?}");

@@ -29,7 +29,8 @@ async fn check(control_plane: &ControlPlane) -> Result<()> {
     // The pod must stay as it is while rounds pass.
     config.policy.failure_delay = std::time::Duration::from_mins(1);
     config.policy.failure_delay_cap = std::time::Duration::from_mins(1);
-    let operator = Running::start(control_plane.client_as(&operator_user()).await?, alone(), config).await?;
+    let client = runtime::connect(control_plane.config_as(&operator_user()).await?)?;
+    let operator = Running::start(client, alone(), config).await?;
     let space = Space::new(control_plane, "published").await?;
     space.create_ready("good", spec()).await?;
     space.patch("good", json!({ "spec": { "image": "registry.test/performer:v2" } })).await?;

@@ -46,7 +46,7 @@ impl Stage {
         install(&control_plane).await?;
         let node = RealNode::start(&control_plane).await?;
         node.import_image(IMAGE, &RealNode::health_program().await?).await?;
-        let client = control_plane.client_as(&operator_user()).await?;
+        let client = runtime::connect(control_plane.config_as(&operator_user()).await?)?;
         let operator = Running::start(client, alone(), Config::default()).await?;
         let space = Space::new(&control_plane, "real").await?;
         Ok(Self { space, operator, node, control_plane })

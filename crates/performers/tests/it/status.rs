@@ -3,17 +3,15 @@
 use anyhow::{Context, Result};
 use api::performer::{Performer, Phase};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
-use kube::{
-    Api,
-    api::{DeleteParams, Patch, PatchParams},
-};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use testbed::kwok::Behaviour;
 
 use crate::{
+    failure::no_more_pods,
     harness::{Space, World, spec, spec_with},
-    observe::{create, eventually, history},
+    observe::{eventually, history},
 };
 
 fn phase(performer: &Performer) -> Option<Phase> {
@@ -37,9 +35,7 @@ async fn check_phase(behaviour: Behaviour, pod: &str, expected: Phase) -> Result
 #[tokio::test]
 async fn p19_no_pod_is_pending() -> Result<()> {
     let space = World::calm().await.space("no-pod").await;
-    let quotas = Api::namespaced(space.client.clone(), &space.namespace);
-    create::<ResourceQuota>(&quotas, json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } }))
-        .await?;
+    no_more_pods(&space).await?;
     space.create("a", spec()).await?;
     let performer = space.until("a", "reported on", |p| p.status.is_some()).await?;
     let status = performer.status.context("status")?;

@@ -62,7 +62,7 @@ impl Webhook {
         let authority = STANDARD.encode(control_plane.authority().certificate());
         let webhook = json!({
             "name": "pods.webhook.test", "rules": [rule], "admissionReviewVersions": ["v1"], "sideEffects": "None",
-            "failurePolicy": "Fail", "clientConfig": { "url": url, "caBundle": authority },
+            "failurePolicy": "Fail", "timeoutSeconds": 30, "clientConfig": { "url": url, "caBundle": authority },
             "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": space.namespace } },
         });
         let configurations = Api::all(space.client.clone());

@@ -94,9 +94,9 @@ async fn a_kind_is_watched_from_when_it_is_wanted_and_exists_until_it_is_release
 #[tokio::test]
 async fn a_kind_that_may_not_be_read_is_trouble_and_nothing_more() -> Result<()> {
     let control_plane = testbed::ControlPlane::shared().await?;
-    let client = control_plane.client_as(&testbed::User::named("nobody")).await?;
-    let world = World { client, namespace: control_plane.namespace("forbidden").await? };
-    let mut operator = world.operator();
+    let world = World::new("forbidden").await?;
+    let operators = runtime::connect(control_plane.config_as(&testbed::User::named("nobody")).await?)?;
+    let mut operator = World { operators, ..world }.operator();
     let watches = operator.dynamic_watches(|_, _| {});
     let (health, running) = run(operator).await?;
     let secrets = GroupVersionKind::gvk("", "v1", "Secret");

@@ -37,7 +37,7 @@ fn electing(namespace: &str) -> Settings {
         name: "lease".into(),
         identity: "me".into(),
         // Its renewals survive a busy machine, and every lead here ends by a release.
-        duration: Duration::from_secs(15),
+        duration: Duration::from_secs(30),
     };
     Settings { lease: Some(lease), ..settings() }
 }
@@ -46,7 +46,8 @@ fn electing(namespace: &str) -> Settings {
 async fn a_lease_that_cannot_be_taken_is_reported_in_readiness_until_it_can() -> Result<()> {
     let world = World::new("no-lease").await?;
     let absent = format!("{}-later", world.namespace);
-    let operator = Operator::new(world.client.clone(), electing(&absent), Clock::default(), CancellationToken::new());
+    let operator =
+        Operator::new(world.operators.clone(), electing(&absent), Clock::default(), CancellationToken::new());
     let (health, leadership) = (operator.health.clone(), operator.leadership());
     let _recorder = operator.events.clone();
     let _running = tokio::spawn(operator.run(|_| {}));
@@ -84,7 +85,8 @@ impl Diary {
 async fn parts_end_after_the_rounds_and_before_the_lease_is_released() -> Result<()> {
     let world = World::new("drain").await?;
     let (stop, diary) = (CancellationToken::new(), Diary::default());
-    let mut operator = Operator::new(world.client.clone(), electing(&world.namespace), Clock::default(), stop.clone());
+    let mut operator =
+        Operator::new(world.operators.clone(), electing(&world.namespace), Clock::default(), stop.clone());
     let leases = Api::<Lease>::namespaced(world.client.clone(), &world.namespace);
     let (noting, asking, leadership) = (diary.clone(), leases.clone(), operator.leadership());
     operator.part("runner", Duration::from_secs(30), move |stop, pulse| async move {
@@ -176,7 +178,8 @@ async fn stored_epoch(leases: &Api<Lease>) -> Result<Option<u64>> {
 async fn the_epoch_grows_with_every_lead_whatever_the_clock_and_also_without_the_lease() -> Result<()> {
     let world = World::new("epoch").await?;
     let leases = Api::<Lease>::namespaced(world.client.clone(), &world.namespace);
-    let replica = async |clock: &Clock| Replica::leading(world.client.clone(), &world.namespace, clock.clone()).await;
+    let replica =
+        async |clock: &Clock| Replica::leading(world.operators.clone(), &world.namespace, clock.clone()).await;
 
     let first = replica(&Clock::default()).await?;
     let epoch = first.leadership.epoch().context("it leads")?;
@@ -228,7 +231,8 @@ async fn a_stop_during_a_renewal_releases_the_lease_all_the_same() -> Result<()>
 async fn after_a_restored_etcd_a_replica_leads_again() -> Result<()> {
     let control_plane = ControlPlane::start(Options { fsync: false, ..Options::bare() }).await?;
     let (client, namespace) = (control_plane.client().await?, control_plane.namespace("restore").await?);
-    let replica = Replica::leading(client.clone(), &namespace, Clock::default()).await?;
+    let operators = runtime::connect(control_plane.config_as(&testbed::User::admin()).await?)?;
+    let replica = Replica::leading(operators, &namespace, Clock::default()).await?;
     let backup = control_plane.back_up().await?;
     // After the restore versions are to be lower than any that the replica has seen.
     let maps = Api::<ConfigMap>::namespaced(client.clone(), &namespace);

@@ -196,8 +196,8 @@ async fn a_panic_costs_one_cache_and_neither_the_others_nor_the_operator() -> Re
 async fn many_projections_share_one_watch_and_a_write_enters_all_of_them() -> Result<()> {
     let world = World::new("projections").await?;
     let proxy = FaultProxy::start(admin(ControlPlane::shared().await?)?, 1).await?;
-    let through = World { client: proxy.client().await?, namespace: world.namespace.clone() };
-    let mut operator = through.operator();
+    let world = World { operators: proxy.client().await?, ..world };
+    let mut operator = world.operator();
     let whole = Kind::new("configmaps", operator.writer("test"), |map: Json<ConfigMap>| Some(map.live()));
     let ours = Kind::new("configmaps", operator.writer("test"), |map: Metadata<ConfigMap>| map.metadata.labels);
     operator.watch(&whole, |_| {});
@@ -253,8 +253,9 @@ async fn a_server_without_streaming_lists_is_read_in_pages() -> Result<()> {
     let options = Options { fsync: false, apiserver_flags: flags, ..Options::bare() };
     let control_plane = ControlPlane::start(options).await?;
     let namespace = control_plane.namespace("pages").await?;
+    let operators = runtime::connect(control_plane.config_as(&testbed::User::admin()).await?)?;
     // Configuration says that it streams, as a version would.
-    let (operator, maps) = through(control_plane.client().await?, ListMode::Streaming);
+    let (operator, maps) = through(operators, ListMode::Streaming);
     run(operator).await?;
     let api = Api::<ConfigMap>::namespaced(control_plane.client().await?, &namespace);
     let body = serde_json::from_value(json!({"metadata": {"name": "a"}}))?;

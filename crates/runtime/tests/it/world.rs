@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use kube::Client;
 use process::{Clock, Health};
 use runtime::{Fatal, Operator, Settings};
-use testbed::ControlPlane;
+use testbed::{ControlPlane, User};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -14,7 +14,10 @@ use tokio_util::sync::CancellationToken;
 const PATIENCE: Duration = Duration::from_mins(1);
 
 pub struct World {
+    /// Of the test itself.
     pub client: Client,
+    /// Of the operators under test.
+    pub operators: Client,
     pub namespace: String,
 }
 
@@ -22,7 +25,8 @@ impl World {
     pub async fn new(prefix: &str) -> Result<Self> {
         let control_plane = ControlPlane::shared().await?;
         let namespace = control_plane.namespace(prefix).await?;
-        Ok(Self { client: control_plane.client().await?, namespace })
+        let operators = runtime::connect(control_plane.config_as(&User::admin()).await?)?;
+        Ok(Self { client: control_plane.client().await?, operators, namespace })
     }
 
     pub fn operator(&self) -> Operator {
@@ -30,7 +34,7 @@ impl World {
     }
 
     pub fn operator_until(&self, stop: CancellationToken) -> Operator {
-        Operator::new(self.client.clone(), settings(), Clock::default(), stop)
+        Operator::new(self.operators.clone(), settings(), Clock::default(), stop)
     }
 }
 

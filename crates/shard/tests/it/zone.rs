@@ -190,7 +190,7 @@ pub fn free<const N: usize>(ip: impl Into<IpAddr>) -> [SocketAddr; N] {
 
 /// Asks until the answer is there: instances follow a request in their own time.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
-    let until = tokio::time::Instant::now() + Duration::from_secs(30);
+    let until = tokio::time::Instant::now() + Duration::from_mins(2);
     loop {
         if let Some(answer) = ask().await {
             return answer;

@@ -20,7 +20,7 @@ use runtime::{
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{event::Report, explained, patience};
+use super::{event::Report, explained};
 use crate::{Failure, layers};
 
 /// The chart's own, so that `dev` shows what a real installation may do.
@@ -32,7 +32,7 @@ const OWNER_LABEL: &str = "app.kubernetes.io/managed-by";
 const OWNER: &str = "strata-dev";
 
 /// The API server serves a new kind within a second; a busy machine was seen to need ten.
-const CRD_PATIENCE: Duration = Duration::from_secs(30);
+const CRD_PATIENCE: Duration = Duration::from_mins(1);
 pub const POLL: Duration = Duration::from_millis(100);
 
 #[derive(Clone)]
@@ -52,7 +52,7 @@ impl Cluster {
             kubeconfig.current_context = Some(context.to_owned());
         }
         let config = config_of_kubeconfig(kubeconfig.clone(), None).await.map_err(|error| fail(&error))?;
-        let client = patience::client(config).map_err(|error| fail(&error))?;
+        let client = testbed::patient(config).map_err(|error| fail(&error))?;
         client.apiserver_version().await.map_err(|error| fail(&error))?;
         Ok(Self { client, kubeconfig })
     }

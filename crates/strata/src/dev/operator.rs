@@ -22,7 +22,7 @@ use super::{
 use crate::Failure;
 
 /// Caches of a small cluster fill in under a second; a busy machine was seen to need twenty times that.
-const READY_PATIENCE: Duration = Duration::from_mins(1);
+const READY_PATIENCE: Duration = Duration::from_mins(2);
 /// A little more than the operator's own grace period of 5 s.
 const STOP_GRACE: Duration = Duration::from_secs(7);
 /// One answer over loopback; longer means that the process hangs.

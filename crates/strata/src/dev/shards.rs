@@ -41,7 +41,7 @@ pub const AGENT: &str = "strata-agent";
 
 /// A server leads within a second; one whose predecessor was killed waits for the leader's timeout first, and a busy
 /// machine was seen to need twenty times that.
-const READY_PATIENCE: Duration = Duration::from_mins(1);
+const READY_PATIENCE: Duration = Duration::from_mins(2);
 /// For both its locks; one that is slower is killed, and its successor waits for the leader's timeout.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// Ports are free when they are drawn; another program takes one in the moment after once in a thousand starts.

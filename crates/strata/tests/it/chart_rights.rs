@@ -92,7 +92,7 @@ async fn p44_what_is_granted_is_what_is_used() -> Result<()> {
     conflicts(&scene);
     // Each process leads in turn; the one fills its caches by streaming lists, the other page by page.
     for lists in ["--streaming-lists=on", "--streaming-lists=off"] {
-        let operator = operator(&scene, &scene.proxy, &["--lease-duration=2s", lists])?;
+        let operator = operator(&scene, &scene.proxy, &["--lease-duration=10s", lists])?;
         lead_a_life(&space).await?;
         let renewed = || {
             scene.proxy.requests().iter().any(|seen| seen.request.is_for("leases") && seen.request.verb == Verb::Get)

@@ -29,10 +29,10 @@ use crate::{
 
 /// The original operator's.
 pub const LEASE: &str = "b8e8a8a8.hourglass.eigenlayer.io";
-/// Twice the default: renewals survive a busy machine, and between the end of a leader's right to write and a take-over
-/// there is more time than requests spend on their way.
-const LEASE_DURATION: &str = "--lease-duration=12s";
-const EXPIRY: SignedDuration = SignedDuration::from_secs(12);
+/// More than three times the default: renewals survive a busy machine, and between the end of a leader's right to write
+/// and a take-over there is more time than requests spend on their way.
+const LEASE_DURATION: &str = "--lease-duration=20s";
+const EXPIRY: SignedDuration = SignedDuration::from_secs(20);
 
 struct Replica {
     proxy: FaultProxy,

@@ -111,6 +111,16 @@ impl Server {
         .with_context(|| self.child.log_tail())
     }
 
+    /// Waits for a line with both: a thread of its own writes them.
+    async fn logged(&self, what: &str, of: &str) -> Result<()> {
+        eventually(what, async || {
+            let log = std::fs::read_to_string(&self.child.program().log).ok()?;
+            log.lines().any(|line| line.contains(what) && line.contains(of)).then_some(())
+        })
+        .await
+        .with_context(|| self.child.log_tail())
+    }
+
     /// Status line and body of an admin port's answer.
     async fn get(&self, port: &str, path: &str) -> Result<(String, String)> {
         let mut stream = TcpStream::connect(self.address(port).await?).await?;
@@ -245,8 +255,7 @@ async fn damaged_objects_are_named_and_hide_nothing_else() -> Result<()> {
     let server = zone.start()?;
     server.metric("strata_shard_leader", 1).await?;
     server.metric("strata_shard_damaged_records", 1).await?;
-    let log = std::fs::read_to_string(&server.child.program().log)?;
-    ensure!(log.lines().any(|line| line.contains("quarantined") && line.contains(&name)), "{log}");
+    server.logged("quarantined", &name).await?;
     let status = zone.json(&["status", "-o", "json"]).await?;
     ensure!(status[0]["damaged"][0].as_str().is_some_and(|one| one.contains(&name)), "{status}");
     std::fs::write(&record, &whole)?;
@@ -291,8 +300,7 @@ async fn lost_groups_are_named(zone: &Zone) -> Result<()> {
     ensure!(status[0]["groups"][0]["size"].is_null() && status[0]["groups"][0]["instances"] == 2, "{status}");
     let server = zone.start()?;
     server.metric("strata_shard_groups_damaged", 1).await?;
-    let log = std::fs::read_to_string(&server.child.program().log)?;
-    ensure!(log.lines().any(|line| line.contains("the lead ended") && line.contains("groups.jsonc")), "{log}");
+    server.logged("the lead ended", "groups.jsonc").await?;
     ensure!(!path.exists(), "it is not made anew");
     std::fs::write(&path, whole)?;
     server.metric("strata_shard_groups_damaged", 0).await?;

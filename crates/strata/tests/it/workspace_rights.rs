@@ -89,7 +89,7 @@ async fn until_gone(api: &Api<DynamicObject>, name: &str) -> Result<()> {
 async fn operator(kubeconfig: &Path, directory: &Path, name: &str, flags: &[&str]) -> Result<Child> {
     let program = Program::new("strata operator", env!("CARGO_BIN_EXE_strata"), directory.join(format!("{name}.log")))
         .args(["operator", "--layers=workspaces", "--metrics-bind-address=0", "--health-probe-bind-address=0"])
-        .args(["--lease-duration=2s", "--resync=2s"])
+        .args(["--lease-duration=10s", "--resync=2s"])
         .args(flags)
         .args(["--helm".into(), tools::path("helm").await?])
         .args(["--helm-directory".into(), directory.join("helm")])

@@ -64,8 +64,8 @@ async fn try_start(
     let launched = Launched { etcd: Child::start(etcd)?, apiserver: Child::start(apiserver)?, server };
     let User::Named { name, group } = User::admin() else { unreachable!("the admin has a certificate") };
     let proof = Proof::Certificate(authority.client(&name, group.as_deref())?);
-    let client = users::client(users::kubeconfig(&launched.server, authority.certificate(), &proof)).await?;
-    ready(&client, [&launched.apiserver, &launched.etcd]).await?;
+    let config = users::own_config(users::kubeconfig(&launched.server, authority.certificate(), &proof)).await;
+    ready(&Client::try_from(config)?, [&launched.apiserver, &launched.etcd]).await?;
     Ok(launched)
 }
 

@@ -6,6 +6,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     net::TcpListener,
     path::Path,
+    sync::{Mutex, PoisonError},
 };
 
 use crate::pki::{self, write_private};
@@ -18,8 +19,11 @@ const LAST: u16 = 32_000;
 /// Ports are drawn from twenty thousand; being beaten to one five times in a row is not bad luck.
 pub(crate) const PORT_ATTEMPTS: u32 = 5;
 
-/// A port that nobody listens on at this moment. Another process may take it before it is used: callers
-/// try again with another when that happens.
+/// What this process has drawn: a server that is down for a moment must find its port free.
+static DRAWN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+
+/// A port that nobody listens on at this moment and that this process has not drawn before. Another process may take it
+/// before it is used: callers try again with another when that happens.
 pub fn free_port() -> u16 {
     // `RandomState` is seeded by the operating system, so processes that start together differ.
     let random = RandomState::new();
@@ -27,7 +31,8 @@ pub fn free_port() -> u16 {
     let draw = |attempt: u32| FIRST + u16::try_from(random.hash_one(attempt) % range).expect("the range is small");
     // Twice the range: by then a machine with any free port at all has shown one.
     let mut ports = (0..2 * u32::from(LAST - FIRST)).map(draw);
-    ports.find(|&port| is_free(port)).expect("some loopback port is free")
+    let mut drawn = DRAWN.lock().unwrap_or_else(PoisonError::into_inner);
+    ports.find(|&port| is_free(port) && drawn.insert(port)).expect("some loopback port is free")
 }
 
 /// One beside those that are `taken`, which then has it too.
@@ -37,8 +42,7 @@ pub fn free_port_beside(taken: &mut BTreeSet<u16>) -> u16 {
 
 /// So many of them, each another.
 pub fn free_ports<const N: usize>() -> [u16; N] {
-    let mut taken = BTreeSet::new();
-    [(); N].map(|()| free_port_beside(&mut taken))
+    [(); N].map(|()| free_port())
 }
 
 fn is_free(port: u16) -> bool {

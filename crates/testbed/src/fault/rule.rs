@@ -10,11 +10,11 @@ use tokio::sync::watch;
 
 use super::{ApiRequest, FaultError, Verb};
 
-/// A fault that a test waits for has a minute to happen, far more than any round of an operator takes.
-const REACH_LIMIT: Duration = Duration::from_mins(1);
+/// What a test waits for a fault to happen: far more than any round of an operator takes.
+const REACH_LIMIT: Duration = Duration::from_mins(3);
 
 /// A forgotten hold ends by itself, long after every test that meant it has released it.
-const HOLD_LIMIT: Duration = Duration::from_mins(2);
+const HOLD_LIMIT: Duration = Duration::from_mins(10);
 
 type Condition = Box<dyn Fn(&ApiRequest) -> bool + Send + Sync>;
 

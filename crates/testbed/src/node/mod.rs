@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// Kubelet and containerd are there in three seconds on an idle machine; a busy one may take twenty times that.
-const START_LIMIT: Duration = Duration::from_mins(1);
+const START_LIMIT: Duration = Duration::from_mins(3);
 
 /// A socket has no event for its first listener.
 const SOCKET_INTERVAL: Duration = Duration::from_millis(20);

@@ -59,7 +59,7 @@ pub(super) async fn client(node: &Node, server: &str, name: &str) -> Result<kube
     let authority = authority.ok_or("no control plane signs certificates yet")?;
     let identity = admin(&authority, name)?;
     let kubeconfig = users::kubeconfig(server, &kubernetes.certificate, &Proof::Certificate(identity));
-    users::client(kubeconfig).await.map_err(|error| error.to_string())
+    kube::Client::try_from(users::own_config(kubeconfig).await).map_err(|error| error.to_string())
 }
 
 /// A certificate in Kubernetes' group of administrators.

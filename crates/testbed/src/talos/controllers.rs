@@ -3,6 +3,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use kube::Client;
 use talos::{Authority, Pair};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -118,7 +119,7 @@ impl Of<'_> {
         }
         if options.cloud_controller {
             let kubeconfig = self.kubeconfig("system:cloud-controller-manager")?;
-            let client = users::client(kubeconfig).await.map_err(|error| error.to_string())?;
+            let client = Client::try_from(users::own_config(kubeconfig).await).map_err(|error| error.to_string())?;
             let lasting = cloud_controller::run(client, self.world.clone(), options.node_period);
             stand_in = Some(AbortOnDropHandle::new(tokio::spawn(lasting)));
         }

@@ -18,9 +18,9 @@ use testbed::{
 };
 use tokio::process::Command;
 
-/// Three control planes on two busy cores were seen to need a third of it; a command that speaks with a server that is cut
+/// Three control planes on two busy cores were seen to need an eighth of it; a command that speaks with a server that is cut
 /// off ends by its own limit.
-const LIMIT: Duration = Duration::from_mins(6);
+const LIMIT: Duration = Duration::from_mins(15);
 
 /// For a member that may be away, which is not waited for.
 const HEALTH: [&str; 3] = ["endpoint", "health", "--command-timeout=3s"];
@@ -54,6 +54,12 @@ async fn said(mut command: Command) -> Result<Said> {
     let output = tokio::time::timeout(LIMIT, command.output()).await.context("it does not end")??;
     let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
     Ok(Said { is_fine: output.status.success(), text })
+}
+
+/// On a busy machine what is fine may fail for a moment: a leader is late, or another one is chosen.
+async fn until_fine(what: &str, run: impl AsyncFn() -> Result<Said>) -> Result<String> {
+    let fine = || async { run().await.and_then(Said::fine).map_err(|error| error.to_string()) };
+    Ok(eventually(what, fine).await?)
 }
 
 impl Person<'_> {
@@ -201,7 +207,7 @@ async fn stock_programs_build_three_control_planes_see_every_fault_and_replace_t
     faults::a_server_without_power_is_off_for_its_cloud_too(&person, &third).await?;
     person.script(&["replace", &third.name]).await?;
     ensure!(cloud.world().machine(&third.name).is_none(), "the old server is gone");
-    let members = person.talosctl(&["etcd", "members"]).await?.fine()?;
+    let members = until_fine("etcd's members", async || person.talosctl(&["etcd", "members"]).await).await?;
     ensure!(members.contains("stock-cp-new") && !members.contains(&third.name), "{members}");
     faults::a_lost_server_is_absent_everywhere(&person, &second, &first).await?;
     members::a_dead_voter_blocks_additions_until_it_is_removed(&person, &first, &second).await?;

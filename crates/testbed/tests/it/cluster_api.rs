@@ -2,13 +2,13 @@
 
 use anyhow::{Context, Result};
 use kube::{
-    Api,
+    Api, Client,
     api::{ApiResource, DynamicObject, GroupVersionKind, PostParams},
     core::Status,
 };
 use serde_json::{Value, json};
 use testbed::{
-    ControlPlane, Options,
+    ControlPlane, Options, User,
     capi::{self, ClusterApi},
 };
 
@@ -53,7 +53,7 @@ const INFRASTRUCTURE: Kind = ["infrastructure.cluster.x-k8s.io", "v1beta1", "Tes
 
 /// A namespace, and a minimal infrastructure provider that has done its part.
 struct Scene {
-    client: kube::Client,
+    client: Client,
     clusters: Api<DynamicObject>,
     pools: Api<DynamicObject>,
     infrastructure: Api<DynamicObject>,
@@ -62,7 +62,9 @@ struct Scene {
 impl Scene {
     async fn new(control_plane: &ControlPlane) -> Result<Self> {
         control_plane.install(&[infrastructure_definition()]).await?;
-        let (client, namespace) = (control_plane.client().await?, control_plane.namespace("capi").await?);
+        let namespace = control_plane.namespace("capi").await?;
+        // A webhook that does not answer is an answer here.
+        let client = Client::try_from(control_plane.config_as(&User::admin()).await?)?;
         let api = |kind: Kind| Api::namespaced_with(client.clone(), &namespace, &resource(kind));
         Ok(Self { clusters: api(CLUSTER), pools: api(POOL), infrastructure: api(INFRASTRUCTURE), client })
     }

@@ -25,8 +25,11 @@ async fn a_pod_becomes_ready_through_the_real_scheduler() -> Result<()> {
 
 #[tokio::test]
 async fn image_pull_failure_backs_off_and_recovers() -> Result<()> {
-    let pods = create(&Behaviour::ImagePullFailed.image()).await?;
-    eventually(&pods, "pod", waits_in("ErrImagePull")).await?;
+    let (pods, parameters) = (empty().await?, PostParams::default());
+    let failing = pod("pod", &Behaviour::ImagePullFailed.image());
+    // It lasts half a second: watched for from before the pod is there.
+    let failed = eventually(&pods, "pod", waits_in("ErrImagePull"));
+    tokio::try_join!(failed, async { Ok(pods.create(&parameters, &failing).await?) })?;
     let pod = eventually(&pods, "pod", waits_in("ImagePullBackOff")).await?.unwrap();
     assert_eq!(pod.status.unwrap().phase.as_deref(), Some("Pending"));
     Behaviour::Ready.set(&pods, "pod").await?;
@@ -165,11 +168,16 @@ async fn a_claim_is_bound_on_first_use_and_its_volume_goes_with_it() -> Result<(
     Ok(())
 }
 
-/// Creates `pod` with this image in a namespace of its own.
-async fn create(image: &str) -> Result<Api<Pod>> {
+/// The pods of a new namespace.
+async fn empty() -> Result<Api<Pod>> {
     let control_plane = ControlPlane::shared().await?;
     let namespace = control_plane.namespace("pods").await?;
-    let pods = Api::namespaced(control_plane.client().await?, &namespace);
+    Ok(Api::namespaced(control_plane.client().await?, &namespace))
+}
+
+/// Creates `pod` with this image in a namespace of its own.
+async fn create(image: &str) -> Result<Api<Pod>> {
+    let pods = empty().await?;
     pods.create(&PostParams::default(), &pod("pod", image)).await?;
     Ok(pods)
 }

@@ -327,7 +327,7 @@ async fn w14_one_namespace_at_a_standstill_delays_no_other_and_one_release_is_se
     // A world of its own: its budget admits four at once, and it is to be used up.
     let world = World::start(HelmRole::Bound, |config| config.policy.total_memory = 1 << 30).await?;
     let (slow, quick) = (world.space("slow").await?, world.space("quick").await?);
-    let stuck = json!({ "timeout": "1m", "values": { "fault": "not-ready" } });
+    let stuck = json!({ "timeout": "10m", "values": { "fault": "not-ready" } });
     let names = ["a", "b", "c", "d", "e", "f"];
     try_join_all(names.map(|name| slow.create(name, slow.spec("broken", "1.0.0", stuck.clone())))).await?;
     let count = |metric: &str| world.operator.metric(metric, &[]);
@@ -383,7 +383,7 @@ async fn deleted_at(space: &Space<'_>, name: &str, reason: &str, spec: serde_jso
 async fn w20_install_then_delete_ends_uninstalled() -> Result<()> {
     let world = World::shared().await;
     let space = world.space("short").await?;
-    let stuck = space.spec("broken", "1.0.0", json!({ "timeout": "1m", "values": { "fault": "not-ready" } }));
+    let stuck = space.spec("broken", "1.0.0", json!({ "timeout": "10m", "values": { "fault": "not-ready" } }));
     let hanging = testbed::charts::ChartRepository::start(testbed::charts::Access::Anyone).await?;
     hanging.delay_answers(Duration::from_hours(1));
     let mut fetching = space.four(json!({}));

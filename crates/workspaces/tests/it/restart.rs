@@ -99,9 +99,9 @@ async fn w27_a_lock_that_a_dead_helm_left_is_taken_over_after_a_while() -> Resul
     let secret = "sh.helm.release.v1.spoilt.v1";
     space.secrets.patch(secret, &PatchParams::default(), &Patch::Merge(patch)).await?;
     let spec = space.spec("broken", "1.0.0", json!({}));
-    space.create("web", spec.clone()).await?;
-    space.create("spoilt", spec).await?;
-    let locked = space.condition("web", "Ready", "False", "Locked").await?;
+    // It lasts a few seconds: watched for from before the release is there.
+    let locked = space.condition("web", "Ready", "False", "Locked");
+    let (locked, _, _) = tokio::try_join!(locked, space.create("web", spec.clone()), space.create("spoilt", spec))?;
     assert!(message(&locked).contains("pending-install"), "{}", message(&locked));
     space.ready("web").await?;
     space.until_recorded("web", "Locked").await?;

@@ -98,7 +98,7 @@ pub fn lease(identity: &str) -> LeaseConfig {
         namespace: OPERATOR_NAMESPACE.into(),
         name: "test".into(),
         identity: identity.into(),
-        duration: Duration::from_secs(15),
+        duration: Duration::from_mins(1),
     }
 }
 

@@ -245,7 +245,7 @@ impl World {
         let control_plane = ControlPlane::lent("performers").await?;
         vacate(&control_plane).await?;
         install(&control_plane).await?;
-        let client = control_plane.client_as(&operator_user()).await?;
+        let client = runtime::connect(control_plane.config_as(&operator_user()).await?)?;
         let operator = Running::start(client, alone(), config).await?;
         Ok(Self { control_plane, operator, logs: Logs::default() })
     }

@@ -22,7 +22,7 @@ use tokio::sync::{OnceCell, oneshot};
 use crate::harness::{OPERATOR_USER, Running, Space, alone, hasty, install, operator_user, vacate};
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 /// The proxy acts as the chart's ServiceAccount: whoever goes through it has exactly the operator's rights.
 pub struct Scene {
@@ -131,7 +131,7 @@ impl Shared {
     async fn start() -> Result<Self> {
         let scene = Scene::start(Options::default()).await?;
         // A request without answer is given up soon, so that faults of that kind cost little time.
-        let settings = Settings { request_timeout: Duration::from_secs(2), ..alone() };
+        let settings = Settings { request_timeout: Duration::from_secs(5), ..alone() };
         let operator = scene.operator(settings, hasty()).await?;
         Ok(Self { scene, operator })
     }

@@ -312,8 +312,8 @@ async fn scale_waits_until_so_many_are_ready_and_shows_what_holds_it() -> Result
         "{answer}"
     );
 
-    let answer = bed.group(&["scale", "web", "5", "--wait", "--timeout", "1s"]).await?.refusal(1)?;
-    assert!(answer.contains("web is not done after 1s") && answer.contains("is the operator running?"), "{answer}");
+    let answer = bed.group(&["scale", "web", "5", "--wait", "--timeout", "10s"]).await?.refusal(1)?;
+    assert!(answer.contains("web is not done after 10s") && answer.contains("is the operator running?"), "{answer}");
     Ok(())
 }
 

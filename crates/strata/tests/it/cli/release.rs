@@ -199,9 +199,9 @@ async fn a_forced_reconcile_that_fails_says_what_helm_said() -> Result<()> {
 async fn a_wait_ends_with_the_last_condition() -> Result<()> {
     let place = with_releases().await?;
     // Long enough for a look on a busy machine.
-    let wait = ["--wait", "--timeout", "5s"];
+    let wait = ["--wait", "--timeout", "10s"];
     let refusal = place.strata(&[&["release", "reconcile", "db"], &wait[..]].concat()).await?.refusal(1)?;
-    assert!(refusal.contains("db is not done after 5s; last: the operator has not seen the change"), "{refusal}");
+    assert!(refusal.contains("db is not done after 10s; last: the operator has not seen the change"), "{refusal}");
     assert!(refusal.contains("ready, InstallSucceeded: deployed\nhint: is the operator running?"), "{refusal}");
     place.report("db", ready("Unknown", "Upgrading", "upgrade is under way")).await?;
     let refusal = place.strata(&[&["release", "reconcile", "db"], &wait[..]].concat()).await?.refusal(1)?;

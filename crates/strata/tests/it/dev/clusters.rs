@@ -77,6 +77,12 @@ impl Cluster {
         Ok(nodes.lines().map(|line| column(line, 0)).collect())
     }
 
+    /// On a busy machine a kubelet may be late, and an API server refuse for a moment.
+    async fn ready_nodes(&self) -> Result<Vec<String>> {
+        eventually("Nodes that are ready", async || Ok(self.nodes().await.is_ok())).await?;
+        self.nodes().await
+    }
+
     /// Of Hetzner's API, with a program that every machine has.
     async fn hcloud(&self, path: &str) -> Result<Value> {
         let header = format!("Authorization: Bearer {}", self.text("/hcloud/token")?);
@@ -92,7 +98,7 @@ async fn a_simulated_cluster_is_reached_by_stock_programs_and_returns_with_its_d
     dev.dev(&["up", "--detach", "--cluster", "dev"]).await?;
     let cluster = Cluster::of(&dev).await?;
     assert_status_has_its_form(&cluster)?;
-    let names = cluster.nodes().await?;
+    let names = cluster.ready_nodes().await?;
     let (server, worker) = (&names[0], &names[1]);
     ensure!(names.len() == 2 && server.starts_with("dev-cp-") && worker.starts_with("dev-w-"), "{names:?}");
     let members = cluster.talosctl(&["etcd", "members"]).await?;
@@ -119,7 +125,7 @@ async fn a_simulated_cluster_is_reached_by_stock_programs_and_returns_with_its_d
 
     dev.dev(&["up", "--detach", "--fresh", "--cluster", "dev", "--cloud-controller"]).await?;
     let fresh = Cluster::of(&dev).await?;
-    let new = fresh.nodes().await?;
+    let new = fresh.ready_nodes().await?;
     ensure!(new.iter().all(|name| !names.contains(name)), "servers were kept");
     the_node_of_a_lost_server_goes(&dev, &fresh, &new[1]).await
 }
@@ -128,8 +134,8 @@ async fn a_simulated_cluster_is_reached_by_stock_programs_and_returns_with_its_d
 async fn the_node_of_a_lost_server_goes(dev: &Environment, cluster: &Cluster, worker: &str) -> Result<()> {
     dev.dev(&["fault", "node", worker, "--kind", "delete"]).await?;
     let is_gone = async || {
-        let nodes = cluster.kubectl(&["get", "nodes", "--no-headers", "--output", "name"]).await?;
-        Ok(!nodes.contains(worker))
+        let nodes = cluster.kubectl(&["get", "nodes", "--no-headers", "--output", "name"]).await;
+        Ok(nodes.is_ok_and(|nodes| !nodes.contains(worker)))
     };
     eventually("the Node of a lost server to be gone", is_gone).await
 }
@@ -252,8 +258,8 @@ async fn faults_come_and_go(dev: &Environment, cluster: &Cluster, worker: &str) 
 
     dev.dev(&["fault", "node", worker, "--kind", "kubelet-stopped"]).await?;
     let is_unknown = async || {
-        let node = cluster.kubectl(&["get", "node", worker, "--no-headers"]).await?;
-        Ok(node.contains("NotReady"))
+        let node = cluster.kubectl(&["get", "node", worker, "--no-headers"]).await;
+        Ok(node.is_ok_and(|node| node.contains("NotReady")))
     };
     eventually("a Node that is not ready", is_unknown).await?;
     dev.dev(&["fault", "clear"]).await?;

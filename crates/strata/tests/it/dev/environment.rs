@@ -69,8 +69,20 @@ impl Environment {
 
     async fn succeeds(&self, args: &[&str]) -> Result<Output> {
         let output = run(self.command(args)).await?;
-        ensure!(output.status.success(), "dev {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "dev {args:?}: {}\n{}",
+            String::from_utf8_lossy(&output.stderr),
+            self.apiserver_says()
+        );
         Ok(output)
+    }
+
+    /// The end of the API server's log, which goes with the environment.
+    fn apiserver_says(&self) -> String {
+        let log = fs::read_to_string(self.directory().join("control-plane/kube-apiserver.log")).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
     }
 
     pub async fn status(&self) -> Result<Value> {
@@ -80,7 +92,7 @@ impl Environment {
     pub async fn client(&self) -> Result<Client> {
         let kubeconfig = Kubeconfig::read_from(self.dev(&["kubeconfig"]).await?.trim())?;
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-        Ok(testbed::client(config)?)
+        Ok(testbed::patient(config)?)
     }
 
     /// Command lines of all processes that name our directory, as each of ours does.

@@ -8,7 +8,7 @@ use testbed::{
     talos::{Impairment, eventually, partitions_here},
 };
 
-use super::{Node, Person};
+use super::{Node, Person, until_fine};
 
 /// All that leave the cluster as it was.
 pub async fn check_all(person: &Person<'_>, [first, second, third]: [&Node; 3]) -> Result<()> {
@@ -48,7 +48,7 @@ async fn an_expired_certificate_is_refused(person: &Person<'_>, node: &Node) -> 
     person.fault_of(node, "certificate-expired").await?;
     person.talosctl_at(node, &["version"]).await?.refused(&["certificate has expired"])?;
     person.clear().await?;
-    person.talosctl_at(node, &["version"]).await?.fine().map(drop)
+    person.until_it_answers(node).await
 }
 
 /// A fault of the next call of one kind.
@@ -140,17 +140,8 @@ async fn a_stopped_etcd_and_a_silent_kubelet_are_seen(person: &Person<'_>, node:
 
 /// The leader says so itself, in its own words, or has lost its leadership by then.
 async fn a_slow_disk_is_complained_about(person: &Person<'_>, node: &Node) -> Result<()> {
-    let status = || async {
-        let said = person.etcdctl(node, &["endpoint", "status", "-w", "json"]).await?.fine()?;
-        let status: Value = serde_json::from_str(said.lines().next().unwrap_or_default())?;
-        let status = &status[0]["Status"];
-        anyhow::Ok((status["header"]["member_id"].clone(), status["leader"].clone()))
-    };
-    let (me, leader) = status().await?;
-    if me != leader {
-        let me = format!("{:x}", me.as_u64().context("no id")?);
-        person.etcdctl_leader(&me).await?;
-    }
+    let leads = || async { person.make_leader(node).await.map_err(|error| error.to_string()) };
+    eventually("it leads", leads).await?;
     person.fault_of(node, "slow-disk").await?;
     let log = person.cloud.world().machine(&node.name).context("no server")?.directory().join("etcd.log");
     let complains = || async {
@@ -164,16 +155,26 @@ async fn a_slow_disk_is_complained_about(person: &Person<'_>, node: &Node) -> Re
 }
 
 impl Person<'_> {
-    /// Makes the member with this id the leader.
-    async fn etcdctl_leader(&self, id: &str) -> Result<()> {
+    async fn make_leader(&self, node: &Node) -> Result<()> {
+        let said = self.etcdctl(node, &["endpoint", "status", "-w", "json"]).await?.fine()?;
+        let status: Value = serde_json::from_str(said.lines().next().unwrap_or_default())?;
+        let (id, leader) = (&status[0]["Status"]["header"]["member_id"], &status[0]["Status"]["leader"]);
+        if id == leader {
+            return Ok(());
+        }
+        let id = format!("{:x}", id.as_u64().context("no id")?);
         for name in ["stock-cp-1", "stock-cp-2", "stock-cp-3"] {
-            let node = Node::named(self.cloud, name)?;
+            let other = Node::named(self.cloud, name)?;
             // Only the leader hands leadership over.
-            if self.etcdctl(&node, &["move-leader", id]).await?.is_fine {
+            if self.etcdctl(&other, &["move-leader", &id]).await?.is_fine {
                 return Ok(());
             }
         }
         bail!("no member handed leadership to {id}")
+    }
+
+    async fn until_it_answers(&self, node: &Node) -> Result<()> {
+        until_fine("a version", async || self.talosctl_at(node, &["version"]).await).await.map(drop)
     }
 }
 
@@ -185,9 +186,9 @@ async fn a_partition_of_the_apis_leaves_etcd_alone(person: &Person<'_>, node: &N
     let through = ["--endpoints", &other.public, "--nodes", &node.private, "version"];
     person.talosctl(&through).await?.refused(&UNREACHABLE)?;
     person.until_ready_is(node, "Unknown").await?;
-    person.etcdctl(node, &["endpoint", "health"]).await?.fine()?;
+    until_fine("a healthy member", async || person.etcdctl(node, &["endpoint", "health"]).await).await?;
     person.clear().await?;
-    person.talosctl_at(node, &["version"]).await?.fine()?;
+    person.until_it_answers(node).await?;
     person.until_ready_is(node, "True").await
 }
 
@@ -199,10 +200,10 @@ async fn a_whole_partition_costs_a_member(person: &Person<'_>, node: &Node, othe
     person.talosctl_at(node, &["version"]).await?.refused(&UNREACHABLE)?;
     person.until_ready_is(node, "Unknown").await?;
     // The others are a quorum and go on.
-    person.etcdctl(other, &["put", "during", "partition"]).await?.fine()?;
+    until_fine("a write", async || person.etcdctl(other, &["put", "during", "partition"]).await).await?;
     person.clear().await?;
     person.until_member_is_back(node).await?;
-    let value = person.etcdctl(node, &["get", "during"]).await?.fine()?;
+    let value = until_fine("a read", async || person.etcdctl(node, &["get", "during"]).await).await?;
     ensure!(value.contains("partition"), "it caught up: {value}");
     person.until_ready_is(node, "True").await
 }
@@ -223,7 +224,8 @@ pub async fn a_lost_server_is_absent_everywhere(person: &Person<'_>, node: &Node
     let through = ["--endpoints", &other.public, "--nodes", &node.private, "version"];
     person.talosctl(&through).await?.refused(&UNREACHABLE)?;
     person.is_unhealthy(node).await?;
-    let members = person.talosctl_at(other, &["etcd", "members"]).await?.fine()?;
+    let members = async || person.talosctl_at(other, &["etcd", "members"]).await;
+    let members = until_fine("etcd's members", members).await?;
     ensure!(members.contains(&node.name), "etcd keeps a member whose server is gone: {members}");
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use talos::{Error, client::Stage};
+use talos::{Client, Error, client::Stage, protocol::machine::EtcdMember};
 use testbed::{
     process::{Child, Program},
     talos::{CallFault, eventually, reaches_stage},
@@ -22,13 +22,19 @@ fn is_lost(reply: &Result<(), Error>) -> Result<()> {
     Ok(())
 }
 
+/// While another member leads, or a machine is busy, etcd refuses for a moment.
+async fn members(client: &Client) -> Result<Vec<EtcdMember>> {
+    Ok(eventually("etcd's members", || client.etcd_members()).await?)
+}
+
 pub async fn leadership_moves(person: &Person<'_>, nodes: [&Node; 3]) -> Result<()> {
     let client = person.client(nodes[0])?;
-    let members = client.etcd_members().await?;
+    let members = members(&client).await?;
     ensure!(members.len() == 3 && members.iter().all(|member| !member.is_learner), "{members:?}");
     let mut moved = Vec::new();
     for node in nodes {
-        moved.extend(person.client(node)?.etcd_forfeit_leadership().await?);
+        let client = person.client(node)?;
+        moved.extend(eventually("an answer about the lead", || client.etcd_forfeit_leadership()).await?);
     }
     ensure!(!moved.is_empty(), "one of them led");
     let addresses = nodes.map(|node| node.machine.private().into());
@@ -50,8 +56,8 @@ pub async fn a_stopped_member_returns(person: &Person<'_>, first: &Node, third: 
     let services = stopped.services().await?;
     let state = services.iter().find(|service| service.id == "etcd").map(|service| service.state.as_str());
     ensure!(state == Some("Finished"), "{state:?}");
-    ensure!(person.client(first)?.etcd_members().await?.len() == 3, "two of three are a quorum");
-    ensure!(stopped.etcd_members().await?.len() == 3, "the node asks other members");
+    ensure!(members(&person.client(first)?).await?.len() == 3, "two of three are a quorum");
+    ensure!(members(&stopped).await?.len() == 3, "the node asks other members");
     machine.start_etcd().await?;
     let healthy = || async {
         let status = stopped.etcd_status().await.map_err(|error| error.to_string())?;
@@ -86,7 +92,7 @@ pub async fn a_dead_voter_blocks_additions_until_it_is_removed(
     dead: &Node,
 ) -> Result<()> {
     let client = person.client(first)?;
-    let member = client.etcd_members().await?.into_iter().find(|member| member.hostname == dead.name);
+    let member = members(&client).await?.into_iter().find(|member| member.hostname == dead.name);
     let member = member.context("it was a member")?.id;
     let answers = client.etcd_status_of(&[dead.machine.private().into()]).await?;
     ensure!(answers[0].reply.as_ref().is_err_and(|error| error.code() == Some(Code::Unavailable)), "{answers:?}");
@@ -121,7 +127,7 @@ pub async fn a_graceful_reset_leaves_etcd(person: &Person<'_>, first: &Node, lea
     leaving.machine.fail("Reset", CallFault::LostReply, 1);
     is_lost(&person.client(leaving)?.reset(true, true).await)?;
     reaches_stage(&leaving.machine, &Stage::Maintenance { version: None }).await?;
-    let members = person.client(first)?.etcd_members().await?;
+    let members = members(&person.client(first)?).await?;
     ensure!(members.len() == 2 && members.iter().all(|member| member.hostname != leaving.name), "{members:?}");
     Ok(())
 }

@@ -18,7 +18,7 @@ use workspaces::workspace;
 use super::harness::{Object, PATIENT_TIMEOUT, Space, World, chart, eventually, uid, user};
 
 /// Longer than the request timeout of the shared world.
-const SLOW: Duration = Duration::from_secs(3);
+const SLOW: Duration = Duration::from_secs(10);
 
 const FAULTS: [(&str, Fault); 8] = Fault::of_a_write(SLOW);
 

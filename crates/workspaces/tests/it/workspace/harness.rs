@@ -38,10 +38,10 @@ use workspaces::workspace;
 use crate::space::{self, HelmRole, OPERATOR_USER, lent, operator_user};
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
-pub const PATIENCE: Duration = Duration::from_mins(5);
+pub const PATIENCE: Duration = Duration::from_mins(10);
 
 /// Requests are given up soon, so that faults of that kind cost little time.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Where there are no such faults. Longer than a request takes on a busy machine: a create that is given up and carried
 /// out later would be repeated.
 pub const PATIENT_TIMEOUT: Duration = Duration::from_secs(10);
