@@ -126,7 +126,7 @@ impl AuditLog {
         Ok(decoded)
     }
 
-    /// The first entry after `mark` that fits; `None` when none came in ten seconds.
+    /// The first entry after `mark` that fits; `None` when none came in a minute.
     pub async fn wait_for(&self, mark: Mark, fits: impl Fn(&Entry) -> bool) -> io::Result<Option<Entry>> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {

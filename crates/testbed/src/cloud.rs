@@ -124,7 +124,7 @@ impl Cloud {
             ..hetzner::Options::new(vec![Access::new(&identity.token, "dev")])
         };
         let simulator = match Simulator::start(options(identity.port)).await {
-            // Another program has the port of before.
+            // Another program has its port.
             Err(hetzner::Error::Io { .. }) => Simulator::start(options(free_port())).await?,
             started => started?,
         };

@@ -236,7 +236,7 @@ impl ControlPlane {
         Ok(patient(self.config_as(user).await?)?)
     }
 
-    /// For a client that is not patient, as that of an operator under test.
+    /// For a client that tries once, as that of an operator under test.
     pub async fn config_as(&self, user: &User) -> Result<kube::Config, Error> {
         Ok(users::own_config(self.kubeconfig_value(user).await?).await)
     }

@@ -17,7 +17,7 @@ use tower::{
     retry::{Policy, RetryLayer},
 };
 
-/// From the first refusal of a request on. The client's own retries end after few seconds, and know nothing of a late etcd.
+/// From the first refusal of a request on. The client's own retries know neither a late etcd nor a cut connection.
 const PATIENCE: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_secs(1);
 

@@ -114,11 +114,13 @@ fn encode(pem: &str) -> ByteString {
     ByteString(pem.as_bytes().to_vec())
 }
 
-/// Of a kubeconfig that [`kubeconfig`] made.
+/// Of a kubeconfig that [`kubeconfig`] made, for a client that tries once.
 pub(crate) async fn own_config(kubeconfig: Value) -> kube::Config {
     install_crypto();
     let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig).expect("our own kubeconfig is well-formed");
-    config(kubeconfig).await.expect("our own kubeconfig embeds all it needs")
+    let mut config = config(kubeconfig).await.expect("our own kubeconfig embeds all it needs");
+    config.default_retry = false;
+    config
 }
 
 /// Directly to the server: kube would take a proxy of the environment even for a server on this machine.

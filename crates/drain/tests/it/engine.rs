@@ -13,7 +13,7 @@ use tokio::sync::{oneshot, watch as signal};
 use tokio_util::task::AbortOnDropHandle;
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
-pub const PATIENCE: Duration = Duration::from_mins(1);
+pub const PATIENCE: Duration = Duration::from_mins(3);
 
 pub struct Engine {
     pub drains: Drains,
@@ -33,7 +33,7 @@ impl Engine {
         Self::with(proxy, Duration::from_secs(10)).await
     }
 
-    async fn with(proxy: &FaultProxy, request_timeout: Duration) -> Result<Self> {
+    pub async fn with(proxy: &FaultProxy, request_timeout: Duration) -> Result<Self> {
         let config = Config::from_custom_kubeconfig(proxy.kubeconfig(), &KubeConfigOptions::default()).await?;
         let client = runtime::connect(config)?;
         let (sender, receiver) = oneshot::channel();

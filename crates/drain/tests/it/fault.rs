@@ -66,7 +66,8 @@ async fn a_namespace_whose_evictions_hang_delays_no_other() -> Result<()> {
     other.pod("one", &node, json!({})).await?;
     let calls = Calls::of(Verb::Create, "pods/eviction").in_namespace(&place.namespace);
     let held = place.proxy.inject(calls, Fault::HoldBeforeCommit);
-    let engine = Engine::start(&place.proxy).await?;
+    // Longer than the test takes: what hangs is not given up before its end.
+    let engine = Engine::with(&place.proxy, Duration::from_mins(10)).await?;
     let _hangs = engine.begin(&full, order("one"), None);
     held.reached_times(8).await?;
     assert_eq!(ended(&mut engine.begin(&node, order("one"), None)).await?.end, Some(End::Drained));

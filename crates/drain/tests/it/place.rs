@@ -181,7 +181,6 @@ impl Place {
         Ok(self.control_plane.audit().entries_after(mark)?.iter().filter(|entry| is_cordon(entry)).count())
     }
 
-    /// Reads of single objects that the drain sent.
     /// Reads of pods; a cordon that meets the node's own report reads the node.
     pub fn reads(&self) -> usize {
         let is_read = |seen: &&Seen| seen.request.verb == Verb::Get && seen.request.is_for("pods");

@@ -89,7 +89,7 @@ async fn a65_a68_a94_a95_the_cluster_is_made_and_cluster_api_calls_it_provisione
     let text = space.secret_entry(SECRET, "value").await?.context("no kubeconfig")?;
     let config = Kubeconfig::from_yaml(&text)?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
-    let nodes: Api<Node> = Api::all(kube::Client::try_from(config)?);
+    let nodes: Api<Node> = Api::all(testbed::patient(config)?);
     nodes.list(&ListParams::default()).await.context("the kubeconfig does not work")?;
     // Cluster API itself says that it is connected.
     let mut last = Value::Null;

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::bed;
 
 /// A loaded machine needs seconds for what takes milliseconds; what never comes fails after this.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 /// Of the operator.
 const ACCOUNT: &str = "strata";
 /// Of everything that belongs to the Cluster `dev--default`.

@@ -29,7 +29,7 @@ pub const TENANT: &str = "default";
 const DAY: Duration = Duration::from_hours(24);
 
 /// A server on a loaded machine may lose its lead for a moment; it takes it again within seconds.
-const SHARD_PATIENCE: Duration = Duration::from_mins(1);
+const SHARD_PATIENCE: Duration = Duration::from_mins(3);
 
 /// All shards of one cluster, and the cloud that they share.
 pub struct Zones {

@@ -70,7 +70,6 @@ async fn p45_metrics_tell_of_a_scripted_run() -> Result<()> {
     assert!(value("workqueue_queue_duration_seconds_count".to_owned()) >= rounds);
     assert!(text.ends_with("# EOF\n"));
 
-    // The one that waits would have the place of the one that goes.
     space.delete_and_wait("refused").await?;
     space.delete_and_wait("a").await?;
     // The operator may hear of it after the test does.

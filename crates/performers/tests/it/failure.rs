@@ -21,7 +21,7 @@ use testbed::{audit::Mark, kwok::Behaviour};
 use crate::{
     harness::{Space, World, condition, hasty, spec, spec_with},
     observe::{create, eventually, history, line, rounds, uid, writes},
-    webhook::probe,
+    webhook::is_refused,
 };
 
 pub fn replacements(pod: &Pod) -> u32 {
@@ -90,11 +90,15 @@ async fn p28_pods_pending_for_their_image_are_replaced_and_those_without_a_node_
     space.create("waiting", spec_with(json!({ "scheduling": { "nodeSelector": { "no": "node" } } }))).await?;
     space.until_condition("waiting", "Degraded", "True", "SchedulingFailed").await?;
     let waiting = space.pod("waiting").await?;
+    // All versions since before the first pod, so that none is missed that is soon replaced.
+    let mut before = Pod::default();
+    before.metadata.resource_version = space.pods.list(&ListParams::default()).await?.metadata.resource_version;
     space.create("a", spec_with(json!({ "image": Behaviour::ImagePullFailed.image() }))).await?;
+    let pods = history(&space.pods, "performer-a", &before, |pod| replacements(pod) == 2).await?;
     let mut created = Vec::new();
     for number in 0..=2 {
-        let pod = space.until_pod("a", &format!("number {number}"), |pod| replacements(pod) == number).await?;
-        created.push(pod.metadata.creation_timestamp.context("creation time")?.0);
+        let pod = pods.iter().find(|pod| replacements(pod) == number).with_context(|| format!("no pod {number}"))?;
+        created.push(pod.metadata.creation_timestamp.as_ref().context("creation time")?.0);
     }
     let lived: Vec<_> = created.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_secs()).collect();
     assert!(lived[0] >= 3 && lived[1] >= 6, "three seconds, then twice that: {lived:?}");
@@ -143,7 +147,7 @@ async fn p36_a_name_of_53_characters_works() -> Result<()> {
 pub async fn no_more_pods(space: &Space) -> Result<Api<ResourceQuota>> {
     let quotas = Api::namespaced(space.client.clone(), &space.namespace);
     create(&quotas, json!({ "metadata": { "name": "none" }, "spec": { "hard": { "pods": "0" } } })).await?;
-    eventually("the quota is in force", || async { Ok(probe(space).await.is_err()) }).await?;
+    eventually("the quota is in force", || async { Ok(is_refused(space).await) }).await?;
     Ok(quotas)
 }
 
@@ -236,7 +240,7 @@ async fn p37_admission_policy_is_told_and_recovered_from() -> Result<()> {
     let binding =
         json!({ "metadata": { "name": name }, "spec": { "policyName": name, "validationActions": ["Deny"] } });
     create::<ValidatingAdmissionPolicyBinding>(&Api::all(space.client.clone()), binding).await?;
-    eventually("the policy is in force", || async { Ok(probe(&space).await.is_err()) }).await?;
+    eventually("the policy is in force", || async { Ok(is_refused(&space).await) }).await?;
     check_refusal(space, json!({}), |space| async move {
         let found = space.performers.get("a").await?;
         let message = condition(&found, "Available")["message"].as_str().unwrap_or_default().to_owned();

@@ -19,12 +19,11 @@ use tokio::time::Instant;
 
 use crate::{
     harness::{OPERATOR_USER, Running, Space, alone, condition, spec},
-    scene::{Scene, Shared, eventually},
+    scene::{SHARED_TIMEOUT, Scene, Shared, eventually},
     turn::REQUEST_TIMEOUT,
 };
 
-/// Longer than the request timeout of the shared operator.
-const SLOW: Duration = Duration::from_secs(10);
+const SLOW: Duration = SHARED_TIMEOUT.saturating_mul(2);
 
 /// The writes of a Performer's life, each as the calls it makes in the proxy.
 const WRITES: [&str; 7] =
@@ -247,7 +246,10 @@ async fn p37_a_lasting_silence_is_told_and_recovered_from() -> Result<()> {
     space.create("a", spec()).await?;
     let degraded = space.until_condition("a", "Degraded", "True", "PodRejected").await?;
     let message = condition(&degraded, "Available")["message"].as_str().unwrap_or_default().to_owned();
-    assert!(message.contains("no answer within 2s") && message.contains("webhook"), "{message}");
+    assert!(
+        message.contains(&format!("no answer within {SHARED_TIMEOUT:?}")) && message.contains("webhook"),
+        "{message}"
+    );
     hanging.end();
     space.until_ready("a").await?;
     Ok(())

@@ -116,6 +116,12 @@ pub async fn probe(space: &Space) -> Result<Pod> {
     Ok(space.pods.create(&params, &serde_json::from_value(pod)?).await?)
 }
 
+/// Whether the server refuses a pod in the namespace now; a failure of its own is no refusal.
+pub async fn is_refused(space: &Space) -> bool {
+    let error = probe(space).await.err().and_then(|error| error.downcast::<kube::Error>().ok());
+    matches!(error, Some(kube::Error::Api(status)) if matches!(status.code, 403 | 422))
+}
+
 fn answered(review: &[u8], judge: impl Fn(&Pod) -> Verdict) -> Value {
     let review: Value = serde_json::from_slice(review).expect("the API server sends JSON");
     let request = &review["request"];

@@ -23,7 +23,7 @@ type Pods = Arc<Kind<Metadata<Pod>, String>>;
 impl World {
     async fn alone<T>(&self, work: impl AsyncFnOnce(Cluster, Recorder) -> T) -> T {
         let identity = Alone { instance: "test".to_owned(), request_timeout: Duration::from_secs(10) };
-        alone(self.client.clone(), Clock::default(), identity, work).await
+        alone(self.operators.clone(), Clock::default(), identity, work).await
     }
 
     async fn pod(&self, name: &str) -> Result<(Key, String)> {

@@ -238,10 +238,10 @@ fn admin(control_plane: &ControlPlane) -> Result<kube::config::Kubeconfig> {
     Ok(kube::config::Kubeconfig::read_from(control_plane.kubeconfig())?)
 }
 
-/// An operator through a proxy that watches ConfigMaps.
-fn through(proxy: kube::Client, mode: ListMode) -> (Operator, Arc<Kind<Metadata<ConfigMap>, String>>) {
+/// An operator that watches ConfigMaps through this client.
+fn through(client: kube::Client, mode: ListMode) -> (Operator, Arc<Kind<Metadata<ConfigMap>, String>>) {
     let settings = Settings { list_mode: Some(mode), ..settings() };
-    let mut operator = Operator::new(proxy, settings, process::Clock::default(), CancellationToken::new());
+    let mut operator = Operator::new(client, settings, process::Clock::default(), CancellationToken::new());
     let maps = Kind::new("configmaps", operator.writer("test"), |map: Metadata<ConfigMap>| map.metadata.name);
     operator.watch(&maps, |_| {});
     (operator, maps)

@@ -56,7 +56,7 @@ async fn a78_a_machine_registers_is_adopted_and_ends_with_its_environment() -> R
     let client = zone.client(&bound.operator.to_string(), ("dev", "default", Role::Operator));
     let log = folder.path().join("machines").join(&id).join("log");
     let shown = || format!("the agent's log:\n{}", fs::read_to_string(&log).unwrap_or_default());
-    let wait = tokio::time::timeout(Duration::from_mins(1), reported(&client, &id));
+    let wait = tokio::time::timeout(Duration::from_mins(3), reported(&client, &id));
     wait.await.with_context(shown)?;
 
     // The server that made it is gone; the next one finds it.

@@ -43,7 +43,7 @@ const RELEASES: usize = 8;
 /// How often one wave is hit: the later ones fall into what the next operator does about the former.
 const STRIKES: u32 = 2;
 /// An orphaned helm has five seconds to end; a loaded machine is slower.
-const ORPHAN_PATIENCE: Duration = Duration::from_secs(30);
+const ORPHAN_PATIENCE: Duration = Duration::from_mins(2);
 /// Processes give no event to wait for.
 const LOOK: Duration = Duration::from_millis(10);
 

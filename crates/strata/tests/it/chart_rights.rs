@@ -14,11 +14,11 @@ use serde_json::json;
 use testbed::{
     audit::Entry,
     fault::{Calls, Fault, Verb},
-    until_allowed,
+    may, until_allowed,
 };
 
 use crate::{
-    harness::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, OPERATOR_USER, Space, apply, operator_user, spec},
+    harness::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, OPERATOR_USER, Space, apply, observe, operator_user, spec},
     process::operator,
     scene::{Scene, eventually},
 };
@@ -125,6 +125,11 @@ async fn p44_without_the_right_to_finalizers_no_pod_can_be_owned() -> Result<()>
     lacking.retain(|rule| rule.resources.as_deref() != Some(&["performers/finalizers".to_owned()]));
     assert_eq!(lacking.len() + 1, whole.len());
     set_rules(&roles, &lacking).await?;
+    let what = json!({
+        "verb": "update", "group": "hourglass.eigenlayer.io", "resource": "performers", "subresource": "finalizers",
+    });
+    let is_gone = || async { Ok(!may(&space.client, &operator_user(), &what).await?) };
+    observe::eventually("the right is gone", is_gone).await?;
     let _operator = operator(&scene, &scene.proxy, &["--leader-elect=false", "--resync=1s"])?;
     space.create("a", spec()).await?;
     space.until_condition("a", "Degraded", "True", "PodRejected").await?;

@@ -169,9 +169,9 @@ impl Campaign {
         let mut points: Vec<Point> = Vec::new();
         for seen in &self.scene.proxy.requests()[before..] {
             let request = &seen.request;
-            // A write that a busy server refused is none that the flow always has.
-            let is_done = seen.code.is_some_and(|code| (200..300).contains(&code));
-            if !Verb::WRITES.contains(&request.verb) || !is_about(request, &name) || !is_done {
+            // A write that a busy server refused is none that the flow always has. The last one may have no answer yet.
+            let is_refused = seen.code.is_some_and(|code| code >= 300);
+            if !Verb::WRITES.contains(&request.verb) || !is_about(request, &name) || is_refused {
                 continue;
             }
             let pattern = match &request.subresource {

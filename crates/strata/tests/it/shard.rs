@@ -16,7 +16,7 @@ use tokio::{
 use crate::cli::place::{Said, run, strata};
 
 /// A busy machine is slow; nothing here takes a tenth of it otherwise.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);

@@ -22,7 +22,7 @@ async fn kubernetes(cluster: &Cluster) -> Result<kube::Client> {
     let kubeconfig = kube::config::Kubeconfig::from_yaml(&talos.kubeconfig().await?)?;
     testbed::install_crypto();
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    Ok(kube::Client::try_from(config)?)
+    Ok(testbed::patient(config)?)
 }
 
 fn readiness(node: Option<&Node>) -> Option<String> {

@@ -100,7 +100,7 @@ async fn k50_the_kubeconfig_works() -> Result<()> {
     testbed::install_crypto();
     let config = kube::config::Kubeconfig::from_yaml(&kubeconfig)?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
-    let node = Api::<Node>::all(kube::Client::try_from(config)?).get(machine.name()).await?;
+    let node = Api::<Node>::all(testbed::patient(config)?).get(machine.name()).await?;
     let spec = node.spec.unwrap_or_default();
     assert_eq!(spec.provider_id, Some(format!("hcloud://{}", machine.id())));
     let info = node.status.and_then(|status| status.node_info);

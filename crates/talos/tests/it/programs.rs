@@ -13,7 +13,7 @@ use testbed::{
 use crate::one_cluster;
 
 /// No command here waits for anything but an answer on loopback.
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 
 struct Output {
     status: i32,

@@ -50,7 +50,7 @@ async fn try_start(
     directory: &Path,
     authority: &Authority,
 ) -> Result<Launched, Error> {
-    let (etcd_port, port) = (free_port(), kept_port(&directory.join("port"))?);
+    let (port, etcd_port) = (kept_port(&directory.join("port"))?, free_port());
     let etcd_server = format!("https://127.0.0.1:{etcd_port}");
     let server = format!("https://127.0.0.1:{port}");
     let identity = authority.server("etcd", &["127.0.0.1", "localhost"])?;

@@ -54,6 +54,7 @@ fn is_free(port: u16) -> bool {
 pub(super) fn kept_port(file: &Path) -> Result<u16, pki::Error> {
     let former = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
     let port = former.filter(|&port| is_free(port)).unwrap_or_else(free_port);
+    DRAWN.lock().unwrap_or_else(PoisonError::into_inner).insert(port);
     write_private(file, &port.to_string())?;
     Ok(port)
 }

@@ -30,7 +30,7 @@ async fn cluster_api_defaults_refuses_and_reconciles_also_after_a_kill_and_a_lat
 
     let before = capi.child().pid();
     capi.child().kill().await?;
-    let error = scene.refusal(&scene.clusters, &cluster("while-down")).await?;
+    let error = scene.refusal(&scene.clusters_once, &cluster("while-down")).await?;
     assert!(error.message.contains("failed calling webhook"), "{error:?}");
     capi.restart(&control_plane).await?;
     assert_ne!(capi.child().pid(), before);
@@ -55,6 +55,8 @@ const INFRASTRUCTURE: Kind = ["infrastructure.cluster.x-k8s.io", "v1beta1", "Tes
 struct Scene {
     client: Client,
     clusters: Api<DynamicObject>,
+    /// Through a client that tries once: a webhook that does not answer is an answer.
+    clusters_once: Api<DynamicObject>,
     pools: Api<DynamicObject>,
     infrastructure: Api<DynamicObject>,
 }
@@ -62,11 +64,12 @@ struct Scene {
 impl Scene {
     async fn new(control_plane: &ControlPlane) -> Result<Self> {
         control_plane.install(&[infrastructure_definition()]).await?;
-        let namespace = control_plane.namespace("capi").await?;
-        // A webhook that does not answer is an answer here.
-        let client = Client::try_from(control_plane.config_as(&User::admin()).await?)?;
+        let (client, namespace) = (control_plane.client().await?, control_plane.namespace("capi").await?);
+        let once = Client::try_from(control_plane.config_as(&User::admin()).await?)?;
         let api = |kind: Kind| Api::namespaced_with(client.clone(), &namespace, &resource(kind));
-        Ok(Self { clusters: api(CLUSTER), pools: api(POOL), infrastructure: api(INFRASTRUCTURE), client })
+        let clusters_once = Api::namespaced_with(once, &namespace, &resource(CLUSTER));
+        let (clusters, pools, infrastructure) = (api(CLUSTER), api(POOL), api(INFRASTRUCTURE));
+        Ok(Self { client, clusters, clusters_once, pools, infrastructure })
     }
 
     async fn only_the_stored_version_is_served(&self) -> Result<()> {

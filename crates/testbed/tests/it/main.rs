@@ -23,7 +23,7 @@ use kube::{
 };
 
 /// Nothing here takes more than a few seconds on an idle machine; a loaded one is many times slower.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Waits until the object fulfils the condition.
 async fn eventually<K>(api: &Api<K>, name: &str, condition: impl Condition<K>) -> Result<Option<K>>

@@ -1,16 +1,17 @@
 //! Pods on simulated nodes: the real scheduler places them, each behaviour does what its name says, claims
 //! are bound by the real controller-manager.
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ContainerStatus, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::{
     Api,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
 };
 use serde_json::json;
 use testbed::{ControlPlane, kwok::Behaviour};
 
-use crate::eventually;
+use crate::{PATIENCE, eventually};
 
 #[tokio::test]
 async fn a_pod_becomes_ready_through_the_real_scheduler() -> Result<()> {
@@ -25,11 +26,22 @@ async fn a_pod_becomes_ready_through_the_real_scheduler() -> Result<()> {
 
 #[tokio::test]
 async fn image_pull_failure_backs_off_and_recovers() -> Result<()> {
-    let (pods, parameters) = (empty().await?, PostParams::default());
-    let failing = pod("pod", &Behaviour::ImagePullFailed.image());
-    // It lasts half a second: watched for from before the pod is there.
-    let failed = eventually(&pods, "pod", waits_in("ErrImagePull"));
-    tokio::try_join!(failed, async { Ok(pods.create(&parameters, &failing).await?) })?;
+    let pods = empty().await?;
+    let before = pods.list(&ListParams::default()).await?.metadata.resource_version.context("a version")?;
+    pods.create(&PostParams::default(), &pod("pod", &Behaviour::ImagePullFailed.image())).await?;
+    // It lasts half a second: all that happened since before the pod was there is looked at.
+    let mut changes = pods.watch(&WatchParams::default(), &before).await?.boxed();
+    let failed = async {
+        while let Some(change) = changes.next().await {
+            if let WatchEvent::Modified(pod) = change?
+                && waits_in("ErrImagePull")(Some(&pod))
+            {
+                return Ok(());
+            }
+        }
+        bail!("the watch ended")
+    };
+    tokio::time::timeout(PATIENCE, failed).await??;
     let pod = eventually(&pods, "pod", waits_in("ImagePullBackOff")).await?.unwrap();
     assert_eq!(pod.status.unwrap().phase.as_deref(), Some("Pending"));
     Behaviour::Ready.set(&pods, "pod").await?;

@@ -285,7 +285,8 @@ impl<'a> Scene<'a> {
 
     /// All nodes at once, as the operator does.
     async fn by_engine(&self) -> Result<Instant> {
-        let client = self.control_plane.client_as(&User::in_group(OURS, "system:masters")).await?;
+        let user = User::in_group(OURS, "system:masters");
+        let client = runtime::connect(self.control_plane.config_as(&user).await?)?;
         let identity = Alone { instance: OURS.to_owned(), request_timeout: ANSWER };
         let clock = Clock::default();
         alone(client, clock.clone(), identity, async |cluster, recorder| {

@@ -24,6 +24,9 @@ use crate::harness::{OPERATOR_USER, Running, Space, alone, hasty, install, opera
 /// Far above what anything here takes; it ends a test that would otherwise hang.
 const PATIENCE: Duration = Duration::from_mins(3);
 
+/// A request of the shared operator without answer is given up soon, so that faults of that kind cost little time.
+pub const SHARED_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The proxy acts as the chart's ServiceAccount: whoever goes through it has exactly the operator's rights.
 pub struct Scene {
     // Dropped in this order: the next test has the control plane without this one's proxy.
@@ -130,8 +133,7 @@ impl Shared {
 
     async fn start() -> Result<Self> {
         let scene = Scene::start(Options::default()).await?;
-        // A request without answer is given up soon, so that faults of that kind cost little time.
-        let settings = Settings { request_timeout: Duration::from_secs(5), ..alone() };
+        let settings = Settings { request_timeout: SHARED_TIMEOUT, ..alone() };
         let operator = scene.operator(settings, hasty()).await?;
         Ok(Self { scene, operator })
     }

@@ -14,7 +14,7 @@ use testbed::ControlPlane;
 use tokio::{process::Command, sync::OnceCell};
 
 /// A busy machine is slow; nothing here takes a tenth of it otherwise.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 pub struct Place {
     pub control_plane: &'static ControlPlane,

@@ -3,6 +3,7 @@
 use std::{
     net::Ipv4Addr,
     path::{Path, PathBuf},
+    sync::Mutex,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -79,8 +80,15 @@ impl Cluster {
 
     /// On a busy machine a kubelet may be late, and an API server refuse for a moment.
     async fn ready_nodes(&self) -> Result<Vec<String>> {
-        eventually("Nodes that are ready", async || Ok(self.nodes().await.is_ok())).await?;
-        self.nodes().await
+        let nodes = Mutex::default();
+        let are_ready = async || {
+            let found = self.nodes().await.unwrap_or_default();
+            let is_enough = !found.is_empty();
+            *nodes.lock().expect("nobody panics here") = found;
+            Ok(is_enough)
+        };
+        eventually("Nodes that are ready", are_ready).await?;
+        Ok(nodes.into_inner().expect("nobody panics here"))
     }
 
     /// Of Hetzner's API, with a program that every machine has.

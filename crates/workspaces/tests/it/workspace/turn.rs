@@ -12,7 +12,7 @@ use workspaces::workspace;
 use super::harness::{Space, World, eventually, user};
 
 /// Longer than the test takes: what is held is not given up before its end.
-const REQUEST_TIMEOUT: Duration = Duration::from_mins(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_mins(10);
 /// Of ten slots one namespace may use so many.
 const SLOTS: u64 = 8;
 
