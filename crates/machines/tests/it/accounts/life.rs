@@ -244,14 +244,21 @@ impl<'a> Life<'a> {
         Ok(name)
     }
 
-    /// Cluster API takes all that belongs to the Cluster with it, and the operator makes another one.
+    /// Cluster API takes all that belongs to the Cluster with it, and the operator makes both anew, one after the other.
     async fn delete_the_cluster(&self) -> Result<()> {
         let scene = &self.scene;
-        let clusters = scene.api::<NstanceCluster>();
-        let before = clusters.get(CLUSTER).await?.metadata.uid;
-        scene.capi("Cluster").delete(CLUSTER, &DeleteParams::default()).await?;
-        let is_another =
-            || async { Ok(clusters.get_opt(CLUSTER).await?.is_some_and(|found| found.metadata.uid != before)) };
-        scene.until("another NstanceCluster is there", is_another).await
+        let (clusters, owners) = (scene.api::<NstanceCluster>(), scene.capi("Cluster"));
+        let uids = || async {
+            let cluster = clusters.get_opt(CLUSTER).await?.and_then(|found| found.metadata.uid);
+            let owner = owners.get_opt(CLUSTER).await?.and_then(|found| found.metadata.uid);
+            anyhow::Ok([cluster, owner])
+        };
+        let before = uids().await?;
+        owners.delete(CLUSTER, &DeleteParams::default()).await?;
+        let are_others = || async {
+            let now = uids().await?;
+            Ok(now.iter().zip(&before).all(|(now, before)| now.is_some() && now != before))
+        };
+        scene.until("another NstanceCluster and another Cluster are there", are_others).await
     }
 }
