@@ -75,10 +75,11 @@ fn write(lines: &Receiver<Message>, waiting: &Waiting, mut sink: impl Write) {
         match message {
             Message::Line(line) => {
                 let _ = sink.write_all(&line);
-                waiting.bytes.fetch_sub(line.len(), Ordering::Relaxed);
-                let count = waiting.dropped.swap(0, Ordering::Relaxed);
+                let left = waiting.bytes.fetch_sub(line.len(), Ordering::Relaxed) - line.len();
+                // The line that says so must find room, or the count would be lost with it.
+                let count = if left < MOST_BYTES / 2 { waiting.dropped.swap(0, Ordering::Relaxed) } else { 0 };
                 if count > 0 {
-                    tracing::warn!(count, "log lines were dropped: standard error was not read quickly enough");
+                    tracing::error!(count, "log lines were dropped: standard error was not read quickly enough");
                 }
             }
             // Nobody may wait any more.

@@ -320,7 +320,7 @@ impl<C: Controller> Shared<C> {
                 let bytes = C::weigh(&answer);
                 (answer, bytes)
             });
-            for key in shared.facts.end(&ask, begun, weighed, asked_at) {
+            for key in shared.facts.end(&ask, begun, weighed, asked_at, shared.clock.instant()) {
                 shared.queue.changed(&key);
             }
         });

@@ -149,6 +149,8 @@ impl Publisher {
                 (waiting.oldest().is_some() && writes.len() < WRITES, waiting.is_closed && waiting.is_empty())
             };
             if is_over && writes.is_empty() {
+                // Others may still stop, a helm of half a minute for one: no sign of life is due from here.
+                pulse.retire();
                 return;
             }
             tokio::select! {
@@ -285,10 +287,12 @@ mod tests {
                 Recorder::new(client.clone(), clock.clone(), leadership, "i".into(), metrics.clone());
             recorder.record(occurrence("x"));
             drop(recorder);
-            let started = clock.instant();
-            publisher.run(process::Health::default().pulse("events")).await;
+            let (started, health) = (clock.instant(), process::Health::default());
+            publisher.run(health.pulse("events")).await;
             let waited = waited.map_or(Duration::ZERO, Duration::from_secs);
             assert_eq!(clock.instant() - started, waited, "with {left} s of the lead left");
+            tokio::time::advance(Duration::from_mins(1)).await;
+            assert_eq!(health.stalled(), [""; 0], "it has ended as it should");
         }
         assert!(metrics.encode().unwrap().contains("strata_events_dropped_total 3"));
     }

@@ -45,6 +45,7 @@ struct Inner<Q, F> {
 struct Entry<F> {
     /// Changes with whatever is stored or spoiled.
     sequence: u64,
+    /// With the time of the question: it was so at some moment since.
     known: Option<(F, Instant)>,
     is_spoiled: bool,
     failure: Option<Failed>,
@@ -72,6 +73,7 @@ impl Weight {
 #[derive(Debug)]
 struct Failed {
     why: Failure,
+    /// When it was known: a peer that is silent until the deadline failed just now.
     at: Instant,
     in_a_row: u32,
 }
@@ -156,12 +158,14 @@ impl<Q: Clone + Debug + Eq + Hash, F: Clone + PartialEq> FactCache<Q, F> {
         self.lock().entries.get(ask).is_some_and(|entry| entry.fetch.is_some())
     }
 
-    /// Stores what a fetch gave, unless the fact was spoiled meanwhile. Returns the keys that wait for it.
+    /// Stores what a fetch gave that asked at `asked_at`, unless the fact was spoiled meanwhile. Returns the keys that wait
+    /// for it.
     pub(crate) fn end(
         &self,
         ask: &Q,
         begun: Begun,
         result: Result<(F, usize), Failure>,
+        asked_at: Instant,
         now: Instant,
     ) -> BTreeSet<Key> {
         let mut inner = self.lock();
@@ -182,7 +186,7 @@ impl<Q: Clone + Debug + Eq + Hash, F: Clone + PartialEq> FactCache<Q, F> {
         let before = entry.weight.bytes();
         match result {
             Ok((value, bytes)) => {
-                (entry.known, entry.failure, entry.is_spoiled) = (Some((value, now)), None, false);
+                (entry.known, entry.failure, entry.is_spoiled) = (Some((value, asked_at)), None, false);
                 (entry.weight.known, entry.weight.failure) = (bytes, 0);
             }
             Err(why) => {
@@ -293,7 +297,7 @@ mod tests {
         let begun = cache.begin(&"a", &key("one"), Instant::now()).unwrap();
         assert!(cache.is_fetching(&"a"));
         assert_eq!(cache.begin(&"a", &key("two"), Instant::now()), None);
-        let waiting = cache.end(&"a", begun, Ok((7, 4)), Instant::now());
+        let waiting = cache.end(&"a", begun, Ok((7, 4)), Instant::now(), Instant::now());
         assert_eq!(waiting, BTreeSet::from([key("one"), key("two")]));
         assert!(!cache.is_fetching(&"a"));
         assert_eq!(known(&cache, "a"), Some(7));
@@ -306,7 +310,7 @@ mod tests {
         let cache = cache(MOST_BYTES);
         let fetch = |value| {
             let begun = cache.begin(&"a", &key("one"), Instant::now()).unwrap();
-            cache.end(&"a", begun, Ok((value, 4)), Instant::now());
+            cache.end(&"a", begun, Ok((value, 4)), Instant::now(), Instant::now());
             cache.get(&want("a"), Instant::now()).map(|answer| answer.sequence)
         };
         let sequence = fetch(7);
@@ -324,10 +328,10 @@ mod tests {
         let cache = cache(MOST_BYTES);
         let begun = cache.begin(&"a", &key("one"), Instant::now()).unwrap();
         cache.spoil(&["a"]);
-        assert_eq!(cache.end(&"a", begun, Ok((7, 4)), Instant::now()), BTreeSet::from([key("one")]));
+        assert_eq!(cache.end(&"a", begun, Ok((7, 4)), Instant::now(), Instant::now()), BTreeSet::from([key("one")]));
         assert_eq!(known(&cache, "a"), None);
         let begun = cache.begin(&"a", &key("one"), Instant::now()).unwrap();
-        cache.end(&"a", begun, Ok((8, 4)), Instant::now());
+        cache.end(&"a", begun, Ok((8, 4)), Instant::now(), Instant::now());
         let sequence = cache.get(&want("a"), Instant::now()).map(|answer| answer.sequence);
         assert!(cache.is_current(&want("a"), sequence, Instant::now()));
         cache.spoil(&["a"]);
@@ -339,7 +343,7 @@ mod tests {
         let cache = cache(MOST_BYTES);
         let fetch = |result| {
             let begun = cache.begin(&"a", &key("one"), Instant::now()).unwrap();
-            cache.end(&"a", begun, result, Instant::now());
+            cache.end(&"a", begun, result, Instant::now(), Instant::now());
         };
         fetch(Ok((7, 4)));
         tokio::time::advance(MINUTE * 2).await;
@@ -354,16 +358,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_peer_that_was_silent_until_the_deadline_is_unknown_from_then_on() {
+        let cache = cache(MOST_BYTES);
+        let begun = cache.begin(&"a", &key("one"), Instant::now()).unwrap();
+        let asked_at = Instant::now();
+        tokio::time::advance(SLOWEST_RETRY * 2).await;
+        cache.end(&"a", begun, Err(failure()), asked_at, Instant::now());
+        let answer = cache.get(&want("a"), Instant::now()).unwrap();
+        assert_eq!(answer.fact, Fact::Unknown { why: failure(), last: None });
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn the_least_recently_used_go_when_bytes_run_out() {
         let cache = cache(3 * (OVERHEAD + length(&"a") + 100));
         for ask in ["a", "b", "c"] {
             let begun = cache.begin(&ask, &key("one"), Instant::now()).unwrap();
-            cache.end(&ask, begun, Ok((1, 100)), Instant::now());
+            cache.end(&ask, begun, Ok((1, 100)), Instant::now(), Instant::now());
             tokio::time::advance(Duration::from_millis(1)).await;
         }
         assert_eq!(known(&cache, "a"), Some(1));
         let begun = cache.begin(&"d", &key("one"), Instant::now()).unwrap();
-        cache.end(&"d", begun, Ok((1, 100)), Instant::now());
+        cache.end(&"d", begun, Ok((1, 100)), Instant::now(), Instant::now());
         assert_eq!(["a", "b", "c", "d"].map(|ask| known(&cache, ask).is_some()), [true, false, true, true]);
     }
 
@@ -372,7 +387,7 @@ mod tests {
         let cache: FactCache<String, u32> = FactCache { most_bytes: 20 * (OVERHEAD + 110), ..FactCache::default() };
         let learn = |namespace: &str, ask: String| {
             let begun = cache.begin(&ask, &Key::new(namespace, "x"), Instant::now()).unwrap();
-            cache.end(&ask, begun, Ok((1, 100)), Instant::now());
+            cache.end(&ask, begun, Ok((1, 100)), Instant::now(), Instant::now());
         };
         learn("calm", "calm".to_owned());
         for number in 0..1000 {
@@ -390,7 +405,7 @@ mod tests {
             let ask = format!("{number}{}", "x".repeat(1 << 10));
             let begun = cache.begin(&ask, &key("one"), Instant::now()).unwrap();
             let why = Failure { class: Class::Transient, message: "y".repeat(1 << 10) };
-            cache.end(&ask, begun, Err(why), Instant::now());
+            cache.end(&ask, begun, Err(why), Instant::now(), Instant::now());
         }
         let inner = cache.lock();
         assert!((1..=4).contains(&inner.entries.len()), "{} of 2 KiB and more in 10 KiB", inner.entries.len());

@@ -11,7 +11,10 @@ use std::{
 use futures::{FutureExt, future::BoxFuture};
 use kube::{Client, api::GroupVersionKind};
 use process::{Clock, Health, ListenError, Part, Parts, Pulse, Tasks, admin};
-use tokio::{sync::watch as signal, task::JoinSet};
+use tokio::{
+    sync::watch as signal,
+    task::{JoinHandle, JoinSet},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -407,16 +410,21 @@ impl Operator {
         stop.cancel();
         while draining.join_next().await.is_some() {}
         parts.drain().await;
-        // With the drivers and parts all recorders are gone, and the publisher ends when it has written the rest.
-        if !publishing.is_finished() {
-            let _ = tokio::time::timeout(LAST_EVENTS, publishing).await;
-        }
+        last_events(publishing).await;
         // Only now may another replica take over: nothing of ours writes any more.
         drained.cancel();
         if let Some(elector) = elector_done {
             let _ = elector.await;
         }
         result
+    }
+}
+
+/// With the drivers and parts all recorders are gone, and the publisher ends when it has written the rest.
+async fn last_events(mut publishing: JoinHandle<()>) {
+    if !publishing.is_finished() && tokio::time::timeout(LAST_EVENTS, &mut publishing).await.is_err() {
+        publishing.abort();
+        tracing::warn!(limit = ?LAST_EVENTS, "the last events were not all stored before the end");
     }
 }
 
