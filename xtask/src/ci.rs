@@ -5,7 +5,7 @@ mod programs;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
@@ -82,8 +82,9 @@ fn timed<T>(work: impl FnOnce() -> Result<T>) -> Beside<T> {
     (result, start.elapsed())
 }
 
-/// Runs all steps, prints where the time went and the counts, and fails if any step did.
-pub fn run() -> Result<()> {
+/// Runs all steps, the tests beside so many busy loops, prints where the time went and the counts, and fails if any step
+/// did.
+pub fn run(busy_loops: usize) -> Result<()> {
     let start = Instant::now();
     let mut steps = Steps::default();
     // Where caches are empty, Go and cargo-deny take as long as the Rust build does.
@@ -93,7 +94,7 @@ pub fn run() -> Result<()> {
         let built = build_and_check(&mut steps);
         steps.join("real programs, beside the builds", programs);
         steps.run("generated files", || codegen::run(true));
-        let report = built.and_then(|()| steps.run("tests", run_tests));
+        let report = built.and_then(|()| steps.run("tests", || beside_busy_loops(busy_loops, run_tests)));
         if steps.join("cargo-deny, beside the builds", deny).is_some() {
             steps.run("dependencies", deny::run);
         }
@@ -141,7 +142,14 @@ fn build_and_check(steps: &mut Steps) -> Option<()> {
 
 /// Where it cannot be done, the tests that need them say what is missing; CI must have them.
 fn install_packages() -> Result<()> {
-    match testbed::node::install().and_then(|()| testbed::talos::install_partitions()) {
+    // With these, and without a program of ours, tests build a simulated cluster.
+    let stock = ["curl", "jq"];
+    let install_stock = || {
+        let is_there = stock.into_iter().all(testbed::packages::is_on_path);
+        if is_there { Ok(()) } else { testbed::packages::install(&stock) }
+    };
+    let installed = testbed::node::install().and_then(|()| testbed::talos::install_partitions());
+    match installed.and_then(|()| install_stock()) {
         Err(error) if !in_ci() => {
             eprintln!("    not installed: {error}");
             Ok(())
@@ -175,6 +183,28 @@ fn build_tests() -> Result<String> {
     Ok(messages)
 }
 
+/// Takes processor time from what runs meanwhile, until it has ended. Each loop has a session of its own: Linux may share
+/// processors out by sessions, and that of the test programs would be starved.
+fn beside_busy_loops<T>(count: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Ends them, also where the work panics.
+    struct Loops(Vec<Child>);
+    impl Drop for Loops {
+        fn drop(&mut self) {
+            for child in &mut self.0 {
+                let _ = child.kill().and_then(|()| child.wait());
+            }
+        }
+    }
+    let mut loops = Loops(Vec::new());
+    for _ in 0..count {
+        let mut command = Command::new("setsid");
+        // Also where we are killed.
+        command.args(["sh", "-c", r#"while [ -d "/proc/$0" ]; do :; done"#]).arg(std::process::id().to_string());
+        loops.0.push(command.stdin(Stdio::null()).spawn().context("cannot start setsid, of util-linux")?);
+    }
+    work()
+}
+
 /// Runs all tests, shows their output and keeps it, and says which took long.
 fn run_tests() -> Result<Report> {
     let executables = saved_executables()?;
@@ -191,14 +221,14 @@ fn run_tests() -> Result<Report> {
         eprintln!("  {:>12}  {name}", minutes(*took));
     }
     let mut report = saved_report()?;
-    add_ended(&mut report, &runs);
+    add_broken(&mut report, &runs);
     Ok(report)
 }
 
-/// What had to be ended is broken, also where its output is complete or names no test at all.
-fn add_ended(report: &mut Report, runs: &[Run]) {
-    let ended = runs.iter().filter(|run| run.is_ended).map(|run| run.name.clone());
-    report.broken.extend(ended);
+/// Also where its output is complete or names no test at all.
+fn add_broken(report: &mut Report, runs: &[Run]) {
+    let broken = runs.iter().filter(|run| run.is_broken).map(|run| run.name.clone());
+    report.broken.extend(broken);
     report.broken.sort();
     report.broken.dedup();
 }
@@ -228,7 +258,7 @@ fn judge(report: &Report) -> Result<()> {
         }
     }
     for binary in &report.broken {
-        eprintln!("    broken: {binary} had to be ended, or gave no account of all its tests");
+        eprintln!("    broken: {binary} had to be ended, or failed without an account of all its tests");
     }
     if report.tests.is_empty() {
         bail!("no test ran");
@@ -322,6 +352,17 @@ mod tests {
     }
 
     #[test]
+    fn busy_loops_run_beside_the_work_and_end_with_it() {
+        let loops = || {
+            let list =
+                Command::new("ps").args(["--ppid", &std::process::id().to_string(), "-o", "args="]).output().unwrap();
+            String::from_utf8_lossy(&list.stdout).matches("while [").count()
+        };
+        assert_eq!(beside_busy_loops(2, || Ok(loops())).unwrap(), 2);
+        assert_eq!(loops(), 0);
+    }
+
+    #[test]
     fn a_failed_step_is_kept_and_the_next_one_runs() {
         let mut steps = Steps::default();
         assert_eq!(steps.run("first", || bail!("no")), None::<()>);
@@ -333,11 +374,15 @@ mod tests {
 
     #[test]
     fn a_program_that_had_to_be_ended_is_broken_once_whatever_it_wrote() {
-        let run =
-            |name: &str, is_ended| Run { name: name.to_owned(), took: Duration::ZERO, output: String::new(), is_ended };
+        let run = |name: &str, is_broken| Run {
+            name: name.to_owned(),
+            took: Duration::ZERO,
+            output: String::new(),
+            is_broken,
+        };
         let tests = [("plan::good".to_owned(), Verdict::Passed)].into();
         let mut report = Report { tests, broken: vec!["strata::it".to_owned()] };
-        add_ended(&mut report, &[run("strata::it", true), run("plan", false), run("documentation tests", true)]);
+        add_broken(&mut report, &[run("strata::it", true), run("plan", false), run("documentation tests", true)]);
         assert_eq!(report.broken, ["documentation tests", "strata::it"]);
         assert_eq!(judge(&report).unwrap_err().to_string(), "2 failed");
     }

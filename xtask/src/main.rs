@@ -28,7 +28,11 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Task {
     /// Run every check and every test, as the automatic check of a change does
-    Ci,
+    Ci {
+        /// Busy loops beside the tests: what passes only on an idle machine fails
+        #[arg(long, default_value_t = 0, value_name = "N")]
+        busy: usize,
+    },
     /// Run the tests whose name contains NAME, built as the whole workspace is
     Test {
         /// Part of a test's name, such as p17 or queue::
@@ -91,7 +95,7 @@ fn main() -> ExitCode {
 
 fn run(task: Task) -> Result<()> {
     match task {
-        Task::Ci => ci::run(),
+        Task::Ci { busy } => ci::run(busy),
         Task::Test { name, arguments } => {
             let mut cargo = workspace::cargo(["test", "--workspace", "--", &name]);
             workspace::run(cargo.args(arguments))

@@ -48,6 +48,7 @@ pub struct Executable {
 #[derive(Deserialize)]
 struct Artifact {
     package_id: String,
+    manifest_path: PathBuf,
     target: Target,
     executable: Option<String>,
     profile: Profile,
@@ -75,7 +76,7 @@ pub fn executables(messages: &str) -> Executables {
             let executable = Executable {
                 prefix: test_prefix(&artifact.package_id, &artifact.target),
                 path: path.into(),
-                package: package_folder(&artifact.package_id)?.into(),
+                package: artifact.manifest_path.parent()?.to_owned(),
             };
             Some((file_name(path).to_owned(), executable))
         })
@@ -91,7 +92,7 @@ fn test_prefix(package_id: &str, target: &Target) -> String {
     }
 }
 
-/// `path+file:///src/crates/plan#0.1.0` or `…/crates/foo#bar@0.1.0`.
+/// `path+file:///src/crates/plan#0.1.0` (a URL: not for use as a path) or `…/crates/foo#bar@0.1.0`.
 fn package_name(package_id: &str) -> String {
     let (path, fragment) = package_id.split_once('#').unwrap_or((package_id, ""));
     let name = match fragment.split_once('@') {
@@ -99,10 +100,6 @@ fn package_name(package_id: &str) -> String {
         None => file_name(path),
     };
     name.replace('-', "_")
-}
-
-fn package_folder(package_id: &str) -> Option<&str> {
-    Some(package_id.strip_prefix("path+file://")?.split_once('#')?.0)
 }
 
 fn file_name(path: &str) -> &str {
@@ -283,11 +280,11 @@ mod tests {
     use super::*;
 
     const MESSAGES: &str = r#"
-{"reason":"compiler-artifact","package_id":"path+file:///src/strata/crates/plan#0.1.0","target":{"kind":["lib"],"name":"plan"},"profile":{"test":true},"executable":"/build/debug/deps/plan-0aaa"}
-{"reason":"compiler-artifact","package_id":"path+file:///src/strata/crates/plan#0.1.0","target":{"kind":["lib"],"name":"plan"},"profile":{"test":false},"executable":null}
-{"reason":"compiler-artifact","package_id":"path+file:///src/strata/crates/performers#0.1.0","target":{"kind":["test"],"name":"it"},"profile":{"test":true},"executable":"/build/debug/deps/it-0bbb"}
-{"reason":"compiler-artifact","package_id":"path+file:///src/strata/crates/odd-dir#some-name@0.1.0","target":{"kind":["test"],"name":"it"},"profile":{"test":true},"executable":"/build/debug/deps/it-0ccc"}
-{"reason":"compiler-artifact","package_id":"path+file:///src/strata/crates/strata#0.1.0","target":{"kind":["bin"],"name":"strata"},"profile":{"test":false},"executable":"/build/debug/strata"}
+{"reason":"compiler-artifact","package_id":"path+file:///src/strata/crates/plan#0.1.0","manifest_path":"/src/strata/crates/plan/Cargo.toml","target":{"kind":["lib"],"name":"plan"},"profile":{"test":true},"executable":"/build/debug/deps/plan-0aaa"}
+{"reason":"compiler-artifact","package_id":"path+file:///src/strata/crates/plan#0.1.0","manifest_path":"/src/strata/crates/plan/Cargo.toml","target":{"kind":["lib"],"name":"plan"},"profile":{"test":false},"executable":null}
+{"reason":"compiler-artifact","package_id":"path+file:///src/strata/crates/performers#0.1.0","manifest_path":"/src/strata/crates/performers/Cargo.toml","target":{"kind":["test"],"name":"it"},"profile":{"test":true},"executable":"/build/debug/deps/it-0bbb"}
+{"reason":"compiler-artifact","package_id":"path+file:///src/strata/crates/odd-dir#some-name@0.1.0","manifest_path":"/src/strata/crates/odd-dir/Cargo.toml","target":{"kind":["test"],"name":"it"},"profile":{"test":true},"executable":"/build/debug/deps/it-0ccc"}
+{"reason":"compiler-artifact","package_id":"path+file:///src/strata/crates/strata#0.1.0","manifest_path":"/src/strata/crates/strata/Cargo.toml","target":{"kind":["bin"],"name":"strata"},"profile":{"test":false},"executable":"/build/debug/strata"}
 {"reason":"build-finished","success":true}
 "#;
 

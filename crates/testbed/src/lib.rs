@@ -12,6 +12,7 @@ mod install;
 pub mod kwok;
 mod looks;
 pub mod node;
+pub mod packages;
 mod patience;
 pub mod pki;
 pub mod process;

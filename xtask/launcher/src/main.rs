@@ -41,11 +41,8 @@ fn main() -> ExitCode {
 /// Becomes xtask, compiled first where it changed.
 fn xtask(arguments: &[OsString]) -> io::Result<()> {
     restore();
+    // Not `--quiet`: the first build takes minutes, and so may one after an update.
     let mut xtask = cargo(["run", "--package", "xtask"]);
-    // The first build takes minutes, which must not look as if nothing happened.
-    if profile_folder()?.join("xtask").is_file() {
-        xtask.arg("--quiet");
-    }
     // CI builds a checkout once: what makes the next build quick would only fill the disk, and nobody debugs there. Without
     // line tables our own crates took 4 min 56 s on two cores instead of 6 min 2 s; a panic names its line all the same.
     if std::env::var_os("CI").is_some_and(|ci| ci == "true") {
@@ -58,7 +55,12 @@ fn xtask(arguments: &[OsString]) -> io::Result<()> {
 fn dev(arguments: &[OsString]) -> io::Result<()> {
     restore();
     let missing = programs::missing(&shelf(), programs::needed(arguments));
-    let builder = (!missing.is_empty()).then(|| start_builder(&missing, arguments)).transpose()?;
+    let builder = missing.first().map(|first| {
+        // Without Go nothing will run, however long strata is compiled.
+        programs::check_go(Path::new("go"), first)?;
+        start_builder(&missing, arguments)
+    });
+    let builder = builder.transpose()?;
     let status = cargo(["build", "--package", "strata"]).status()?;
     if !status.success() {
         // It ends after the program that it is at, which the next start then need not build.

@@ -74,18 +74,30 @@ fn build_one(shelf: &Shelf, tool: &Tool) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether there is a Go at all; its version is looked at with the first build.
+pub fn check_go(go: &Path, first: &Tool) -> io::Result<()> {
+    let version = Command::new(go).arg("version").stdin(Stdio::null()).output();
+    version.map(drop).map_err(|error| no_go(go, first, &error))
+}
+
+fn no_go(go: &Path, tool: &Tool, error: &io::Error) -> io::Error {
+    let (name, go) = (tool.name, go.display());
+    io::Error::other(format!(
+        "{name} has to be built and {go} cannot be run: {error}; install Go from your distribution or \
+         https://go.dev/dl (README.md names the version)"
+    ))
+}
+
 fn run_go(go: &Path, module: &Path, tool: &Tool, out: &Path) -> io::Result<()> {
-    let log = File::create(module.join(format!("{}.log", tool.name)))?;
+    let path = module.join(format!("{}.log", tool.name));
+    let log = File::create(&path)?;
     let mut command = Command::new(go);
     command.args(tool.go_arguments(out)).envs(GO_ENVIRONMENT).current_dir(module);
-    let status = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).status().map_err(|error| {
-        let (name, go) = (tool.name, go.display());
-        io::Error::other(format!(
-            "{name} has to be built and {go} cannot be run: {error}; install Go from your distribution or \
-             https://go.dev/dl (README.md names the version)"
-        ))
-    })?;
-    if status.success() { Ok(()) } else { Err(io::Error::other(format!("go build of {} failed", tool.name))) }
+    let status = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).status();
+    if status.map_err(|error| no_go(go, tool, &error))?.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("go build of {} failed; {} says why", tool.name, path.display())))
 }
 
 #[cfg(test)]
@@ -138,7 +150,9 @@ mod tests {
     fn without_go_the_message_says_so_and_names_the_remedy() {
         let module = tempfile::tempdir().unwrap();
         let (go, tool, out) = (Path::new("/nonexistent/go"), Tool::named("etcd").unwrap(), module.path().join("etcd"));
-        let error = run_go(go, module.path(), tool, &out).unwrap_err().to_string();
-        assert!(error.contains("/nonexistent/go cannot be run") && error.contains("install Go"), "{error}");
+        for error in [run_go(go, module.path(), tool, &out), check_go(go, tool)] {
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("/nonexistent/go cannot be run") && error.contains("install Go"), "{error}");
+        }
     }
 }

@@ -84,18 +84,24 @@ fn already_up(place: &Place, session: &Session, flags: &UpFlags) -> Result<(), F
 /// The session of another process, once it is up; `None` if there is none.
 async fn others_start(place: &Place, report: &Report) -> Result<Option<Session>, Failure> {
     let deadline = Instant::now() + OTHERS_PATIENCE;
-    while let Some(holder) = place.holder() {
+    let mut waits = false;
+    let session = loop {
+        let Some(holder) = place.holder() else { break None };
         if let Some(session) = place.session() {
-            return Ok(Some(session));
+            break Some(session);
         }
         if Instant::now() > deadline {
             return Err(Failure::new(format!("another start (process {holder}) does not finish"))
                 .hint("end it with `strata dev down`"));
         }
+        waits = true;
         report.step("waiting", format!("process {holder} is starting or ending the environment"));
         tokio::time::sleep(POLL).await;
+    };
+    if waits {
+        report.done("waiting", if session.is_some() { "it is up" } else { "the other process has ended" });
     }
-    Ok(None)
+    Ok(session)
 }
 
 /// Runs until a signal; `false` if another process was quicker.

@@ -3,8 +3,9 @@
 use std::{
     fmt, io,
     path::{Path, PathBuf},
-    process::Command,
 };
+
+use crate::packages;
 
 /// Where distributions and upstream put the CNI plugins.
 const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
@@ -33,10 +34,6 @@ impl fmt::Debug for Missing {
 }
 
 pub(super) fn check() -> Result<(), Missing> {
-    let on_path = |program: &str| {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
-    };
     let mut missing = Vec::new();
     let mut need = |there: bool, name: &'static str| {
         if !there {
@@ -46,7 +43,7 @@ pub(super) fn check() -> Result<(), Missing> {
     need(cfg!(target_os = "linux"), "Linux");
     need(rustix::process::geteuid().is_root(), "root");
     for program in ["runc", "ip", "iptables", "unshare", "nsenter", "mount"] {
-        need(on_path(program), program);
+        need(packages::is_on_path(program), program);
     }
     need(cni_folder().is_ok(), "the CNI plugins bridge and host-local");
     need(has_memory_cgroup(), "control groups with the memory controller at /sys/fs/cgroup");
@@ -74,22 +71,9 @@ fn knows_overlay() -> bool {
     known.contains("overlay") || Path::new("/sys/module/overlay").exists() || Path::new("/lib/modules").exists()
 }
 
-/// Installs the packages where that can be done: as root, on a machine with apt-get. Does nothing where all is there.
+/// Installs the packages where that can be done. Does nothing where all is there.
 pub fn install() -> io::Result<()> {
-    if check().is_ok() || !rustix::process::geteuid().is_root() {
-        return Ok(());
-    }
-    let mut update = Command::new("apt-get");
-    update.arg("update");
-    let mut install = Command::new("apt-get");
-    install.args(["install", "--yes", "--no-install-recommends"]).args(PACKAGES);
-    for mut command in [update, install] {
-        let status = command.env("DEBIAN_FRONTEND", "noninteractive").status()?;
-        if !status.success() {
-            return Err(io::Error::other(format!("{command:?} ended with {status}")));
-        }
-    }
-    Ok(())
+    if check().is_ok() { Ok(()) } else { packages::install(&PACKAGES) }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{Error, Impairment, Machine, apiserver, owner::Owner};
-use crate::process::AtEnd;
+use crate::{packages, process::AtEnd};
 
 /// Programs that a partition takes.
 const PROGRAMS: [&str; 2] = ["nft", "ss"];
@@ -108,25 +108,16 @@ fn dialled(listed: &str, uid: u32) -> Vec<(&str, &str)> {
 
 /// Whether partitions can be made on this machine; the error says what they lack.
 pub fn check() -> Result<(), Error> {
-    let on_path = |program: &&str| {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
-    };
-    let mut missing: Vec<&str> = PROGRAMS.into_iter().filter(|program| !on_path(program)).collect();
+    let mut missing: Vec<&str> = PROGRAMS.into_iter().filter(|program| !packages::is_on_path(program)).collect();
     if !rustix::process::geteuid().is_root() {
         missing.push("root");
     }
     if missing.is_empty() { Ok(()) } else { Err(Error::NoPartitions(missing.join(", "))) }
 }
 
-/// Installs what is missing where that can be done: as root, on a machine with apt-get.
+/// Installs what is missing where that can be done.
 pub fn install() -> io::Result<()> {
-    if check().is_ok() || !rustix::process::geteuid().is_root() {
-        return Ok(());
-    }
-    let arguments = ["install", "--yes", "--no-install-recommends", "nftables", "iproute2"];
-    let status = Command::new("apt-get").args(arguments).env("DEBIAN_FRONTEND", "noninteractive").status()?;
-    if status.success() { Ok(()) } else { Err(io::Error::other(format!("apt-get ended with {status}"))) }
+    if check().is_ok() { Ok(()) } else { packages::install(&["nftables", "iproute2"]) }
 }
 
 fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, Error> {

@@ -8,7 +8,10 @@ use std::{
 };
 
 use catalog::{GO_ENVIRONMENT, Shelf};
-use rustix::fs::{FlockOperation, flock};
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 
 use super::{Error, Progress, State, Step, Tool};
 use crate::process::{Child, Program, tail};
@@ -76,8 +79,13 @@ impl Workshop {
     async fn lock(&self, tool: &'static Tool, display: &Display<'_>) -> Result<Bench, Error> {
         let module = self.shelf.write_module(tool).map_err(|source| self.cache_error(source))?;
         let lock = File::create(self.shelf.lock(tool)).map_err(|source| self.cache_error(source))?;
-        while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            display.show(State::Waiting);
+        loop {
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(Errno::WOULDBLOCK) => display.show(State::Waiting),
+                // A file system without locks, for one.
+                Err(error) => return Err(self.cache_error(error.into())),
+            }
             tokio::time::sleep(TICK).await;
         }
         Ok(Bench { module, _lock: lock })
