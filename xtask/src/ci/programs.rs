@@ -20,8 +20,8 @@ use crate::workspace;
 /// Tests wait for control planes more than they compute, so twice the cores of the smallest
 /// supported machine keeps it busy; more would only make every wait longer.
 const TEST_THREADS: &str = "4";
-/// Two keep two cores busy for 83 % of the time. Beside four busy loops a whole run takes 20 minutes instead of 18, one
-/// program at a time took 42 to 52. More were not tried.
+/// Two keep two cores busy for 83 % of the time: a whole run takes 18 minutes. More would need tests that wait longer: with
+/// two, beside four busy loops, one of two runs had a request that took the API server more than its half minute.
 const MOST_AT_ONCE: u64 = 2;
 /// A Go program collects its garbage when its heap has grown by this percentage. With Go's own 100, etcd and
 /// kube-apiserver that start and serve a little took 5.7 to 7.2 s of a core, with 400 they took 3.8 to 5.0 s; a whole
