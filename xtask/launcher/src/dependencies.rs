@@ -95,7 +95,7 @@ impl Store {
             entries.next_back().map(|(_, name)| self.folder.join(name))
         };
         let Some(entry) = Some(exact).filter(|path| path.is_dir()).or_else(latest) else { return Ok(false) };
-        // The one used last is the one removed last. Somebody else's folder can be read all the same.
+        // The one used last is the one removed last. Another user's folder can be read all the same.
         let _ = File::open(&entry).and_then(|folder| folder.set_modified(SystemTime::now()));
         PARTS.iter().try_for_each(|part| copy(&entry.join(part), &target.join(part)))?;
         Ok(true)

@@ -43,7 +43,7 @@ fn xtask(arguments: &[OsString]) -> io::Result<()> {
     restore();
     // Not `--quiet`: the first build takes minutes, and so may one after an update.
     let mut xtask = cargo(["run", "--package", "xtask"]);
-    // CI builds a checkout once: what makes the next build quick would only fill the disk, and nobody debugs there. Without
+    // CI builds a checkout once: what makes the next build quick would only fill the disk, and no debugger runs there. Without
     // line tables our own crates took 4 min 56 s on two cores instead of 6 min 2 s; a panic names its line all the same.
     if std::env::var_os("CI").is_some_and(|ci| ci == "true") {
         xtask.envs([("CARGO_INCREMENTAL", "0"), ("CARGO_PROFILE_DEV_DEBUG", "false")]);
