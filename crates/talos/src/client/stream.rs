@@ -2,7 +2,7 @@
 
 use std::{io::Read, time::Duration};
 
-use futures::{SinkExt, StreamExt, channel::mpsc};
+use futures::{SinkExt, Stream, StreamExt, channel::mpsc, future, stream};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     time::timeout,
@@ -41,25 +41,23 @@ impl Client {
         Ok(verifier.finish()?)
     }
 
-    /// Uploads a snapshot that `Bootstrap` can then recover from. After an error it must not: the node may hold a part.
+    /// Uploads a snapshot that `Bootstrap` can then recover from. After an error it must not: the node may hold the whole of
+    /// it or nothing.
     pub async fn etcd_recover(&self, mut source: impl AsyncRead + Unpin) -> Result<(), Error> {
         const RPC: &str = "EtcdRecover";
         let (mut sender, receiver) = mpsc::channel(AHEAD);
         let mut service = self.service.clone();
-        let request = self.request(receiver);
+        let request = self.request(until_end(receiver));
         let silent = |_| Error::TimedOut { rpc: RPC, seconds: SILENCE_LIMIT.as_secs() };
         let upload = async {
             loop {
                 let mut bytes = Vec::with_capacity(PIECE);
                 (&mut source).take(PIECE as u64).read_to_end(&mut bytes).await.map_err(Error::Read)?;
-                let is_end = bytes.is_empty();
-                if !is_end {
-                    let piece = sender.send(Data { metadata: None, bytes });
-                    // That the node takes no more is for its answer to explain.
-                    let _ = timeout(SILENCE_LIMIT, piece).await.map_err(silent)?;
-                }
+                let piece = (!bytes.is_empty()).then_some(Data { metadata: None, bytes });
+                let is_end = piece.is_none();
+                // That the node takes no more is for its answer to explain.
+                let _ = timeout(SILENCE_LIMIT, sender.send(piece)).await.map_err(silent)?;
                 if is_end || sender.is_closed() {
-                    sender.close_channel();
                     return Ok::<(), Error>(());
                 }
             }
@@ -100,6 +98,12 @@ impl Client {
         timeout(SILENCE_LIMIT, whole).await.map_err(late)??;
         unpack_kubeconfig(&archive)
     }
+}
+
+/// Pieces until the end is sent, which is `None`. Where the sender is dropped before, nothing follows: the node would take
+/// a stream that ends for the whole. The call itself is dropped then, which resets the stream.
+fn until_end(pieces: mpsc::Receiver<Option<Data>>) -> impl Stream<Item = Data> {
+    pieces.chain(stream::pending()).scan((), |(), piece| future::ready(piece))
 }
 
 async fn next_piece(rpc: &'static str, stream: &mut Streaming<Data>) -> Result<Option<Vec<u8>>, Error> {
@@ -162,6 +166,21 @@ mod tests {
     #[test]
     fn the_one_file_is_unpacked() {
         assert_eq!(unpack_kubeconfig(&archive(b"apiVersion: v1\n")).unwrap(), "apiVersion: v1\n");
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_is_given_up_never_ends_as_a_whole_one() {
+        let piece = || Some(Data { metadata: None, bytes: vec![1] });
+        let (mut sender, receiver) = mpsc::channel(2);
+        sender.send(piece()).await.unwrap();
+        sender.send(None).await.unwrap();
+        assert_eq!(until_end(receiver).collect::<Vec<_>>().await.len(), 1);
+        let (mut sender, receiver) = mpsc::channel(2);
+        sender.send(piece()).await.unwrap();
+        drop(sender);
+        let mut given_up = Box::pin(until_end(receiver));
+        assert_eq!(given_up.next().await, piece());
+        assert!(futures::poll!(given_up.next()).is_pending());
     }
 
     #[test]

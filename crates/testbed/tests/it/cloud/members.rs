@@ -157,7 +157,8 @@ pub async fn a_lost_cluster_is_recovered_from_the_snapshot(
     eventually("the node is configured again", || client.version()).await?;
     let nothing_is_uploaded = async || {
         let refused = client.bootstrap(true).await;
-        ensure!(refused.is_err_and(|error| error.code() == Some(Code::FailedPrecondition)));
+        let is_missing = refused.as_ref().is_err_and(|error| error.code() == Some(Code::FailedPrecondition));
+        ensure!(is_missing, "{refused:?}");
         Ok(())
     };
     nothing_is_uploaded().await?;
