@@ -170,6 +170,8 @@ async fn a21_a69_a_pool_without_a_machine_pool_gets_one() -> Result<()> {
     assert_eq!(template["bootstrap"], json!({ "dataSecretName": "" }));
     assert_eq!(template["infrastructureRef"], infrastructure);
     scene.until_sizes("web", &["a"], &[Some(0)]).await?;
+    // Set when all else is done: the shard may have its group before.
+    scene.until_pool("web", "Ready", "True/Reconciled").await?;
     let pool = scene.pool("web").await?.unwrap();
     assert_eq!(pool.metadata.annotations.unwrap()["nstance.dev/managed-by"], "nstance-operator");
     Ok(())
