@@ -106,7 +106,13 @@ EOF
     file=$(role_of "$1" | tr -d -)
     "$talosctl" machineconfig patch "$FOLDER/$file.yaml" --patch "$hostname" --patch "$provider" \
         --output "$FOLDER/$1.yaml"
-    until_it "a configuration for $1" "$talosctl" apply-config --insecure --nodes "$public" --file "$FOLDER/$1.yaml"
+    until_it "a configuration for $1" apply "$public" "$FOLDER/$1.yaml"
+}
+
+# ADDRESS FILE: once. A server that asks for a certificate has one already, of a call whose answer was lost.
+apply() {
+    "$talosctl" apply-config --insecure --nodes "$1" --file "$2" 2> "$2.refusal" ||
+        grep "certificate required" "$2.refusal" || { cat "$2.refusal"; return 1; }
 }
 
 # NAME: a server with its configuration.

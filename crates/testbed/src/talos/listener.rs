@@ -35,7 +35,7 @@ use tonic::transport::{Server, server::Connected};
 
 use super::{
     Impairment,
-    machine::Machine,
+    machine::{Calls, Machine},
     node::Node,
     service::Agent,
     world::{Inner, now},
@@ -55,8 +55,15 @@ pub(super) struct Caller {
     pub roles: Vec<String>,
 }
 
-/// Answers calls until the power is cut.
-pub(super) async fn serve(agent: Agent, node: Option<Arc<Node>>, world: Arc<Inner>, listeners: Vec<TcpListener>) {
+/// Answers calls until the power is cut, or those that came before the last one are answered.
+pub(super) async fn serve(
+    agent: Agent,
+    node: Option<Arc<Node>>,
+    world: Arc<Inner>,
+    listeners: Vec<TcpListener>,
+    calls: Calls,
+) {
+    let _answered = calls.answered.drop_guard();
     let tls = match node {
         None => maintenance_tls().map(Tls::without_expiry),
         Some(node) => configured_tls(&node, &world).await,
@@ -78,7 +85,8 @@ pub(super) async fn serve(agent: Agent, node: Option<Arc<Node>>, world: Arc<Inne
         .max_decoding_message_size(MESSAGE_LIMIT)
         .max_encoding_message_size(MESSAGE_LIMIT);
     let incoming = ReceiverStream::new(receiver).map(Ok::<_, io::Error>);
-    let server = Server::builder().add_service(service).serve_with_incoming(incoming);
+    let server =
+        Server::builder().add_service(service).serve_with_incoming_shutdown(incoming, calls.last.cancelled_owned());
     tokio::select! {
         _ = accept => {}
         _ = server => {}

@@ -33,6 +33,8 @@ use crate::control_plane::ProgramInfo;
 /// Attempts to boot, with a pause between them.
 const BOOTS: usize = 20;
 const BOOT_PAUSE: Duration = Duration::from_millis(500);
+/// How long a node that goes down waits for those who called it to read their answers.
+const ANSWERS_LIMIT: Duration = Duration::from_secs(5);
 
 /// What a server is made with.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,6 +69,16 @@ pub struct Machine {
 /// What ends when power does.
 struct Running {
     tasks: Vec<AbortOnDropHandle<()>>,
+    calls: Calls,
+}
+
+/// Those of the machine API, when a node goes down by itself.
+#[derive(Clone, Default)]
+pub(super) struct Calls {
+    /// No more are taken.
+    pub last: CancellationToken,
+    /// All are answered, and the answers are read.
+    pub answered: CancellationToken,
 }
 
 impl Machine {
@@ -180,7 +192,8 @@ impl Machine {
         }
         let mut tasks = Vec::new();
         let agent = Agent::new(self.clone());
-        tasks.push(spawn(listener::serve(agent, node.clone(), world.clone(), listeners)));
+        let calls = Calls::default();
+        tasks.push(spawn(listener::serve(agent, node.clone(), world.clone(), listeners, calls.clone())));
         if let Some(node) = node {
             if node.is_control_plane() && public != private {
                 let public = self.listen(public, apiserver::PORT).await?;
@@ -188,7 +201,7 @@ impl Machine {
             }
             tasks.push(spawn(node.run()));
         }
-        *self.running() = Some(Running { tasks });
+        *self.running() = Some(Running { tasks, calls });
         world.changed();
         Ok(())
     }
@@ -297,13 +310,14 @@ impl Machine {
         fs::read_to_string(self.directory.join("talos-version")).ok()
     }
 
-    /// Does `then` a moment later, when the reply to the call that asked for it has left.
+    /// Does `then` a moment later, when whoever called has its answer: Talos stops to serve in order.
     pub(super) fn soon(self: &Arc<Self>, then: After) {
         let machine = self.clone();
         let delay = self.world().map(|world| world.options.reboot_delay).unwrap_or_default();
         // Not one of its own tasks: those end with the power.
         tokio::spawn(async move {
             tokio::time::sleep(delay).await;
+            machine.finish_calls().await;
             machine.power_off().await;
             if then.wipes()
                 && let Err(error) = machine.wipe_disk()
@@ -318,6 +332,12 @@ impl Machine {
                 machine.boot().await;
             }
         });
+    }
+
+    async fn finish_calls(&self) {
+        let Some(calls) = self.running().as_ref().map(|running| running.calls.clone()) else { return };
+        calls.last.cancel();
+        let _ = tokio::time::timeout(ANSWERS_LIMIT, calls.answered.cancelled()).await;
     }
 
     /// Again where it fails, unless its power is cut: another program may have one of its ports for a moment, and no server
