@@ -82,7 +82,7 @@ async fn it_installs_and_uninstalling_leaves_the_performers() -> Result<()> {
 
     helm.run("install strata charts/strata --namespace strata-system --wait --timeout 60s")?;
     two_replicas_run_as_the_service_account(control_plane).await?;
-    create_performer(&kubectl)?;
+    create_performer(&kubectl).await?;
     whoever_may_edit_may_edit_performers(control_plane, &kubectl).await?;
     helm.run("upgrade strata charts/strata --namespace strata-system --set replicaCount=3 --wait --timeout 60s")?;
     helm.run("uninstall strata --namespace strata-system --wait")?;

@@ -29,8 +29,7 @@ async fn the_guide_keeps_every_performer() -> Result<()> {
     let chart = folder.path().display();
 
     helm.run(&format!("install old {chart} --namespace hourglass-system --create-namespace"))?;
-    kubectl.run("wait --for condition=established crd/performers.hourglass.eigenlayer.io --timeout 30s")?;
-    create_performer(&kubectl)?;
+    create_performer(&kubectl).await?;
 
     kubectl.run("annotate crd performers.hourglass.eigenlayer.io helm.sh/resource-policy=keep")?;
     helm.run(&format!("upgrade old {chart} --namespace hourglass-system --reuse-values --set crd.install=false"))?;

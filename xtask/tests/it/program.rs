@@ -3,8 +3,10 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use testbed::Looks;
 
 /// A program bound to one cluster.
 pub struct Program {
@@ -57,8 +59,12 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository")
 }
 
-/// A performer that must outlive whatever the test does next.
-pub fn create_performer(kubectl: &Program) -> Result<()> {
+/// From a definition that was just made to its kind in what kubectl discovers.
+const DISCOVERY_LIMIT: Duration = Duration::from_mins(1);
+
+/// A performer that must outlive whatever the test does next. The definition may be new: nothing says when kubectl can
+/// find its kind.
+pub async fn create_performer(kubectl: &Program) -> Result<()> {
     let mut manifest = tempfile::NamedTempFile::new()?;
     manifest.write_all(
         b"apiVersion: hourglass.eigenlayer.io/v1alpha1
@@ -67,6 +73,12 @@ metadata: {name: stays, namespace: default}
 spec: {avsAddress: '0x1234567890abcdef1234567890abcdef12345678', image: 'registry.test/hello:1'}
 ",
     )?;
-    kubectl.run(&format!("apply -f {}", manifest.path().display()))?;
+    let apply = format!("apply -f {}", manifest.path().display());
+    let (start, mut looks) = (Instant::now(), Looks::default());
+    while let Err(refusal) = kubectl.run(&apply) {
+        let is_unknown = refusal.to_string().contains("no matches for kind");
+        ensure!(is_unknown && start.elapsed() < DISCOVERY_LIMIT, refusal);
+        looks.next().await;
+    }
     Ok(())
 }
