@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStrategy};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::{Api, runtime::wait::await_condition};
-use testbed::ControlPlane;
+use testbed::{ControlPlane, User, until_allowed};
 
 use crate::program::{Program, create_performer};
 
@@ -114,6 +114,8 @@ async fn whoever_may_edit_may_edit_performers(control_plane: &ControlPlane, kube
     let aggregated = await_condition(roles, "edit", is_aggregated);
     tokio::time::timeout(Duration::from_secs(30), aggregated).await.context("not aggregated")??;
     kubectl.run("create rolebinding may-edit --clusterrole=edit --user=alice --namespace default")?;
+    let (client, alice) = (control_plane.client().await?, User::named("alice"));
+    until_allowed(&client, &alice, "create", "hourglass.eigenlayer.io", "performers", "default").await?;
     assert_eq!(kubectl.run("auth can-i create performers --as alice --namespace default")?.trim(), "yes");
     let status = kubectl.fail("auth can-i patch performers --subresource=status --as alice --namespace default");
     status.context("a status is the operator's to write")?;

@@ -171,13 +171,17 @@ async fn a84_health_is_503_until_the_configuration_is_loaded_and_a_stop_releases
     eventually("/health", healthy).await.with_context(|| server.child.log_tail())?;
     server.metric("strata_shard_leader", 1).await?;
     server.metric("strata_shard_cluster_leader", 1).await?;
-    let status = zone.json(&["status", "-o", "json"]).await?;
-    ensure!(status[0]["shard"] == "a" && status[0]["leader"].is_string(), "{status}");
+    let leads = async || {
+        let status = zone.json(&["status", "-o", "json"]).await.ok()?;
+        (status[0]["shard"] == "a" && status[0]["leader"].is_string()).then_some(())
+    };
+    eventually("the status names a leader", leads).await?;
     server.child.signal(Signal::TERM)?;
     ensure!(tokio::time::timeout(PATIENCE, server.child.exited()).await? == 0, "{}", server.child.log_tail());
     ensure!(server.child.log_tail().contains("strata shard ends"), "{}", server.child.log_tail());
     let status = zone.json(&["status", "a", "-o", "json"]).await?;
-    ensure!(status[0]["leader"].is_null() && status[0]["epoch"] == 1, "{status}");
+    // A server that was not run for ten seconds loses the lead and takes it again.
+    ensure!(status[0]["leader"].is_null() && status[0]["epoch"].as_u64() >= Some(1), "{status}");
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     audit::POLICY,
-    process::Child,
+    process::{Child, RESTART_PAUSE},
     users::{self, Proof},
 };
 
@@ -40,10 +40,13 @@ async fn ready(node: &Node, child: &Child) -> Result<(), String> {
             if client.request_text(request).await.is_ok() {
                 return Ok(());
             }
-            if !child.is_running() {
-                return Err(format!("it ended:\n{}", child.log_tail()));
+            if child.is_running() {
+                tokio::time::sleep(POLL).await;
+            } else {
+                // As a kubelet does: where its storage is late it gives up.
+                tokio::time::sleep(RESTART_PAUSE).await;
+                child.restart().await.map_err(|error| error.to_string())?;
             }
-            tokio::time::sleep(POLL).await;
         }
     };
     let late = || Err(format!("it is not ready:\n{}", child.log_tail()));

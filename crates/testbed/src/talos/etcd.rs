@@ -340,18 +340,29 @@ impl Node {
 
     /// Removes the own member, then ends it and forgets its data.
     pub(super) async fn etcd_leave(self: &Arc<Self>) -> Result<(), Status> {
-        let members = self.etcd()?.members(true).await?;
-        let url = self.peer_url();
-        let me = members.iter().find(|member| member.peer_urls.contains(&url));
-        let me = me.ok_or_else(|| Status::not_found("failed to find the node's own member"))?;
-        // A leader that is removed leaves the others without one until they notice.
-        let _ = self.etcd_forfeit().await;
-        let removal = self.remove_when_healthy(me.id);
+        let leave = async {
+            let me = self.own_member().await?;
+            // A leader that is removed leaves the others without one until they notice.
+            let _ = self.etcd_forfeit().await;
+            self.remove_when_healthy(me).await
+        };
         let late = || Status::deadline_exceeded("failed to leave cluster: etcdserver: unhealthy cluster");
-        tokio::time::timeout(LEAVE_LIMIT, removal).await.unwrap_or_else(|_| Err(late()))?;
+        tokio::time::timeout(LEAVE_LIMIT, leave).await.unwrap_or_else(|_| Err(late()))?;
         self.stop_etcd().await;
         self.set_etcd(None);
         fs::remove_dir_all(self.etcd_data()).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    async fn own_member(self: &Arc<Self>) -> Result<u64, Status> {
+        let members = loop {
+            match self.etcd()?.members(true).await {
+                Err(status) if is_passing(&status) => tokio::time::sleep(POLL).await,
+                found => break found?,
+            }
+        };
+        let url = self.peer_url();
+        let me = members.iter().find(|member| member.peer_urls.contains(&url));
+        me.map(|me| me.id).ok_or_else(|| Status::not_found("failed to find the node's own member"))
     }
 
     /// etcd refuses while not all members were connected for some seconds, and Talos asks again.
@@ -393,8 +404,11 @@ fn passed_on(status: &Status, doing: &str) -> Status {
     if message.starts_with("etcdserver: ") { Status::unknown(format!("{doing}{message}")) } else { status.clone() }
 }
 
+/// Also where there was no answer in time: what was asked for may be done, and asking again shows it.
 fn is_passing(status: &Status) -> bool {
-    ["unhealthy cluster", "server stopped", "leader changed"].iter().any(|why| status.message().contains(why))
+    let words = ["unhealthy cluster", "server stopped", "leader changed", "request timed out", "no leader"];
+    matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded)
+        || words.iter().any(|why| status.message().contains(why))
 }
 
 enum Entry {

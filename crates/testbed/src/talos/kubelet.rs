@@ -37,12 +37,13 @@ pub(super) async fn run(node: &Node) {
     loop {
         // Its sender is the server, which outlives its node.
         let _ = impaired.wait_for(|impaired| Node::has_kubelet(impaired)).await;
+        let attempt = async {
+            let Err(why) = session(node).await;
+            node.report("kubelet", State::Waiting, &why);
+            tokio::time::sleep(RETRY).await;
+        };
         tokio::select! {
-            end = session(node) => {
-                let Err(why) = end;
-                node.report("kubelet", State::Waiting, &why);
-                tokio::time::sleep(RETRY).await;
-            }
+            () = attempt => {}
             is_stopped = silenced(&mut impaired) => {
                 let state = if is_stopped { State::Finished } else { State::Running };
                 node.report("kubelet", state, "Cut off");

@@ -171,8 +171,11 @@ async fn a_claim_is_bound_on_first_use_and_its_volume_goes_with_it() -> Result<(
     pods.create(&PostParams::default(), &pod).await?;
     eventually(&pods, "pod", is_ready(true)).await?;
 
-    let claim = claims.get("data").await?;
-    assert_eq!(claim.status.unwrap().phase.as_deref(), Some("Bound"));
+    // The pod may run as soon as the claim names its volume; that it is bound is written after that.
+    let is_bound = |claim: Option<&PersistentVolumeClaim>| {
+        claim.and_then(|claim| claim.status.as_ref()?.phase.as_deref()) == Some("Bound")
+    };
+    let claim = eventually(&claims, "data", is_bound).await?.unwrap();
     let volume = claim.spec.unwrap().volume_name.unwrap();
     pods.delete("pod", &DeleteParams::default()).await?;
     claims.delete("data", &DeleteParams::default()).await?;
