@@ -6,14 +6,13 @@ use std::{
     time::Duration,
 };
 
-use plan::shard::election::Timing;
 use rustix::fs::{FlockOperation, fcntl_lock};
 use shard::{client::Watched, identity::key_pair, server::Ports};
 use tonic::Code;
 
 use crate::{
     DAY, Instance, exists, operator, reported, run,
-    zone::{QUICK, Zone, eventually, free},
+    zone::{QUICK, STEADY, Zone, eventually, free},
 };
 
 #[tokio::test]
@@ -71,7 +70,7 @@ async fn a43_an_agent_follows_the_leader_to_another_address() {
         Ports { election: (ip, 0).into(), registration, operator, agent }
     };
     let (first, second) = (ports(Ipv4Addr::LOCALHOST.into()), ports(Ipv6Addr::LOCALHOST.into()));
-    let mut server = zone.start_with("s1", first, Timing::default());
+    let mut server = zone.start_with("s1", first, STEADY);
     server.leads().await;
     let instance = Instance::new(&zone).await;
     let registration = format!("{},{}", first.registration, second.registration);

@@ -78,11 +78,11 @@ async fn a65_a68_a94_a95_the_cluster_is_made_and_cluster_api_calls_it_provisione
     assert_eq!(infrastructure.data["status"]["initialization"]["provisioned"], true);
     assert_eq!(condition(&infrastructure, "Ready")["reason"], "Provisioned");
     assert_eq!(condition(&infrastructure, "Paused")["status"], "False");
+    space.condition("NstanceControlPlane", "KubeconfigReady", "True", "KubeconfigStored").await?;
     let control_plane = space.get("NstanceControlPlane", CLUSTER).await?.context("no NstanceControlPlane")?;
     assert_eq!(control_plane.data["status"]["externalManagedControlPlane"], true);
     assert_eq!(control_plane.data["status"]["initialization"]["controlPlaneInitialized"], true);
 
-    space.condition("NstanceControlPlane", "KubeconfigReady", "True", "KubeconfigStored").await?;
     let secret = space.secrets().get(SECRET).await?;
     let labels = secret.metadata.labels.as_ref().context("no labels")?;
     assert_eq!(labels["cluster.x-k8s.io/cluster-name"], CLUSTER);
@@ -203,7 +203,11 @@ async fn a99_a_cluster_of_the_original_is_taken_over_and_a_foreign_one_left_alon
     let running = space.run(&space.settings(shards())?, Clock::default()).await?;
     let cluster = space.provisioned().await?;
     assert_eq!(cluster.metadata.uid, before.metadata.uid);
-    assert_eq!(cluster.data["spec"]["controlPlaneRef"]["kind"], "NstanceControlPlane");
+    until("the Cluster has a control plane", async || {
+        let has_one = |cluster: DynamicObject| cluster.data["spec"]["controlPlaneRef"]["kind"] == "NstanceControlPlane";
+        Ok(space.get("Cluster", CLUSTER).await?.is_some_and(has_one))
+    })
+    .await?;
     assert_eq!(cluster.data["spec"]["controlPlaneEndpoint"], json!({ "host": "10.0.0.1", "port": 443 }), "it is kept");
     until("its kubeconfig is renewed", async || {
         Ok(space.secret_entry(SECRET, "value").await?.is_some_and(|text| text.contains("current-context")))

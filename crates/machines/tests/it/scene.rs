@@ -306,7 +306,15 @@ impl Scene {
             spec["replicas"] = json!(replicas);
         }
         let object = DynamicObject::new(name, &capi_resource("MachinePool")).data(json!({ "spec": spec }));
-        self.capi("MachinePool").create(&PostParams::default(), &object).await?;
+        let pools = self.capi("MachinePool");
+        match pools.create(&PostParams::default(), &object).await {
+            // An answer was lost, or the operator was quicker: it makes one for a pool that is ten seconds old.
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                let patch = Patch::Merge(json!({ "spec": { "replicas": replicas } }));
+                pools.patch(name, &PatchParams::default(), &patch).await?;
+            }
+            made => drop(made?),
+        }
         Ok(())
     }
 
@@ -497,7 +505,9 @@ async fn kubelets(client: Client, cloud: InProcess, stop: CancellationToken) {
                 "metadata": { "name": id, "labels": { NODE_LABEL: "true" } },
                 "spec": { "providerID": format!("process:///{}/{id}", order.shard) },
             });
-            if nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await.is_ok() {
+            let made = nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await;
+            // It is there also where the answer to an earlier request was lost.
+            if made.is_ok() || matches!(&made, Err(kube::Error::Api(status)) if status.code == 409) {
                 known.insert(id);
             }
         }

@@ -83,7 +83,8 @@ impl Zone {
             ports: Ports { election: any, registration: any, operator: any, agent: any },
             hosts: vec!["127.0.0.1".to_owned()],
             holder: "test".to_owned(),
-            timing: Timing::default(),
+            // Nobody is to replace it, and a busy machine must not cost it its lead.
+            timing: Timing { renew: Duration::from_secs(5), timeout: Duration::from_mins(10) },
             standing: Standing::default(),
         };
         let (sender, mut bound) = watch::channel(None);

@@ -121,7 +121,8 @@ impl Zones {
             hosts: vec!["127.0.0.1".to_owned()],
             holder: format!("{shard}-{:x}", uuid(&self.clock)),
             // All servers here are stopped in order, and one that does so leaves its lock free: none waits for a lapse.
-            timing: Timing::default(),
+            // Nobody is to replace it, and a busy machine must not cost it its lead.
+            timing: Timing { renew: Duration::from_secs(5), timeout: Duration::from_mins(10) },
             standing: Standing::default(),
         };
         let (sender, mut bound) = watch::channel(None);

@@ -5,7 +5,6 @@ use std::{
     time::Duration,
 };
 
-use plan::shard::election::Timing;
 use shard::{client::Watched, identity::Role, server::Ports, wire::Fence};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -13,7 +12,7 @@ use tokio::{
 };
 use tonic::Code;
 
-use super::zone::{QUICK, Zone, eventually, free, upsert};
+use super::zone::{QUICK, STEADY, Zone, eventually, free, upsert};
 
 const OPERATOR: (&str, &str, Role) = ("dev", "default", Role::Operator);
 
@@ -26,9 +25,9 @@ fn ports(operator: SocketAddr) -> Ports {
 async fn a88_a_client_with_several_addresses_finds_the_next_leader() {
     let zone = Zone::new().await;
     let ([here], [there]) = (free(Ipv4Addr::LOCALHOST), free(Ipv6Addr::LOCALHOST));
-    let mut first = zone.start_with("s1", ports(here), Timing::default());
+    let mut first = zone.start_with("s1", ports(here), STEADY);
     first.leads().await;
-    let mut second = zone.start_with("s2", ports(there), Timing::default());
+    let mut second = zone.start_with("s2", ports(there), STEADY);
     let client = zone.client(&format!("{there},{here}"), OPERATOR);
     let fence = Fence::default();
     client.upsert_group(upsert("web", 2), &fence).await.unwrap();
