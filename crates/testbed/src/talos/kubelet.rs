@@ -38,7 +38,7 @@ pub(super) async fn run(node: &Node) {
         // Its sender is the server, which outlives its node.
         let _ = impaired.wait_for(|impaired| Node::has_kubelet(impaired)).await;
         let attempt = async {
-            let Err(why) = session(node).await;
+            let Err(why) = Box::pin(session(node)).await;
             node.report("kubelet", State::Waiting, &why);
             tokio::time::sleep(RETRY).await;
         };
