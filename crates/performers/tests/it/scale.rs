@@ -7,11 +7,13 @@ use api::performer::Performer;
 use futures::{StreamExt, future::try_join_all};
 use kube::Api;
 use performers::Config;
+use runtime::Settings;
 use testbed::{Options, Workloads};
 
 use crate::{
     harness::{OPERATOR_USER, Running, Space, alone, operator_user, spec},
     scene::{Scene, changes},
+    turn::REQUEST_TIMEOUT,
 };
 
 const NAMESPACES: usize = 50;
@@ -40,7 +42,9 @@ async fn p50_500_performers_in_50_namespaces_become_ready_within_the_budget_of_c
     let scene = Scene::start(options).await?;
     let spaces = try_join_all((0..NAMESPACES).map(|_| Space::new(&scene.control_plane, "scale"))).await?;
     let client = runtime::connect(scene.control_plane.config_as(&operator_user()).await?)?;
-    let operator = Running::start(client, alone(), Config::default()).await?;
+    // What it gave up, a busy server would log as failed.
+    let settings = Settings { request_timeout: REQUEST_TIMEOUT, ..alone() };
+    let operator = Running::start(client, settings, Config::default()).await?;
     try_join_all(spaces.iter().map(|space| async move {
         for number in 0..EACH {
             space.create(&format!("a{number}"), spec()).await?;

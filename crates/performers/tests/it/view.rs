@@ -3,13 +3,23 @@
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
+use runtime::Settings;
 use serde_json::json;
 use testbed::fault::{Calls, Fault, Verb};
 
 use crate::{
     harness::{Space, alone, hasty, spec},
     scene::{Scene, Shared, eventually},
+    turn::REQUEST_TIMEOUT,
 };
+
+/// Its operator gives no request up: what is asked once is answered once, however late.
+async fn patient() -> Result<Shared> {
+    let scene = Scene::lent().await?;
+    let settings = Settings { request_timeout: REQUEST_TIMEOUT, ..alone() };
+    let operator = scene.operator(settings, hasty()).await?;
+    Ok(Shared { scene, operator })
+}
 
 /// Waits until a namespace has had some more rounds: each is a chance to act on an old view.
 async fn several_rounds(shared: &Shared, space: &Space) -> Result<()> {
@@ -33,7 +43,7 @@ fn image(pod: &Pod) -> Option<&str> {
 
 #[tokio::test]
 async fn events_held_back_cause_no_second_create_and_no_second_delete() -> Result<()> {
-    let shared = Scene::shared().await;
+    let shared = &patient().await?;
     let space = shared.scene.space("held").await?;
     let held = shared.scene.proxy.hold_events("pods");
     space.create("a", spec()).await?;
@@ -58,7 +68,7 @@ async fn events_held_back_cause_no_second_create_and_no_second_delete() -> Resul
 
 #[tokio::test]
 async fn a_create_whose_answer_was_lost_is_found_out_before_it_is_tried_again() -> Result<()> {
-    let shared = Scene::shared().await;
+    let shared = &patient().await?;
     let space = shared.scene.space("lost").await?;
     let proxy = &shared.scene.proxy;
     let held = (proxy.hold_events("pods"), proxy.hold_events("services"));

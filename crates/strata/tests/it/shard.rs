@@ -39,6 +39,8 @@ pub fn config() -> Value {
             "id": "a",
             "provider": { "kind": "process", "in_process": true },
             "subnet_pools": { "one": ["s1"] },
+            // Nobody is to replace it, and a busy machine must not cost it its lead, and with that its ports.
+            "election": { "frequent": "5s", "leader_timeout": "10m" },
         },
         "templates": { "web": { "kind": "web", "arch": "amd64", "subnet_pool": "one" } },
     })

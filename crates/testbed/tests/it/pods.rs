@@ -9,7 +9,11 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
 };
 use serde_json::json;
-use testbed::{ControlPlane, kwok::Behaviour};
+use testbed::{
+    ControlPlane,
+    audit::{Entry, Mark},
+    kwok::Behaviour,
+};
 
 use crate::{PATIENCE, eventually};
 
@@ -146,8 +150,15 @@ async fn a_node_deletes_a_pod_once_also_one_that_a_foreign_finalizer_holds() -> 
     let release = json!({ "metadata": { "finalizers": null } });
     pods.patch("held", &PatchParams::default(), &Patch::Merge(release)).await?;
     eventually(&pods, "held", |pod: Option<&Pod>| pod.is_none()).await?;
-    let entries = control_plane.audit().entries()?;
-    let deletes = entries.iter().filter(|entry| entry.namespace == namespace && entry.verb == "delete");
+    let audit = control_plane.audit();
+    let is_delete = |entry: &Entry| entry.namespace == namespace && entry.verb == "delete";
+    // The log is written after the answer, which may be after the change that others see.
+    for is_nodes in [false, true] {
+        let fits = |entry: &Entry| is_delete(entry) && entry.user.starts_with("kwok") == is_nodes;
+        audit.wait_for(Mark::default(), fits).await?.context("a deletion is logged")?;
+    }
+    let entries = audit.entries()?;
+    let deletes = entries.iter().filter(|entry| is_delete(entry));
     // Ours and the node's: a second one, which goes by the name, could meet the next pod.
     assert_eq!(deletes.count(), 2, "{entries:#?}");
     Ok(())

@@ -183,7 +183,8 @@ async fn w31_a_failed_install_is_installed_again_with_its_hooks_and_keeps_its_da
 async fn w25_what_takes_too_long_is_timed_out() -> Result<()> {
     let world = World::shared().await;
     let space = world.space("timeout").await?;
-    let never = json!({ "timeout": "2s", "values": { "fault": "not-ready" } });
+    // helm is given ten seconds more, and needs seconds on a busy machine before it waits.
+    let never = json!({ "timeout": "20s", "values": { "fault": "not-ready" } });
     space.create("web", space.spec("broken", "1.0.0", never)).await?;
     let late = space.condition("web", "Ready", "False", "TimedOut").await?;
     assert_eq!(failures(&late), 1);

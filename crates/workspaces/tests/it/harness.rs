@@ -27,8 +27,12 @@ pub struct Scene {
 impl Scene {
     /// With the real helm.
     pub async fn real() -> Result<Self> {
+        Self::real_with(|_| {}).await
+    }
+
+    pub async fn real_with(adjust: impl FnOnce(&mut Config)) -> Result<Self> {
         let helm = testbed::tools::path("helm").await?;
-        Self::start(tempfile::tempdir()?, helm, |_| {})
+        Self::start(tempfile::tempdir()?, helm, adjust)
     }
 
     /// With a shell script for helm: `$1` is the operation, `$2` the release, `$SCENE` this scene's directory.

@@ -18,8 +18,8 @@ const MARKER: &str = "HELM ";
 const DEAF: &str = r#"trap '' TERM; sh -c 'trap "" TERM; sleep 1000; true' & echo "$! $$ $PPID" >"$SCENE/pids.new"
                       mv "$SCENE/pids.new" "$SCENE/pids"; while :; do sleep 1000; done"#;
 
-/// Short, so that the test need not wait long; long enough for signs of life of a busy process.
-const LEASE: Duration = Duration::from_secs(9);
+/// Short, so that the test need not wait long; a process that is not run for eleven seconds still gives signs of life in time.
+const LEASE: Duration = Duration::from_secs(27);
 
 /// The victim: run by the tests below in a process of its own.
 #[tokio::test]

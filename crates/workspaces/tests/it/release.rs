@@ -209,11 +209,13 @@ async fn w21_a_hungry_chart_ends_by_its_own_limit() -> Result<()> {
 
 #[tokio::test]
 async fn w25_a_wait_in_vain_is_a_timeout() -> Result<()> {
-    let release = Release::new().await?;
+    let mut release = Release::new().await?;
+    // helm ends as soon as it has stored its failure.
+    release.scene = Scene::real_with(|config| config.grace = Duration::from_mins(1)).await?;
     let install = Operation::Install(Deploy { wait: true, ..release.chart(WORKLOAD)? });
     let mut short = release.request("web", install, &["replicas: 1"]);
     // On a busy machine helm needs seconds before it waits.
-    short.timeout = Duration::from_secs(10);
+    short.timeout = Duration::from_secs(20);
     let finished = release.scene.run(short).await?;
     assert_eq!(finished.result.as_ref().unwrap_err().class, Class::Timeout, "{finished:?}");
     assert_eq!(release.history("web").await?, [(1, "failed".to_owned())]);

@@ -246,7 +246,9 @@ impl World {
         vacate(&control_plane).await?;
         install(&control_plane).await?;
         let client = runtime::connect(control_plane.config_as(&operator_user()).await?)?;
-        let operator = Running::start(client, alone(), config).await?;
+        // Nothing is given up because a busy server is late: many tests count what is asked.
+        let settings = Settings { request_timeout: Duration::from_mins(1), ..alone() };
+        let operator = Running::start(client, settings, config).await?;
         Ok(Self { control_plane, operator, logs: Logs::default() })
     }
 
