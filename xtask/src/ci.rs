@@ -91,13 +91,10 @@ pub fn run(busy_loops: usize) -> Result<()> {
     let report = std::thread::scope(|scope| {
         let programs = scope.spawn(|| timed(tools::build_all));
         let deny = scope.spawn(|| timed(deny::install));
-        let mut used = Used::default();
-        let built = build(&mut steps, &mut used);
-        let checks = scope.spawn(move || check(used, built.is_some()));
+        let built = build_and_check(&mut steps);
         steps.join("real programs, beside the builds", programs);
         steps.run("generated files", || codegen::run(true));
         let report = built.and_then(|()| steps.run("tests", || beside_busy_loops(busy_loops, run_tests)));
-        steps.0.extend(checks.join().expect("a check does not panic").0);
         if steps.join("cargo-deny, beside the builds", deny).is_some() {
             steps.run("dependencies", deny::run);
         }
@@ -116,43 +113,31 @@ pub fn run(busy_loops: usize) -> Result<()> {
     }
 }
 
-/// All that the tests need of Cargo, and what is checked at once; `None` if there are no tests to run.
-fn build(steps: &mut Steps, used: &mut Used) -> Option<()> {
+/// All that compiles; `None` if there are no tests to run.
+fn build_and_check(steps: &mut Steps) -> Option<()> {
+    let mut used = Used::default();
     steps.run("packages of the real node", install_packages);
     steps.run("formatting", || workspace::run(&mut cargo(["fmt", "--all", "--check"])));
-    steps.run("tidy", tidy::run);
-    steps.run("build of the tests", || {
-        used.read(&build_tests()?);
-        Ok(())
-    })
-}
-
-/// What else compiles. No test waits for it, and it takes only what the tests leave: a sixth of two cores.
-fn check(mut used: Used, is_built: bool) -> Steps {
-    let mut steps = Steps::default();
-    let linted = steps.run("clippy, beside the tests", || {
-        let mut clippy = unhurried(cargo(["clippy", "--workspace", "--all-targets", "--locked", MESSAGES]));
+    let linted = steps.run("clippy", || {
+        let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--locked", MESSAGES]);
         used.read(&workspace::output(clippy.args(["--", "-D", "warnings"]))?);
         Ok(())
     });
-    let documented = steps.run("documentation, beside the tests", || {
-        let mut doc = unhurried(cargo(["doc", "--workspace", "--no-deps", "--locked", MESSAGES]));
+    steps.run("tidy", tidy::run);
+    let built = steps.run("build of the tests", || {
+        used.read(&build_tests()?);
+        Ok(())
+    });
+    let documented = steps.run("documentation", || {
+        let mut doc = cargo(["doc", "--workspace", "--no-deps", "--locked", MESSAGES]);
         used.read(&workspace::output(doc.env("RUSTDOCFLAGS", "-D warnings"))?);
         Ok(())
     });
     // A build that ended early did not name all that it uses.
-    if is_built && (linted, documented) == (Some(()), Some(())) {
+    if (linted, built, documented) == (Some(()), Some(()), Some(())) {
         steps.run("compiled dependencies", || used.keep());
     }
-    steps
-}
-
-/// The same command and what it starts, each only when no other process wants the processor.
-fn unhurried(command: Command) -> Command {
-    let mut nice = Command::new("nice");
-    nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
-    nice.current_dir(workspace::root()).stdin(Stdio::null());
-    nice
+    built
 }
 
 /// Where it cannot be done, the tests that need them say what is missing; CI must have them.

@@ -94,13 +94,9 @@ fn next<'a>(queue: &Mutex<VecDeque<Job<'a>>>) -> Option<Job<'a>> {
     queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
 }
 
-/// A long program that starts last would run alone at the end. One without a time may be long. Documentation tests come
-/// last: Cargo runs them, which waits until it has nothing to check any more.
+/// A long program that starts last would run alone at the end. One without a time may be long.
 fn longest_first<'a>(mut jobs: Vec<Job<'a>>, times: &BTreeMap<String, f64>) -> VecDeque<Job<'a>> {
-    let time = |job: &Job<'_>| match job.name {
-        DOCUMENTATION => 0.0,
-        name => times.get(name).copied().unwrap_or(f64::MAX),
-    };
+    let time = |job: &Job<'_>| times.get(job.name).copied().unwrap_or(f64::MAX);
     jobs.sort_by(|left, right| time(right).total_cmp(&time(left)).then_with(|| left.name.cmp(right.name)));
     jobs.into()
 }
@@ -224,12 +220,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_and_unknown_programs_start_first_and_documentation_tests_last() {
+    fn long_and_unknown_programs_start_first() {
         let times = parse_times("3.5 plan\n300.0 strata::it\n20 talos::it\nnonsense\n");
-        let names = ["plan", DOCUMENTATION, "talos::it", "new::it", "strata::it"];
-        let jobs = names.map(|name| Job { name, executable: None });
+        let jobs = ["plan", "talos::it", "new::it", "strata::it"].map(|name| Job { name, executable: None });
         let order: Vec<_> = longest_first(jobs.into(), &times).iter().map(|job| job.name).collect();
-        assert_eq!(order, ["new::it", "strata::it", "talos::it", "plan", DOCUMENTATION]);
+        assert_eq!(order, ["new::it", "strata::it", "talos::it", "plan"]);
     }
 
     #[test]
