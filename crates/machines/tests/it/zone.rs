@@ -32,6 +32,8 @@ const CONFIG: &str = r#"{
 
 const DAY: Duration = Duration::from_hours(24);
 
+/// Of servers that no other one replaces: a busy machine must not cost them their lead, and with that their ports.
+pub const STEADY: Timing = Timing { renew: Duration::from_secs(5), timeout: Duration::from_mins(10) };
 /// Certificates of operators last an hour, so that a stepped clock does not outlive those of the server.
 pub const LIFETIME: Duration = Duration::from_hours(1);
 
@@ -83,8 +85,7 @@ impl Zone {
             ports: Ports { election: any, registration: any, operator: any, agent: any },
             hosts: vec!["127.0.0.1".to_owned()],
             holder: "test".to_owned(),
-            // Nobody is to replace it, and a busy machine must not cost it its lead.
-            timing: Timing { renew: Duration::from_secs(5), timeout: Duration::from_mins(10) },
+            timing: STEADY,
             standing: Standing::default(),
         };
         let (sender, mut bound) = watch::channel(None);

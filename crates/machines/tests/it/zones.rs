@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use plan::shard::election::Timing;
 use serde_json::{Value, json};
 use shard::{
     client::Client,
@@ -22,6 +21,8 @@ use shard::{
 use testbed::{Looks, control_plane::free_ports};
 use tokio::{sync::watch, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
+
+use crate::zone::STEADY;
 
 pub const CLUSTER: &str = "dev";
 pub const TENANT: &str = "default";
@@ -121,8 +122,7 @@ impl Zones {
             hosts: vec!["127.0.0.1".to_owned()],
             holder: format!("{shard}-{:x}", uuid(&self.clock)),
             // All servers here are stopped in order, and one that does so leaves its lock free: none waits for a lapse.
-            // Nobody is to replace it, and a busy machine must not cost it its lead.
-            timing: Timing { renew: Duration::from_secs(5), timeout: Duration::from_mins(10) },
+            timing: STEADY,
             standing: Standing::default(),
         };
         let (sender, mut bound) = watch::channel(None);

@@ -123,7 +123,7 @@ async fn ask_until_answered(pod: &Pod, request: &str) -> Result<String> {
     eventually(async || ask(pod, request).await).await
 }
 
-/// The Service leads to a server that says that it serves. It is told again: it may have been restarted since.
+/// The Service leads to a server that says that it serves. Each try makes it healthy again: it may have been restarted since.
 async fn serves(space: &Space, network: &ServiceNetwork<'_>, address: SocketAddr) -> Result<()> {
     eventually(async || {
         let _ = ask(&space.pod("a").await?, "POST /serving").await;

@@ -30,7 +30,7 @@ const CONFIG: &str = r#"{
     "groups": {"default": {"fixed": {"template": "web", "size": 1}}},
 }"#;
 
-/// For a server that nobody is to replace: a busy machine must not cost it its lead, and with that its ports.
+/// For a server that no other one replaces: a busy machine must not cost it its lead, and with that its ports.
 pub const STEADY: Timing = Timing { renew: Duration::from_secs(5), timeout: Duration::from_mins(10) };
 /// For a server that follows a killed one within seconds. It takes a lock sooner than a living holder renews it.
 pub const QUICK: Timing = Timing { renew: Duration::from_millis(300), timeout: Duration::from_secs(3) };

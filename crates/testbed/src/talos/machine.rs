@@ -310,7 +310,7 @@ impl Machine {
         fs::read_to_string(self.directory.join("talos-version")).ok()
     }
 
-    /// Does `then` a moment later, when whoever called has its answer: Talos stops to serve in order.
+    /// Does `then` a moment later, when the caller has its answer: Talos stops to serve in order.
     pub(super) fn soon(self: &Arc<Self>, then: After) {
         let machine = self.clone();
         let delay = self.world().map(|world| world.options.reboot_delay).unwrap_or_default();
