@@ -31,8 +31,11 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Events written at once, of one namespace one: a write that hangs on a webhook holds up the events of its namespace
 /// alone, and all together take few of the API server's slots.
 const WRITES: usize = 4;
-/// An event is worth one attempt of this length, not more.
+/// How long an attempt waits for its answer.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often an event that gets no answer is tried: a slow moment of the API server must not cost it, and a webhook that
+/// hangs must not hold its turn for long.
+const ATTEMPTS: u8 = 3;
 /// With the hash behind it the event's own name stays below the limit of 253.
 const LONGEST_NAME: usize = 200;
 /// The API server refuses longer notes.
@@ -124,7 +127,7 @@ impl Recorder {
     pub fn record(&self, occurrence: Occurrence) {
         let Handle { line, clock } = &*self.handle;
         let cluster = self.cluster.clone();
-        line.lock().push(Item { occurrence, cluster, at: clock.now(), since: clock.instant() });
+        line.lock().push(Item { occurrence, cluster, at: clock.now(), since: clock.instant(), attempts: 0 });
         line.changed.notify_one();
     }
 
@@ -154,10 +157,15 @@ impl Publisher {
                 return;
             }
             tokio::select! {
-                Some((namespace, is_stored)) = writes.next() => {
-                    self.line.lock().written(namespace);
-                    if !is_stored {
-                        self.metrics.event_dropped();
+                Some((namespace, written)) = writes.next() => {
+                    let mut waiting = self.line.lock();
+                    waiting.written(namespace);
+                    match written {
+                        Written::Stored => {}
+                        // Behind the others of its namespace. It has the same name each time, so it is stored once. Those
+                        // who stop do not wait for it.
+                        Written::Unanswered(item) if item.attempts < ATTEMPTS && !waiting.is_closed => waiting.push(*item),
+                        Written::Unanswered(_) | Written::Refused => self.metrics.event_dropped(),
                     }
                 }
                 () = self.line.changed.notified() => {}
@@ -187,13 +195,13 @@ impl Publisher {
         Some((namespace, item, left?.min(PUBLISH_TIMEOUT)))
     }
 
-    /// Whether it is stored. A write must not outlive the lead, so `limit` is what is left of it at most.
-    async fn publish(&self, item: Item, limit: Duration) -> bool {
-        let Item { occurrence, cluster, at, .. } = item;
-        let client = cluster.map_or_else(|| self.client.clone(), |cluster| cluster.client());
-        let namespace = occurrence.regarding.namespace.as_deref().unwrap_or("default");
+    /// A write must not outlive the lead, so `limit` is what is left of it at most.
+    async fn publish(&self, mut item: Item, limit: Duration) -> Written {
+        item.attempts += 1;
+        let client = item.cluster.as_ref().map_or_else(|| self.client.clone(), Cluster::client);
+        let namespace = item.occurrence.regarding.namespace.as_deref().unwrap_or("default");
         let path = Event::url_path(&(), Some(namespace));
-        let event = event(occurrence, &self.instance, at);
+        let event = event(item.occurrence.clone(), &self.instance, item.at);
         let body = serde_json::to_vec(&event).expect("an event is plain data");
         let create = async {
             let request = Request::new(path).create(&PostParams::default(), body).map_err(kube::Error::BuildRequest)?;
@@ -201,13 +209,26 @@ impl Publisher {
             client.request::<IgnoredAny>(request).await
         };
         match tokio::time::timeout(limit, create).await {
-            Ok(Ok(IgnoredAny)) => return true,
-            Ok(Err(kube::Error::Api(status))) if status.is_already_exists() => return true,
-            Ok(Err(error)) => tracing::debug!(error = %Brief(&error), reason = event.reason, "event not stored"),
-            Err(_) => tracing::debug!(reason = event.reason, "event not stored: no answer"),
+            Ok(Ok(IgnoredAny)) => Written::Stored,
+            Ok(Err(kube::Error::Api(status))) if status.is_already_exists() => Written::Stored,
+            Ok(Err(error)) => {
+                tracing::debug!(error = %Brief(&error), reason = event.reason, "event not stored");
+                Written::Refused
+            }
+            Err(_) => {
+                tracing::debug!(attempts = item.attempts, reason = event.reason, "event not stored: no answer");
+                Written::Unanswered(Box::new(item))
+            }
         }
-        false
     }
+}
+
+/// How a write ended.
+enum Written {
+    Stored,
+    Refused,
+    /// In time.
+    Unanswered(Box<Item>),
 }
 
 fn event(occurrence: Occurrence, instance: &str, at: jiff::Timestamp) -> Event {
@@ -375,6 +396,45 @@ mod tests {
         recorder.record(occurrence_in("hangs", "late"));
         sleep(Duration::from_secs(30)).await;
         assert!(metrics.encode().unwrap().contains("strata_events_dropped_total 2001"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_gets_no_answer_is_tried_three_times_behind_the_others() {
+        for (silent, stored, dropped) in [(2, vec!["b", "a"], 0), (3, vec!["b"], 1)] {
+            let (left, seen) = (Arc::new(Mutex::new(silent)), Arc::<Mutex<Vec<String>>>::default());
+            let answer = {
+                let seen = seen.clone();
+                move |body: String| {
+                    let event: Event = serde_json::from_str(&body).unwrap();
+                    let note = event.note.unwrap();
+                    let is_silent = note == "a" && {
+                        let mut left = left.lock().unwrap();
+                        let is_silent = *left > 0;
+                        *left -= i32::from(is_silent);
+                        is_silent
+                    };
+                    let seen = seen.clone();
+                    async move {
+                        if is_silent {
+                            std::future::pending::<()>().await;
+                        }
+                        seen.lock().unwrap().push(note);
+                        r#"{"metadata": {}}"#
+                    }
+                }
+            };
+            let client = Client::new(axum::Router::new().fallback(answer), "default");
+            let (clock, metrics) = (Clock::default(), Arc::<Metrics>::default());
+            let leadership = Leadership::always(clock.clone());
+            let (recorder, publisher) = Recorder::new(client, clock, leadership, "i".into(), metrics.clone());
+            tokio::spawn(publisher.run(process::Health::default().pulse("events")));
+            recorder.record(occurrence("a"));
+            recorder.record(occurrence("b"));
+            sleep(Duration::from_mins(1)).await;
+            assert_eq!(*seen.lock().unwrap(), stored);
+            let line = format!("strata_events_dropped_total {dropped}");
+            assert!(metrics.encode().unwrap().contains(&line), "after {silent} silent attempts");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -30,6 +30,7 @@ pub(super) struct Item {
     pub at: Timestamp,
     /// By the monotonic clock.
     pub since: Instant,
+    pub attempts: u8,
 }
 
 impl Item {
@@ -157,7 +158,7 @@ mod tests {
 
     fn item(namespace: &str, note: usize, since: Instant) -> Item {
         let occurrence = occurrence_in(namespace, &note.to_string());
-        Item { occurrence, cluster: None, at: Timestamp::UNIX_EPOCH, since }
+        Item { occurrence, cluster: None, at: Timestamp::UNIX_EPOCH, since, attempts: 0 }
     }
 
     fn taken(waiting: &mut Waiting, now: Instant) -> Option<String> {
