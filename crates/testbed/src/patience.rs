@@ -3,12 +3,14 @@
 //! On a busy machine its etcd may be late by seconds. It closes a connection half a minute after its start if nothing was
 //! sent on it, and later if it rests: the process at the other end may see that after its next request.
 
-use std::{error::Error, io, iter, time::Duration};
+use std::{error::Error, io, iter, mem, time::Duration};
 
-use http::{Request, Response, StatusCode};
+use futures::FutureExt;
+use http::{Method, Request, Response, StatusCode, Uri};
 use kube::{
     Client, Config,
     client::{Body, ClientBuilder, retry::RetryPolicy},
+    core::PartialObjectMeta,
 };
 use tokio::time::{Instant, Sleep};
 use tower::{
@@ -24,8 +26,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Requests of one client that wait to be sent.
 const REQUESTS: usize = 64;
 
-/// For the commands of `dev` and for what a test asks by itself: the operator under test hides no failure behind it. What a
-/// request was to create may be there when it is sent again. A cluster that cannot be reached at all is a failure at once.
+/// For the commands of `dev` and for what a test asks by itself: the operator under test hides no failure behind it. A
+/// request that was carried out, though its answer was lost, has its answer all the same: what it was to create is read, and
+/// what it was to delete may be gone. A cluster that cannot be reached at all is a failure at once.
 pub fn patient(mut config: Config) -> kube::Result<Client> {
     config.default_retry = false;
     let builder = ClientBuilder::try_from(config)?;
@@ -36,6 +39,7 @@ pub fn patient(mut config: Config) -> kube::Result<Client> {
 #[derive(Clone, Debug, Default)]
 struct Patient {
     until: Option<Instant>,
+    was_sent_again: bool,
 }
 
 impl<B> Policy<Request<Body>, Response<B>, BoxError> for Patient {
@@ -45,6 +49,19 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for Patient {
         // What would happen at this moment: a webhook that does not answer is an answer.
         if request.uri().query().is_some_and(|query| query.contains("dryRun=")) {
             return None;
+        }
+        if self.was_sent_again
+            && let Ok(response) = result
+        {
+            let is = |method, status| *request.method() == method && response.status() == status;
+            if is(Method::DELETE, StatusCode::NOT_FOUND) {
+                *response.status_mut() = StatusCode::OK;
+            } else if is(Method::POST, StatusCode::CONFLICT)
+                && let Some(read) = read(request)
+            {
+                *request = read;
+                return Some(tokio::time::sleep(Duration::ZERO));
+            }
         }
         let is_passing = match result {
             Ok(response) => matches!(
@@ -58,12 +75,24 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for Patient {
         };
         let now = Instant::now();
         let until = *self.until.get_or_insert(now + PATIENCE);
-        (is_passing && now < until).then(|| tokio::time::sleep(PAUSE))
+        (is_passing && now < until).then(|| {
+            self.was_sent_again = true;
+            tokio::time::sleep(PAUSE)
+        })
     }
 
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
         Policy::<_, Response<B>, _>::clone_request(&mut RetryPolicy::default(), request)
     }
+}
+
+/// Asks for what a request creates, if it names it.
+fn read(create: &mut Request<Body>) -> Option<Request<Body>> {
+    let body = mem::replace(create.body_mut(), Body::empty()).collect_bytes().now_or_never()?.ok()?;
+    let object: PartialObjectMeta = serde_json::from_slice(&body).ok()?;
+    let mut parts = create.uri().clone().into_parts();
+    parts.path_and_query = format!("{}/{}", create.uri().path(), object.metadata.name?).parse().ok();
+    Request::get(Uri::from_parts(parts).ok()?).body(Body::empty()).ok()
 }
 
 /// Whether a connection ended before the answer. One that never began is another matter.
@@ -108,28 +137,50 @@ mod tests {
         }
     }
 
-    /// A server that cuts the first connection after a request came, asked for its version.
+    /// A server that does what each connection asks for, cuts the first before it answers, and then gives these answers.
     #[tokio::test]
-    async fn a_request_whose_connection_is_cut_is_sent_again() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        let client = patient(Config::new(address.parse().unwrap())).unwrap();
-        let mut asked = 0;
-        let serving = async {
-            loop {
-                let (mut stream, _) = listener.accept().await.unwrap();
-                assert_ne!(stream.read(&mut [0; 1024]).await.unwrap(), 0);
-                asked += 1;
-                if asked > 1 {
-                    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+    async fn a_request_whose_connection_is_cut_is_sent_again_and_may_have_been_carried_out() {
+        let get = |path: &str| Request::get(path).body(Vec::new()).unwrap();
+        let post = |body: &str| Request::post("/pods?fieldManager=x").body(body.into()).unwrap();
+        let delete = Request::delete("/pods/a").body(Vec::new()).unwrap();
+        let named = r#"{"metadata": {"name": "a"}}"#;
+        for (request, answers, asked, code) in [
+            (get("/version"), vec![200], vec!["GET /version", "GET /version"], None),
+            (get("/pods/a"), vec![404], vec!["GET /pods/a", "GET /pods/a"], Some(404)),
+            (post(named), vec![409, 200], vec!["POST /pods?", "POST /pods?", "GET /pods/a"], None),
+            (post("{}"), vec![409], vec!["POST /pods?", "POST /pods?"], Some(409)),
+            (delete, vec![404], vec!["DELETE /pods/a", "DELETE /pods/a"], None),
+        ] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = format!("http://{}", listener.local_addr().unwrap());
+            let client = patient(Config::new(address.parse().unwrap())).unwrap();
+            let (mut answers, mut seen) = (answers.into_iter(), Vec::new());
+            let serving = async {
+                loop {
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    let mut buffer = [0; 1024];
+                    let length = stream.read(&mut buffer).await.unwrap();
+                    seen.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+                    if seen.len() > 1 {
+                        let code: u16 = answers.next().unwrap();
+                        let head = format!("HTTP/1.1 {code} X\r\nconnection: close\r\ncontent-length: 13");
+                        let answer = format!("{head}\r\n\r\n{{\"code\": {code}}}");
+                        stream.write_all(answer.as_bytes()).await.unwrap();
+                    }
                 }
-            }
-        };
-        let asking = client.request_text(Request::get("/version").body(Vec::new()).unwrap());
-        let answer = tokio::select! {
-            answer = asking => answer,
-            () = serving => unreachable!("it serves without end"),
-        };
-        assert_eq!((answer.unwrap().as_str(), asked), ("{}", 2));
+            };
+            let answer = tokio::select! {
+                answer = client.request_text(request) => answer,
+                () = serving => unreachable!("it serves without end"),
+            };
+            let refused = match answer {
+                Ok(_) => None,
+                Err(kube::Error::Api(status)) => Some(status.code),
+                Err(error) => panic!("{asked:?}: {error}"),
+            };
+            assert_eq!(refused, code, "{asked:?}");
+            let is_asked = seen.iter().zip(&asked).all(|(seen, asked)| seen.starts_with(asked));
+            assert!(seen.len() == asked.len() && is_asked, "{asked:?}: {seen:?}");
+        }
     }
 }
