@@ -18,9 +18,10 @@ use plan::{
 use super::{Controller, Ended, InputsOf, PlanOf, RoundOf, Shared, Turn};
 use crate::{error::Error, fence::Fence, key::Key, queue::Next, subject::Subject};
 
-/// A plan that asked this often in a row without acting asks for something it never uses: a defect of the plan.
+/// A plan that asked this often in a row without acting asks for something it never uses, which is a defect, or gets each
+/// answer when it is too old for it.
 const MOST_FETCHES: u32 = 4;
-/// When a round that could not learn a fact looks again.
+/// When a round that could not learn a fact, or asked in vain, looks again.
 const UNKNOWN_LOOK: Duration = Duration::from_secs(5);
 
 /// One round under way.
@@ -265,13 +266,14 @@ impl<C: Controller> Running<'_, C> {
         // Each answer brings a round: one that still waits for others does not count.
         let is_waiting = missing.iter().any(|ask| self.shared.facts.is_fetching(ask));
         if is_asking && !is_waiting && self.count_fetches() > MOST_FETCHES {
-            // The next change or resync asks again.
+            // A slow peer may be quicker then.
+            self.plan.look_within(UNKNOWN_LOOK);
             self.shared.memory().entry(self.key.clone()).or_default().asked = None;
             self.shared.metrics.asked_in_vain(C::NAME);
             tracing::error!(
                 controller = C::NAME,
                 asks = ?missing,
-                "a defect: the plan asks for facts again and again and never acts on them; it waits for a change"
+                "the plan asks for facts again and again and never acts on them: a defect, or the answers come too late for it"
             );
             return;
         }

@@ -349,6 +349,19 @@ async fn a_step_that_rests_on_what_no_plan_wants_is_reported_as_a_defect_too() -
 }
 
 #[tokio::test]
+async fn what_was_asked_for_in_vain_is_asked_for_again_without_a_change() -> Result<()> {
+    let decide = |inputs: &Inputs<u32, Ask, u32>| {
+        let mut plan = Plan::default();
+        // As if each answer took longer than it may be old.
+        plan.want(&inputs.facts, "late", Duration::ZERO);
+        plan
+    };
+    let scene = Scene::new("late", Box::new(decide), Box::new(|_| Ok(())), 0).await?;
+    // Changes brought the first or two.
+    until("four more fetches, twice", || matches!(scene.defects(0), (4.., Some(4)))).await
+}
+
+#[tokio::test]
 async fn a_fact_that_a_step_rests_on_is_not_fetched_again_before_its_time() -> Result<()> {
     let decide = |_: &Inputs<_, _, _>| {
         let mut plan = Plan::default();
