@@ -8,6 +8,7 @@ use api::condition::Reason;
 use api::workspace::{DriftDetection, FINALIZER, HelmRelease, OperationKind, UpgradeRemediation};
 
 use super::ask::{IDENTITY_AGE, UNTIL_BEGUN, identity_ask, look_age};
+use super::memory::MOST_INTERRUPTIONS;
 use super::{
     Action, Ask, Chart, Desired, Drift, FailureClass, Former, Identity, Job, Known, Memory, ObjectRef, Operation,
     Policy, Replicas, State, Stored, StoredStatus, Surroundings, Values, config_digest, dependency, last_good,
@@ -241,7 +242,7 @@ impl Deciding<'_> {
 
     /// Whether something else ended it more often than is borne with at a time.
     fn is_harried(&self, digest: &str) -> bool {
-        self.memory.interruptions(digest) > self.policy.max_interruptions
+        self.memory.interruptions(digest) > MOST_INTERRUPTIONS
     }
 
     /// With growing delays, so that what keeps interrupting is not kept busy by us.

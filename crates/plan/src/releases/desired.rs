@@ -30,8 +30,6 @@ pub struct Policy {
     pub local_charts: bool,
     /// How long another client's unfinished operation is left alone after its last change.
     pub lock_patience: Duration,
-    /// How often what ended an attempt from outside may do so before it counts as a failure.
-    pub max_interruptions: u32,
     /// How soon a repository that cannot be reached is asked again.
     pub fetch_retry: Duration,
 }
@@ -48,8 +46,6 @@ impl Default for Policy {
             local_charts: false,
             // What the specification gives a helm process that is not ours to show a sign of life.
             lock_patience: Duration::from_secs(30),
-            // A node that keeps killing helm is no accident any more.
-            max_interruptions: 5,
             fetch_retry: Duration::from_secs(30),
         }
     }

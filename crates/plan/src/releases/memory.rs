@@ -10,6 +10,9 @@ use crate::object::digest;
 use super::desired::settings_digest;
 use super::{Ended, Failure, FailureClass, Job, Operation, Stored, StoredStatus, Surroundings};
 
+/// How often something else may end the attempts at one thing in a row, before the next waits for the interval: a node that
+/// keeps killing helm is no accident any more.
+pub(super) const MOST_INTERRUPTIONS: u32 = 5;
 /// Long histories are Helm's business; status shows the newest.
 const SHOWN_REVISIONS: usize = 20;
 /// A failure's text in status; the whole of it is in the log.
@@ -158,7 +161,7 @@ fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Surroundings, f
             set_test(status, TestResult::Failed);
             status.last_output = Some(shorten(&failure.message));
         }
-        (Err(_), OperationKind::Test) => status.interruptions += 1,
+        (Err(failure), OperationKind::Test) => interrupted(status, failure.class),
         (_, OperationKind::Fetch) => {}
         (Ok(()), OperationKind::Install | OperationKind::Upgrade) => {
             take_over(status, operation, observed, former);
@@ -169,7 +172,7 @@ fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Surroundings, f
         (Ok(()), OperationKind::Uninstall) => remedied(status),
         (Err(failure), kind) if failure.class.is_interruption() => {
             if !take_over(status, operation, observed, former) {
-                status.interruptions += 1;
+                interrupted(status, failure.class);
                 // What it was to remedy stays the thing to report.
                 if kind != OperationKind::Rollback || status.failures == 0 {
                     fail(status, kind, failure);
@@ -183,6 +186,14 @@ fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Surroundings, f
         }
     }
     note_failed(status, operation, observed, former);
+}
+
+/// An attempt was ended by something else. A lead that is lost over and over may be lost for what the attempt costs the API
+/// server, so the pauses grow for it, too; but it is no reason to wait for an interval.
+fn interrupted(status: &mut HelmReleaseStatus, class: FailureClass) {
+    if class != FailureClass::Cancelled || status.interruptions < MOST_INTERRUPTIONS {
+        status.interruptions += 1;
+    }
 }
 
 /// Whether a revision was made since an operation began. Numbers begin anew where the release was uninstalled meanwhile,

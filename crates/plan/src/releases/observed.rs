@@ -216,15 +216,17 @@ pub enum FailureClass {
     Unreachable,
     /// Its turn came too late, and it was handed back.
     NotBegun,
-    /// Ended by a signal that was not ours, or by us on shutdown.
+    /// By a signal that was not ours.
     Interrupted,
+    /// Ended by us, who stop, lost the lead or want something else now.
+    Cancelled,
     Other,
 }
 
 impl FailureClass {
     /// Whether the same attempt may well succeed, for it was not its fault.
     pub fn is_interruption(self) -> bool {
-        matches!(self, Self::Interrupted | Self::Unreachable | Self::InProgress)
+        matches!(self, Self::Interrupted | Self::Cancelled | Self::Unreachable | Self::InProgress)
     }
 }
 

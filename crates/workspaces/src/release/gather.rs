@@ -127,7 +127,8 @@ pub(super) fn failure(failure: helm::Failure) -> releases::Failure {
         Class::ReleaseNotFound => FailureClass::ReleaseNotFound,
         Class::Unreachable | Class::PlainHttp => FailureClass::Unreachable,
         Class::NotBegun => FailureClass::NotBegun,
-        Class::Cancelled | Class::Killed => FailureClass::Interrupted,
+        Class::Cancelled => FailureClass::Cancelled,
+        Class::Killed => FailureClass::Interrupted,
         Class::TooLarge | Class::CacheFull | Class::Other => FailureClass::Other,
     };
     releases::Failure { class, message: failure.message }

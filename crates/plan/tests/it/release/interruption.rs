@@ -223,6 +223,21 @@ fn interruptions_are_tried_again_after_growing_pauses() {
 }
 
 #[test]
+fn what_the_operator_ended_itself_is_tried_again_within_half_a_minute_however_often() {
+    let mut world = World::new(json!({}));
+    world.failures = vec![FailureClass::Cancelled; 8];
+    let mut pauses = vec![];
+    for _ in 0..8 {
+        let pause = world.rest().next_look.expect("it is tried again");
+        pauses.push(pause.as_secs());
+        world.now += pause;
+    }
+    assert_eq!(pauses, [2, 4, 8, 16, 32, 32, 32, 32]);
+    world.settle();
+    assert_eq!(world.condition(ConditionType::Ready).0, ConditionStatus::True);
+}
+
+#[test]
 fn w31_what_was_only_interrupted_is_not_remedied() {
     let mut world = World::new(json!({ "upgrade": { "remediation": "uninstall" } }));
     world.settle();
