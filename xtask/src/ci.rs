@@ -361,10 +361,12 @@ mod tests {
         // A process that is being replaced by its program has no command line yet.
         let settled = || {
             let deadline = Instant::now() + Duration::from_secs(20);
-            while loops() != 2 && Instant::now() < deadline {
+            let mut count = loops();
+            while count != 2 && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(10));
+                count = loops();
             }
-            Ok(loops())
+            Ok(count)
         };
         assert_eq!(beside_busy_loops(2, settled).unwrap(), 2);
         assert_eq!(loops(), 0);
