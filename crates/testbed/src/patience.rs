@@ -27,8 +27,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 const REQUESTS: usize = 64;
 
 /// For the commands of `dev` and for what a test asks by itself: the operator under test hides no failure behind it. A
-/// request that was carried out, though its answer was lost, has its answer all the same: what it was to create is read, and
-/// what it was to delete may be gone. A cluster that cannot be reached at all is a failure at once.
+/// request may be carried out although its answer is lost. So where one that is sent again was to create a named object that
+/// is there, that object is the answer, whoever made it; and one that was to delete what is gone has done so. A cluster that
+/// cannot be reached at all is a failure at once.
 pub fn patient(mut config: Config) -> kube::Result<Client> {
     config.default_retry = false;
     let builder = ClientBuilder::try_from(config)?;
@@ -39,7 +40,7 @@ pub fn patient(mut config: Config) -> kube::Result<Client> {
 #[derive(Clone, Debug, Default)]
 struct Patient {
     until: Option<Instant>,
-    was_sent_again: bool,
+    may_be_done: bool,
 }
 
 impl<B> Policy<Request<Body>, Response<B>, BoxError> for Patient {
@@ -50,7 +51,7 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for Patient {
         if request.uri().query().is_some_and(|query| query.contains("dryRun=")) {
             return None;
         }
-        if self.was_sent_again
+        if self.may_be_done
             && let Ok(response) = result
         {
             let is = |method, status| *request.method() == method && response.status() == status;
@@ -76,7 +77,9 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for Patient {
         let now = Instant::now();
         let until = *self.until.get_or_insert(now + PATIENCE);
         (is_passing && now < until).then(|| {
-            self.was_sent_again = true;
+            // What comes too early is not carried out.
+            let is_early = result.as_ref().is_ok_and(|response| response.status() == StatusCode::TOO_MANY_REQUESTS);
+            self.may_be_done |= !is_early;
             tokio::time::sleep(PAUSE)
         })
     }
@@ -122,6 +125,16 @@ mod tests {
         let answer = |code: u16| Ok(Response::builder().status(code).body(()).unwrap());
         for refused in [400, 403, 404, 409, 422] {
             assert!(Patient::default().retry(&mut request, &mut answer(refused)).is_none(), "{refused}");
+        }
+        // Only what may have been carried out before.
+        for (mut request, refused) in [
+            (Request::post("/pods").body(Body::from(br#"{"metadata": {"name": "a"}}"#.to_vec())).unwrap(), 409),
+            (Request::delete("/pods/a").body(Body::empty()).unwrap(), 404),
+        ] {
+            let (mut patient, mut early, mut refusal) = (Patient::default(), answer(429), answer(refused));
+            assert!(patient.retry(&mut request, &mut early).is_some());
+            assert!(patient.retry(&mut request, &mut refusal).is_none());
+            assert_eq!(refusal.unwrap().status(), refused);
         }
         let mut trial = Request::post("/api/v1/pods?&dryRun=All").body(Body::empty()).unwrap();
         assert!(Patient::default().retry(&mut trial, &mut answer(500)).is_none());

@@ -307,13 +307,14 @@ impl Scene {
         }
         let object = DynamicObject::new(name, &capi_resource("MachinePool")).data(json!({ "spec": spec }));
         let pools = self.capi("MachinePool");
-        match pools.create(&PostParams::default(), &object).await {
-            // An answer was lost, or the operator was quicker: it makes one for a pool that is ten seconds old.
-            Err(kube::Error::Api(status)) if status.code == 409 => {
-                let patch = Patch::Merge(json!({ "spec": { "replicas": replicas } }));
-                pools.patch(name, &PatchParams::default(), &patch).await?;
-            }
-            made => drop(made?),
+        let made = match pools.create(&PostParams::default(), &object).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => pools.get(name).await?,
+            made => made?,
+        };
+        // The operator may have been quicker: it makes one for a pool that is ten seconds old.
+        if made.data["spec"]["replicas"] != json!(replicas) {
+            let patch = Patch::Merge(json!({ "spec": { "replicas": replicas } }));
+            pools.patch(name, &PatchParams::default(), &patch).await?;
         }
         Ok(())
     }

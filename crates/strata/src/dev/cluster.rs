@@ -90,7 +90,12 @@ impl Cluster {
 
     /// Creates an object; `false` if it is there already, whosever it is.
     pub async fn create(&self, object: &DynamicObject) -> Result<bool, Failure> {
-        match self.api(object).create(&PostParams::default(), &marked(object)).await {
+        let api = self.api(object);
+        // The patient client takes what it finds for what it was to create.
+        if api.get_opt(&object.name_any()).await?.is_some() {
+            return Ok(false);
+        }
+        match api.create(&PostParams::default(), &marked(object)).await {
             Ok(_) => Ok(true),
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
             Err(error) => Err(error.into()),
