@@ -40,7 +40,8 @@ pub struct HelmReleaseStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub last_failure: Option<Reason>,
-    /// Attempts at the current chart and values that were interrupted: a killed process, an unavailable API server.
+    /// Attempts at the current chart and values that were interrupted: a killed process, an unavailable API server, and, up to
+    /// five, an operator that stops or loses the lead.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "is_zero")]
     pub interruptions: u32,
     /// When the last attempt ended.

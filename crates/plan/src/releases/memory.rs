@@ -10,7 +10,7 @@ use crate::object::digest;
 use super::desired::settings_digest;
 use super::{Ended, Failure, FailureClass, Job, Operation, Stored, StoredStatus, Surroundings};
 
-/// How often something else may end the attempts at one thing in a row, before the next waits for the interval: a node that
+/// How often attempts at one thing may be ended from outside in a row before the next waits for the interval: a node that
 /// keeps killing helm is no accident any more.
 pub(super) const MOST_INTERRUPTIONS: u32 = 5;
 /// Long histories are Helm's business; status shows the newest.
@@ -188,12 +188,11 @@ fn end(status: &mut HelmReleaseStatus, ended: &Ended, observed: &Surroundings, f
     note_failed(status, operation, observed, former);
 }
 
-/// An attempt was ended by something else. A lead that is lost over and over may be lost for what the attempt costs the API
+/// An attempt was ended from outside. A lead that is lost over and over may be lost for what the attempt costs the API
 /// server, so the pauses grow for it, too; but it is no reason to wait for an interval.
 fn interrupted(status: &mut HelmReleaseStatus, class: FailureClass) {
-    if class != FailureClass::Cancelled || status.interruptions < MOST_INTERRUPTIONS {
-        status.interruptions += 1;
-    }
+    let most = if class == FailureClass::Cancelled { MOST_INTERRUPTIONS } else { u32::MAX };
+    status.interruptions = status.interruptions.saturating_add(1).min(most);
 }
 
 /// Whether a revision was made since an operation began. Numbers begin anew where the release was uninstalled meanwhile,

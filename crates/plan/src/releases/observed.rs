@@ -216,9 +216,9 @@ pub enum FailureClass {
     Unreachable,
     /// Its turn came too late, and it was handed back.
     NotBegun,
-    /// By a signal that was not ours.
+    /// Ended by a signal that the operator did not send.
     Interrupted,
-    /// Ended by us, who stop, lost the lead or want something else now.
+    /// The operator ended it: it stops, lost the lead, did not run for too long, or wants something else.
     Cancelled,
     Other,
 }

@@ -133,3 +133,15 @@ pub(super) fn failure(failure: helm::Failure) -> releases::Failure {
     };
     releases::Failure { class, message: failure.message }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_operator_ended_is_told_from_what_something_else_ended() {
+        let class = |class| failure(helm::Failure { class, message: String::new() }).class;
+        assert_eq!(class(Class::Cancelled), FailureClass::Cancelled);
+        assert_eq!(class(Class::Killed), FailureClass::Interrupted);
+    }
+}

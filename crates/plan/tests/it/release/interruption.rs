@@ -238,6 +238,19 @@ fn what_the_operator_ended_itself_is_tried_again_within_half_a_minute_however_of
 }
 
 #[test]
+fn after_an_interval_what_the_operator_ended_itself_costs_no_other() {
+    let mut world = World::new(json!({}));
+    world.failures = [vec![FailureClass::Interrupted; 6], vec![FailureClass::Cancelled]].concat();
+    let mut pauses = vec![];
+    for _ in 0..7 {
+        let pause = world.rest().next_look.expect("it is tried again");
+        pauses.push(pause.as_secs());
+        world.now += pause;
+    }
+    assert_eq!(pauses, [2, 4, 8, 16, 32, 600, 32]);
+}
+
+#[test]
 fn w31_what_was_only_interrupted_is_not_remedied() {
     let mut world = World::new(json!({ "upgrade": { "remediation": "uninstall" } }));
     world.settle();
