@@ -174,10 +174,17 @@ pub(crate) struct Shared<C: Controller> {
 struct Memory<C: Controller> {
     uid: Option<String>,
     note: C::Note,
-    /// Rounds in a row that only asked, and what they all observed: a change is a reason to ask again.
     /// Rare, so most objects have no room for it.
-    asked: Option<Box<(C::Observed, u32)>>,
+    asked: Option<Box<Asked<C::Observed>>>,
     deferral: Deferral,
+}
+
+/// Rounds in a row that only asked, and what they all observed: a change is a reason to ask again.
+struct Asked<O> {
+    observed: O,
+    /// Since the last pause.
+    rounds: u32,
+    pauses: u32,
 }
 
 impl<C: Controller> Default for Memory<C> {

@@ -162,9 +162,11 @@ impl Publisher {
                     waiting.written(namespace);
                     match written {
                         Written::Stored => {}
-                        // Behind the others of its namespace. It has the same name each time, so it is stored once. Those
-                        // who stop do not wait for it.
-                        Written::Unanswered(item) if item.attempts < ATTEMPTS && !waiting.is_closed => waiting.push(*item),
+                        // Behind the others of its namespace. It has the same name each time, so it is stored once. An
+                        // operator that stops does not wait for it.
+                        Written::Unanswered(item) if item.attempts < ATTEMPTS && !waiting.is_closed => {
+                            waiting.push_again(*item);
+                        }
                         Written::Unanswered(_) | Written::Refused => self.metrics.event_dropped(),
                     }
                 }
@@ -399,8 +401,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_that_gets_no_answer_is_tried_three_times_behind_the_others() {
-        for (silent, stored, dropped) in [(2, vec!["b", "a"], 0), (3, vec!["b"], 1)] {
+    async fn an_event_that_gets_no_answer_is_tried_three_times_behind_the_others_and_a_refused_one_once() {
+        for (silent, stored, dropped) in [(2, vec!["b", "refused", "a"], 1), (3, vec!["b", "refused"], 2)] {
             let (left, seen) = (Arc::new(Mutex::new(silent)), Arc::<Mutex<Vec<String>>>::default());
             let answer = {
                 let seen = seen.clone();
@@ -418,8 +420,10 @@ mod tests {
                         if is_silent {
                             std::future::pending::<()>().await;
                         }
+                        let code =
+                            if note == "refused" { http::StatusCode::FORBIDDEN } else { http::StatusCode::CREATED };
                         seen.lock().unwrap().push(note);
-                        r#"{"metadata": {}}"#
+                        (code, r#"{"metadata": {}}"#)
                     }
                 }
             };
@@ -430,6 +434,7 @@ mod tests {
             tokio::spawn(publisher.run(process::Health::default().pulse("events")));
             recorder.record(occurrence("a"));
             recorder.record(occurrence("b"));
+            recorder.record(occurrence("refused"));
             sleep(Duration::from_mins(1)).await;
             assert_eq!(*seen.lock().unwrap(), stored);
             let line = format!("strata_events_dropped_total {dropped}");

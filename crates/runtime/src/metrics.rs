@@ -169,7 +169,7 @@ impl Metrics {
             "Plans that asked for facts and never acted on them",
             self.fetch_loops.clone(),
         );
-        r.register("strata_events_dropped", "Events dropped because too many waited", self.events_dropped.clone());
+        r.register("strata_events_dropped", "Events that were not stored", self.events_dropped.clone());
         r.register("strata_leader", "1 while this replica leads", self.leading.clone());
         r.register_collector(Box::new(self.queues.clone()));
     }

@@ -15,13 +15,13 @@ use plan::{
     round::{Peer, Progress, Report, Round},
 };
 
-use super::{Controller, Ended, InputsOf, PlanOf, RoundOf, Shared, Turn};
+use super::{Asked, Controller, Ended, InputsOf, PlanOf, RoundOf, Shared, Turn};
 use crate::{error::Error, fence::Fence, key::Key, queue::Next, subject::Subject};
 
-/// A plan that asked this often in a row without acting asks for something it never uses, which is a defect, or gets each
-/// answer when it is too old for it.
+/// A plan that asked this often in a row without acting asks for something that it never uses, which is a defect, or each
+/// answer is too old when it arrives.
 const MOST_FETCHES: u32 = 4;
-/// When a round that could not learn a fact, or asked in vain, looks again.
+/// When a round that could not learn a fact looks again. One that asked in vain does so too, and later each time.
 const UNKNOWN_LOOK: Duration = Duration::from_secs(5);
 
 /// One round under way.
@@ -229,15 +229,23 @@ impl<C: Controller> Running<'_, C> {
         self.subject.record(&self.shared.recorder, self.key, discriminator, events);
     }
 
-    /// How many rounds in a row only asked although nothing that is observed changed.
-    fn count_fetches(&self) -> u32 {
+    /// Counts a round that only asked. `Some`: it was one too many in a row although nothing that is observed changed, and
+    /// the next comes after this pause.
+    fn pause(&self) -> Option<Duration> {
         let mut memory = self.shared.memory();
         let asked = &mut memory.entry(self.key.clone()).or_default().asked;
-        match asked.as_deref_mut() {
-            Some((observed, count)) if *observed == self.observed => *count += 1,
-            _ => *asked = Some(Box::new((self.observed.clone(), 1))),
+        if asked.as_ref().is_none_or(|asked| asked.observed != self.observed) {
+            *asked = Some(Box::new(Asked { observed: self.observed.clone(), rounds: 0, pauses: 0 }));
         }
-        asked.as_ref().map_or(0, |asked| asked.1)
+        let asked = asked.as_mut()?;
+        asked.rounds += 1;
+        if asked.rounds <= MOST_FETCHES {
+            return None;
+        }
+        asked.rounds = 0;
+        asked.pauses += 1;
+        // The queue's resync is the longest.
+        Some(UNKNOWN_LOOK.saturating_mul(1 << (asked.pauses - 1).min(10)))
     }
 
     /// Fetches what is missing and says what the queue does next.
@@ -265,15 +273,17 @@ impl<C: Controller> Running<'_, C> {
         let is_asking = !missing.is_empty() && !self.has_written;
         // Each answer brings a round: one that still waits for others does not count.
         let is_waiting = missing.iter().any(|ask| self.shared.facts.is_fetching(ask));
-        if is_asking && !is_waiting && self.count_fetches() > MOST_FETCHES {
-            // A slow peer may be quicker then.
-            self.plan.look_within(UNKNOWN_LOOK);
-            self.shared.memory().entry(self.key.clone()).or_default().asked = None;
+        if is_asking
+            && !is_waiting
+            && let Some(pause) = self.pause()
+        {
+            self.plan.look_within(pause);
             self.shared.metrics.asked_in_vain(C::NAME);
-            tracing::error!(
+            tracing::warn!(
                 controller = C::NAME,
                 asks = ?missing,
-                "the plan asks for facts again and again and never acts on them: a defect, or the answers come too late for it"
+                "the plan asked again and again and never acted: its answers are too old when they arrive, or it is a defect; \
+                 it looks again in {} s", pause.as_secs()
             );
             return;
         }

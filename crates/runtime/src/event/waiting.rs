@@ -80,6 +80,16 @@ impl Waiting {
         self.count += 1;
     }
 
+    /// Adds one whose write got no answer, unless others would have to go for it.
+    pub fn push_again(&mut self, item: Item) {
+        let held = self.namespaces.get(&item.namespace()).map_or(0, VecDeque::len);
+        if held < MOST_OF_NAMESPACE && self.count < MOST {
+            self.push(item);
+        } else {
+            self.dropped += 1;
+        }
+    }
+
     /// The event whose turn it is; its namespace has no other turn until [`Waiting::written`].
     pub fn take(&mut self, now: Instant) -> Option<(Arc<str>, Item)> {
         loop {
