@@ -12,7 +12,7 @@ use std::{
 use plan::fact::{Fact, Failure, Want};
 use tokio::time::Instant;
 
-use crate::key::Key;
+use crate::{key::Key, queue::doubled};
 
 /// A fetch that failed is repeated after this long at the soonest, doubled with every failure in a row: short enough
 /// for a user who waits, long enough for a peer that is failing.
@@ -219,7 +219,7 @@ impl<Q: Clone + Debug + Eq + Hash, F: Clone + PartialEq> FactCache<Q, F> {
 }
 
 fn retry_delay(in_a_row: u32) -> Duration {
-    FIRST_RETRY.saturating_mul(1 << in_a_row.saturating_sub(1).min(10)).min(SLOWEST_RETRY)
+    doubled(FIRST_RETRY, in_a_row.saturating_sub(1)).min(SLOWEST_RETRY)
 }
 
 /// Of a question as text, which is about what it takes in memory.

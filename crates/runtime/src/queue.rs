@@ -100,7 +100,7 @@ impl Failing {
 }
 
 /// `first`, doubled `times` times; the limit keeps the factor a number, far above any cap.
-fn doubled(first: Duration, times: u32) -> Duration {
+pub(crate) fn doubled(first: Duration, times: u32) -> Duration {
     first.saturating_mul(1 << times.min(20))
 }
 

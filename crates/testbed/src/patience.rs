@@ -28,8 +28,8 @@ const REQUESTS: usize = 64;
 
 /// For the commands of `dev` and for what a test asks by itself: the operator under test hides no failure behind it. A
 /// request may be carried out although its answer is lost. So where one that is sent again was to create a named object that
-/// is there, that object is the answer, whoever made it; and one that was to delete what is gone has done so. A cluster that
-/// cannot be reached at all is a failure at once.
+/// is there, that object is the answer, also if another client made it; and one that was to delete what is gone has done so.
+/// A cluster that cannot be reached at all is a failure at once.
 pub fn patient(mut config: Config) -> kube::Result<Client> {
     config.default_retry = false;
     let builder = ClientBuilder::try_from(config)?;

@@ -16,7 +16,13 @@ use plan::{
 };
 
 use super::{Asked, Controller, Ended, InputsOf, PlanOf, RoundOf, Shared, Turn};
-use crate::{error::Error, fence::Fence, key::Key, queue::Next, subject::Subject};
+use crate::{
+    error::Error,
+    fence::Fence,
+    key::Key,
+    queue::{Next, doubled},
+    subject::Subject,
+};
 
 /// A plan that asked this often in a row without acting asks for something that it never uses, which is a defect, or each
 /// answer is too old when it arrives.
@@ -245,7 +251,7 @@ impl<C: Controller> Running<'_, C> {
         asked.rounds = 0;
         asked.pauses += 1;
         // The queue's resync is the longest.
-        Some(UNKNOWN_LOOK.saturating_mul(1 << (asked.pauses - 1).min(10)))
+        Some(doubled(UNKNOWN_LOOK, asked.pauses - 1))
     }
 
     /// Fetches what is missing and says what the queue does next.

@@ -223,7 +223,7 @@ fn interruptions_are_tried_again_after_growing_pauses() {
 }
 
 #[test]
-fn what_the_operator_ended_itself_is_tried_again_within_half_a_minute_however_often() {
+fn what_the_operator_ended_itself_is_tried_again_after_32_seconds_at_most() {
     let mut world = World::new(json!({}));
     world.failures = vec![FailureClass::Cancelled; 8];
     let mut pauses = vec![];
