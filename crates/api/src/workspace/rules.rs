@@ -40,19 +40,15 @@ fn is_exposed(services: &str, name: &str) -> String {
     format!("has({services}[{name}].expose) && (!has({services}[{name}].enabled) || {services}[{name}].enabled)")
 }
 
-/// Of spec.services.
+/// The first label of a service's host.
+fn prefix(services: &str, name: &str) -> String {
+    format!("(has({services}[{name}].expose.hostPrefix) ? {services}[{name}].expose.hostPrefix : {name})")
+}
+
+/// Of spec.services. What is compared with each other is gathered once, in a list of one that `all` gives its name to:
+/// gathered or asked about anew for each pair, it would take the API server seconds.
 pub(super) fn services() -> [Value; 3] {
-    let prefix =
-        |name: &str| format!("(has(self[{name}].expose.hostPrefix) ? self[{name}].expose.hostPrefix : {name})");
-    // `in` a list of one, where `==` would do: older API servers do not know how long these strings are, and take that
-    // for endless.
-    let is_alone = format!(
-        "!({}) || self.exists_one(other, {} && {} in [{}])",
-        is_exposed("self", "name"),
-        is_exposed("self", "other"),
-        prefix("name"),
-        prefix("other"),
-    );
+    let prefixes = format!("self.map(name, {}, {})", is_exposed("self", "name"), prefix("self", "name"));
     [
         names::<Label>(53),
         rule(
@@ -60,25 +56,24 @@ pub(super) fn services() -> [Value; 3] {
             "dependsOn of a service names one that is not in spec.services; add it, or remove the name",
         ),
         rule(
-            &format!("self.all(name, {is_alone})"),
+            // `in` a list of one, where `==` would do: older API servers do not know how long these strings are, and
+            // take that for endless.
+            &format!("[{prefixes}].all(prefixes, prefixes.all(one, prefixes.exists_one(other, other in [one])))"),
             "two exposed services would use the same host; give one of them another expose.hostPrefix",
         ),
     ]
 }
 
-/// Of the spec of a Workspace. What stands inside `exists` may be asked fifty thousand times: it is kept short.
+/// Of the spec of a Workspace.
 pub(super) fn workspace_spec() -> Vec<Value> {
-    let is_without = is_without_code_server("user");
-    let meets = |prefix: &str| format!("self.users.exists(user, user.slug == {prefix} && !({is_without}))");
+    let slugs = format!("self.users.map(user, !({}), user.slug)", is_without_code_server("user"));
     let exposed = is_exposed("self.services", "name");
-    let is_apart = format!(
-        "!({exposed}) || (has(self.services[name].expose.hostPrefix) ? !{} : !{})",
-        meets("self.services[name].expose.hostPrefix"),
-        meets("name"),
-    );
+    let is_apart = format!("!({exposed}) || !({} in slugs)", prefix("self.services", "name"));
     let mut rules = vec![
         rule(
-            &format!("!has(self.services) || !has(self.users) || self.services.all(name, {is_apart})"),
+            &format!(
+                "!has(self.services) || !has(self.users) || [{slugs}].all(slugs, self.services.all(name, {is_apart}))"
+            ),
             "spec.services: an exposed service would use the host of a user, {slug}.{workspace}.{domain}; give the service another expose.hostPrefix, or the user another slug",
         ),
         rule(

@@ -108,7 +108,7 @@ fn largest(chart: &Value) -> Value {
     })
 }
 
-/// Creates nothing. The rules of the largest take the server seconds of computing; on a busy machine it may give up after
+/// Creates nothing. The largest is a megabyte with ten thousand exposures; on a busy machine the server may give up after
 /// half a minute.
 async fn trial(api: &Api<DynamicObject>, object: &DynamicObject) -> Result<()> {
     let parameters = PostParams { dry_run: true, ..PostParams::default() };
