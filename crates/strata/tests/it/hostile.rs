@@ -1,6 +1,6 @@
 //! One namespace asks for all that it can get, and another is served as if it were alone.
 
-use std::{net::SocketAddr, path::Path};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 use api::{
@@ -32,6 +32,9 @@ use crate::{
 
 /// What the chart gives the operator beside helm: `resources.limits.memory` less `helm.memory`.
 const OPERATOR_MEMORY: u64 = 256 << 20;
+
+/// For one object of a tenant.
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// `strata operator` as it runs by default.
 async fn operator(control_plane: &ControlPlane) -> Result<Child> {
@@ -71,6 +74,22 @@ async fn endless_repository() -> Result<(AbortOnDropHandle<()>, SocketAddr)> {
     Ok((AbortOnDropHandle::new(tokio::spawn(serve)), address))
 }
 
+/// A tenant who gets no answer in time tries again: on a busy machine a heavy object takes the API server longer than the
+/// 34 s that it gives a request. It may be there all the same.
+async fn insist<T>(mut send: impl AsyncFnMut() -> kube::Result<T>) -> Result<()> {
+    let insisting = async {
+        loop {
+            match send().await {
+                Err(kube::Error::Api(status)) if status.code == 504 => {}
+                Err(kube::Error::Api(status)) if status.is_already_exists() => return Ok(()),
+                sent => return sent.map(drop),
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, insisting).await.context("what a tenant sends has no answer")??;
+    Ok(())
+}
+
 /// All that the hostile namespace asks for at once.
 struct Hostile<'a> {
     space: &'a Space<'a>,
@@ -100,7 +119,7 @@ impl Hostile<'_> {
         heavy.data = json!({ "spec": space.four(json!({ "values": { "list": many } })) });
         let releases: Api<DynamicObject> =
             Api::namespaced_with(space.client.clone(), &space.namespace, &ApiResource::from_gvk(&kind));
-        releases.create(&PostParams::default(), &heavy).await?;
+        insist(async || releases.create(&PostParams::default(), &heavy).await).await?;
         let patient = json!({ "timeout": "1h", "memory": "1Gi", "values": { "fault": "slow-start" } });
         for number in 0..6 {
             space.create(&format!("patient-{number}"), space.spec("broken", "1.0.0", patient.clone())).await?;
@@ -135,7 +154,8 @@ impl Hostile<'_> {
         for number in 0..8 {
             let spec = spec_with(json!({ "scheduling": { "tolerations": tolerations } }));
             let performer = json!({ "metadata": { "name": format!("heavy-{number}") }, "spec": spec });
-            self.performers.create(&PostParams::default(), &serde_json::from_value(performer)?).await?;
+            let performer = serde_json::from_value(performer)?;
+            insist(async || self.performers.create(&PostParams::default(), &performer).await).await?;
         }
         Ok(())
     }
