@@ -29,9 +29,9 @@ const MOST_AT_ONCE: u64 = 2;
 const GARBAGE_COLLECTION: (&str, &str) = ("GOGC", "400");
 /// Four tests of one program, each with a control plane and an operator: 3.6 GB were seen.
 const MEMORY_EACH: u64 = 4 << 30;
-/// The slowest program took 15 minutes beside another one, on a machine of which others took up to a half. CI ends the
-/// whole run after 90 minutes, without a verdict.
-const LIMIT: Duration = Duration::from_mins(40);
+/// On the slowest machine that was seen, the slowest program took 24 minutes beside another one, and more than 40 with four
+/// busy loops beside both. CI ends the whole run after 90 minutes, without a verdict.
+const LIMIT: Duration = Duration::from_hours(1);
 /// How often a program that runs is named: some services that run tests end what is silent for ten minutes.
 const NAMED_EVERY: Duration = Duration::from_mins(1);
 /// How often a program is asked whether it has ended: little beside the seconds that the shortest take.
