@@ -110,8 +110,9 @@ impl Options {
     }
 }
 
-/// Starting takes 5 s on an idle two-core machine; a loaded CI machine was seen to need ten times that.
-pub(crate) const READY_PATIENCE: Duration = Duration::from_mins(2);
+/// How long a program may take until it serves; one that ends is noticed at once. A control plane takes 5 s on an idle
+/// two-core machine, anything else less; a loaded CI machine was seen to need ten times that.
+pub const READY_PATIENCE: Duration = Duration::from_mins(5);
 /// Readiness has no event to wait for; this often is invisible beside the start itself.
 pub(crate) const READY_POLL: Duration = Duration::from_millis(50);
 /// What etcd needs to close its files; it is killed after that, which it survives as well.

@@ -18,6 +18,7 @@ use runtime::{
     rights::{layer_role, rbac},
 };
 use serde::Serialize;
+use testbed::control_plane::READY_PATIENCE;
 use tokio::time::Instant;
 
 use super::{event::Report, explained};
@@ -31,8 +32,6 @@ pub const ACCOUNT: &str = "strata";
 const OWNER_LABEL: &str = "app.kubernetes.io/managed-by";
 const OWNER: &str = "strata-dev";
 
-/// The API server serves a new kind within a second; a busy machine was seen to need ten.
-const CRD_PATIENCE: Duration = Duration::from_mins(1);
 pub const POLL: Duration = Duration::from_millis(100);
 
 #[derive(Clone)]
@@ -109,11 +108,11 @@ impl Cluster {
 
     async fn crds_served(&self) -> Result<(), Failure> {
         let crds: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let deadline = Instant::now() + CRD_PATIENCE;
+        let deadline = Instant::now() + READY_PATIENCE;
         for name in layers::crds().iter().map(ResourceExt::name_any) {
             while !is_served(&crds.get(&name).await?) {
                 if Instant::now() > deadline {
-                    let patience = CRD_PATIENCE.as_secs();
+                    let patience = READY_PATIENCE.as_secs();
                     return Err(Failure::new(format!("the API server does not serve {name} after {patience} s")));
                 }
                 tokio::time::sleep(POLL).await;

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use super::{cluster::POLL, display::display, event::Report, leave, place::Place, shards};
 use crate::Failure;
 
-/// An orderly end takes two seconds; five times each grace period inside it is enough for a busy machine.
-const STOP_PATIENCE: Duration = Duration::from_mins(1);
+/// An orderly end takes two seconds; ten times each grace period inside it is enough for a busy machine.
+const STOP_PATIENCE: Duration = Duration::from_mins(2);
 /// A killed process is gone at once, unless the kernel waits for a disk.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
 

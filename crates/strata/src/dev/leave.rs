@@ -23,7 +23,7 @@ use super::{
 use crate::Failure;
 
 /// A pod's grace period of 30 s, the operator's margin beyond it, and a busy machine.
-const GONE_PATIENCE: Duration = Duration::from_mins(2);
+const GONE_PATIENCE: Duration = Duration::from_mins(5);
 
 /// Nothing of this stays; safe to repeat after a failure half way.
 pub async fn run(place: &Place, guest: &Guest, report: &Report) -> Result<(), Failure> {

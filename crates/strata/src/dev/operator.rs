@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use testbed::process::{Child, Program};
+use testbed::{
+    control_plane::READY_PATIENCE,
+    process::{Child, Program},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -21,8 +24,6 @@ use super::{
 };
 use crate::Failure;
 
-/// Caches of a small cluster fill in under a second; a busy machine was seen to need twenty times that.
-const READY_PATIENCE: Duration = Duration::from_mins(2);
 /// A little more than the operator's own grace period of 5 s.
 const STOP_GRACE: Duration = Duration::from_secs(7);
 /// One answer over loopback; longer means that the process hangs.

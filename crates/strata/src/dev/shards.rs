@@ -21,7 +21,7 @@ use shard::{
     store::FileStore,
 };
 use testbed::{
-    control_plane::free_port_beside,
+    control_plane::{READY_PATIENCE, free_port_beside},
     process::{Child, Program},
 };
 use tokio::{net::TcpStream, time::Instant};
@@ -39,9 +39,6 @@ pub const CLUSTER: &str = "dev";
 /// As whom agents keep their Nodes.
 pub const AGENT: &str = "strata-agent";
 
-/// A server leads within a second; one whose predecessor was killed waits for the leader's timeout first, and a busy
-/// machine was seen to need twenty times that.
-const READY_PATIENCE: Duration = Duration::from_mins(2);
 /// For both its locks; one that is slower is killed, and its successor waits for the leader's timeout.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// Ports are free when they are drawn; another program takes one in the moment after once in a thousand starts.

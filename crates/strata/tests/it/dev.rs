@@ -4,7 +4,7 @@ mod clusters;
 mod environment;
 mod zones;
 
-use std::{path::Path, process::Stdio, time::Duration};
+use std::{path::Path, process::Stdio};
 
 use anyhow::{Context, Result, ensure};
 use api::performer::Performer;
@@ -291,7 +291,7 @@ async fn assert_deleted_pod_comes_back(client: Client) -> Result<()> {
         let conditions = pod.filter(|pod| pod.uid() != old).and_then(|pod| pod.status.as_ref()?.conditions.as_ref());
         conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
     };
-    tokio::time::timeout(Duration::from_mins(3), await_condition(pods.clone(), "performer-basic", is_back))
+    tokio::time::timeout(environment::PATIENCE, await_condition(pods.clone(), "performer-basic", is_back))
         .await
         .context("the pod did not come back")??;
     Ok(())
@@ -416,8 +416,8 @@ async fn a_background_process_on_a_full_disk_says_why_it_ends() -> Result<()> {
         }
         anyhow::bail!("it ended without a message")
     };
-    let message = tokio::time::timeout(Duration::from_mins(3), failed).await.context("it hangs")??;
+    let message = tokio::time::timeout(environment::PATIENCE, failed).await.context("it hangs")??;
     ensure!(message.contains("/nonexistent"), "{message}");
-    tokio::time::timeout(Duration::from_mins(3), child.wait()).await.context("it does not end")??;
+    tokio::time::timeout(environment::PATIENCE, child.wait()).await.context("it does not end")??;
     Ok(())
 }

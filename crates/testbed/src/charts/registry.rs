@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::{Access, Archive, Error, credential};
 use crate::{
+    control_plane::READY_PATIENCE,
     control_plane::{PORT_ATTEMPTS, free_port},
     helm::Helm,
     process::{Child, Program, RemovedAtEnd},
@@ -20,8 +21,6 @@ use crate::{
 /// [`USERNAME`](super::USERNAME) with [`PASSWORD`](super::PASSWORD); the registry takes bcrypt alone. The lowest cost, since it is checked with each request.
 const HTPASSWD: &str = "reader:$2a$04$fiwcoIYbbKJvyIdFp07mK.5gXaSKAhs9iNKE0mcpWWrU16kD26zIi\n";
 
-/// It listens within a tenth of a second; a loaded machine was seen to need a hundred times that.
-const READY_PATIENCE: Duration = Duration::from_mins(1);
 /// Listening has no event to wait for.
 const READY_POLL: Duration = Duration::from_millis(20);
 

@@ -35,7 +35,7 @@ use testbed::{
 };
 
 /// Far above what anything here takes; it ends a test that would otherwise hang.
-pub const PATIENCE: Duration = Duration::from_mins(2);
+pub const PATIENCE: Duration = Duration::from_mins(5);
 
 pub const OPERATOR_NAMESPACE: &str = "strata-system";
 pub const OPERATOR_ACCOUNT: &str = "strata";

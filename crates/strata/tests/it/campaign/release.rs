@@ -19,7 +19,7 @@ use kube::{
 use serde_json::{Value, json};
 
 /// Far above what anything here takes; then the release is stuck and needs a human.
-const PATIENCE: Duration = Duration::from_mins(2);
+const PATIENCE: Duration = Duration::from_mins(5);
 const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -24,7 +24,7 @@ use tokio::{
 };
 
 /// Processes that were just killed and programs that were just started are looked at this long.
-const PATIENCE: Duration = Duration::from_mins(3);
+pub const PATIENCE: Duration = Duration::from_mins(10);
 
 /// Each is a dozen processes that start at once. More of them than cores only wait for each other.
 static PLACES: Semaphore = Semaphore::const_new(2);
@@ -50,9 +50,9 @@ impl Environment {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = command(Path::new(env!("CARGO_BIN_EXE_strata")), &["dev"]);
         command.args(args).env("STRATA_DEV_DIR", self.directory());
-        // Other environments start beside this one: two minutes were seen not to be enough.
+        // Another environment starts beside this one, and other programs run: two minutes were seen not to be enough.
         if args.first() == Some(&"up") && !args.contains(&"--wait") {
-            command.args(["--wait", "6m"]);
+            command.args(["--wait", "15m"]);
         }
         command
     }
