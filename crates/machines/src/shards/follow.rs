@@ -12,7 +12,10 @@ use std::{
 };
 
 use plan::{
-    machines::shard::{Group, Members},
+    machines::{
+        machine::LATER,
+        shard::{Group, Members},
+    },
     shard::instance::MachineStatus,
 };
 use process::Clock;
@@ -32,6 +35,9 @@ const FIRST_LOOK: Duration = Duration::from_millis(500);
 /// Notices beyond this are of a zone that is being emptied, or of a server that never says that a deletion has ended; the
 /// oldest IDs go first, and lists show what became of them.
 const MOST_NOTICES: usize = 10_000;
+
+/// How long a deletion is remembered at least: an answer from before it, by which the instance lives, counts this long.
+const REMEMBERED: Duration = LATER;
 
 /// What it takes to follow one shard, over as many connections as it takes.
 #[derive(Clone)]
@@ -65,6 +71,7 @@ impl Session {
             touched: BTreeSet::new(),
             is_listing: false,
             numbered_at: None,
+            forgot_at: None,
             over: BTreeSet::new(),
             look: FIRST_LOOK,
         };
@@ -95,15 +102,17 @@ struct State {
     is_listing: bool,
     /// When the last numbered list was read.
     numbered_at: Option<Instant>,
-    /// Instances that were announced as deleted before it.
+    /// When deletions were last forgotten.
+    forgot_at: Option<Instant>,
+    /// Instances that were announced as deleted before that.
     over: BTreeSet<String>,
     /// The wait before the next look at what is not settled.
     look: Duration,
 }
 
 impl State {
-    /// Forgets deletions that are older than two numbered lists: whom they concern has seen them, and the lists omit the
-    /// instance. Kept, they would grow with every instance that ever was.
+    /// Forgets deletions that it has seen once before: whom they concern has seen them too, and lists and answers that are
+    /// newer omit the instance. Kept, they would grow with every instance that ever was.
     fn forget_over(&mut self) {
         let over = std::mem::take(&mut self.over);
         self.said.notices.retain(|id, _| !over.contains(id));
@@ -181,10 +190,15 @@ impl Connection {
                 }
             }
             let now = self.session.clock.instant();
-            let is_due = |at: Instant| now.saturating_duration_since(at) >= self.session.pace.poll;
-            if state.numbered_at.is_none_or(is_due) {
+            let poll = self.session.pace.poll;
+            let is_due =
+                |last: Option<Instant>, pause| last.is_none_or(|at| now.saturating_duration_since(at) >= pause);
+            if is_due(state.numbered_at, poll) {
                 state.numbered_at = Some(now);
                 state.said.poll = self.session.polls.fetch_add(1, Ordering::Relaxed) + 1;
+            }
+            if is_due(state.forgot_at, poll.max(REMEMBERED)) {
+                state.forgot_at = Some(now);
                 state.forget_over();
             }
             if state.said.groups != groups {
@@ -300,7 +314,7 @@ mod tests {
     use crate::shards::Notice;
 
     #[test]
-    fn a_deletion_is_forgotten_at_the_second_list_after_its_end() {
+    fn a_deletion_is_forgotten_when_it_has_been_seen_before() {
         let notice = |progress| Notice {
             group: "web".to_owned(),
             provider_id: String::new(),
@@ -315,13 +329,14 @@ mod tests {
             touched: BTreeSet::new(),
             is_listing: false,
             numbered_at: None,
+            forgot_at: None,
             over: BTreeSet::new(),
             look: FIRST_LOOK,
         };
         state.said.notices.insert("gone".to_owned(), notice(Progress::Deleted));
         state.said.notices.insert("going".to_owned(), notice(Progress::Deleting));
         state.forget_over();
-        assert_eq!(state.said.notices.len(), 2, "one list shows what became of it");
+        assert_eq!(state.said.notices.len(), 2, "it was not there before");
         state.forget_over();
         assert_eq!(state.said.notices.keys().collect::<Vec<_>>(), ["going"]);
     }
