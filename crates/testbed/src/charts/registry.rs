@@ -11,8 +11,7 @@ use serde_json::json;
 
 use super::{Access, Archive, Error, credential};
 use crate::{
-    control_plane::READY_PATIENCE,
-    control_plane::{PORT_ATTEMPTS, free_port},
+    control_plane::{PORT_ATTEMPTS, READY_PATIENCE, free_port},
     helm::Helm,
     process::{Child, Program, RemovedAtEnd},
     tools,
