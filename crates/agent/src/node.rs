@@ -31,6 +31,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// For one request. Several fit into the time after which the cluster gives up on a Node.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// To take the Node out, over all attempts: providers give a machine about 15 s or more to end.
+const LEAVE: Duration = Duration::from_secs(12);
+
 /// A Node that stands for the instance.
 #[derive(Clone)]
 pub struct NodeOptions {
@@ -113,18 +116,26 @@ async fn carry_out(nodes: &Api<Node>, node: &NodeOptions, write: Write) -> Resul
 
 /// Takes the Node out of the cluster: its machine is being deleted. Its Lease goes with it.
 pub async fn leave(node: &NodeOptions) {
-    let nodes = Api::<Node>::all(node.client.clone());
-    let leave = async {
-        let found = nodes.get_opt(&node.instance_id).await?;
-        let Some(found) = found.filter(|found| object::foreign(found, node).is_none()) else { return Ok(()) };
-        let preconditions = Some(Preconditions { uid: found.metadata.uid, resource_version: None });
-        let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
-        nodes.delete(&node.instance_id, &parameters).await.map(drop)
+    let remove = async {
+        while let Err(error) = remove(node).await {
+            tracing::warn!(%error, "the Node is not removed yet");
+            tokio::time::sleep(RETRY).await;
+        }
     };
-    match tokio::time::timeout(PATIENCE, leave).await {
-        Ok(Ok(())) => tracing::info!("the Node is removed"),
+    match tokio::time::timeout(LEAVE, remove).await {
+        Ok(()) => tracing::info!("no Node is left"),
         // It is NotReady soon, and whoever manages the cluster's machines removes it.
-        Ok(Err::<(), kube::Error>(error)) => tracing::warn!(%error, "the Node is not removed"),
-        Err(_) => tracing::warn!("the Node is not removed: no answer from the API server"),
+        Err(_) => tracing::warn!("the Node is not removed"),
     }
+}
+
+/// Removes the Node if it is there and ours.
+async fn remove(node: &NodeOptions) -> Result<(), NodeError> {
+    let nodes = Api::<Node>::all(node.client.clone());
+    let found = tokio::time::timeout(PATIENCE, nodes.get_opt(&node.instance_id)).await??;
+    let Some(found) = found.filter(|found| object::foreign(found, node).is_none()) else { return Ok(()) };
+    let preconditions = Some(Preconditions { uid: found.metadata.uid, resource_version: None });
+    let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
+    tokio::time::timeout(PATIENCE, nodes.delete(&node.instance_id, &parameters)).await??;
+    Ok(())
 }

@@ -9,10 +9,14 @@ use k8s_openapi::api::{
 use kube::{
     Api, Client,
     api::{DeleteParams, ListParams, PostParams},
+    config::Kubeconfig,
     runtime::wait::await_condition,
 };
 use serde_json::{json, to_value};
-use testbed::{ControlPlane, Options, User, Workloads};
+use testbed::{
+    ControlPlane, Options, User, Workloads,
+    fault::{Calls, Fault, FaultProxy, Verb},
+};
 
 use crate::{
     Instance, operator, reported,
@@ -62,7 +66,9 @@ async fn a83_an_agent_keeps_the_node_of_its_instance_and_pods_run_there() -> Res
     let bound = server.leads().await;
     let instance = Instance::new(&zone).await;
     let id = &*instance.id;
-    let agent_client = Client::try_from(control_plane.config_as(&User::named(AGENT)).await?)?;
+    let upstream = Kubeconfig::read_from(control_plane.kubeconfig_as(&User::named(AGENT)).await?)?;
+    let proxy = FaultProxy::start(upstream, 7).await?;
+    let agent_client = proxy.client().await?;
     let agent = instance.start(&zone, &bound, Some(options(agent_client.clone(), id)));
     reported(&operator(&zone, bound.operator), id).await;
 
@@ -86,8 +92,10 @@ async fn a83_an_agent_keeps_the_node_of_its_instance_and_pods_run_there() -> Res
     pod_runs(&control_plane, &client, id).await?;
     only_nodes_and_leases(&control_plane, &agent_client).await?;
 
-    // Deleted with its machine. What a lost agent leaves stays.
+    // Deleted with its machine, also by a server that is busy at first. What a lost agent leaves stays.
+    let busy = proxy.inject(Calls::of(Verb::Delete, "nodes").nth(1), Fault::Status(503));
     agent.stop().await;
+    assert_eq!(busy.hits(), 1);
     eventually("the node's removal", || async { nodes.get_opt(id).await.ok()?.is_none().then_some(()) }).await;
     let agent = instance.start(&zone, &bound, Some(options(agent_client, id)));
     await_condition(nodes.clone(), id, settled).await?;

@@ -26,9 +26,12 @@ pub const PID: &str = "pid";
 pub const LOG: &str = "log";
 pub const NOTICE: &str = "termination-notice";
 
-/// What a machine has to leave its work in order: an agent takes its Node out of the cluster by one request. Twice this
-/// fits the server's deadline for a call.
-const GRACE: Duration = Duration::from_secs(5);
+/// What a machine has to leave its work in order: an agent takes its Node out of the cluster, which a busy API server may
+/// have to be asked for more than once. With twice [`SOON`] it fits the server's deadline for a call.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// For what a process does at once: to write its number, to end when it is not asked.
+const SOON: Duration = Duration::from_secs(5);
 
 /// The end of a process has no event for a process that is not its parent; this often is invisible beside the end.
 const POLL: Duration = Duration::from_millis(10);
@@ -228,15 +231,15 @@ impl Held<'_> {
             return Ok(());
         }
         // It may be about to write its number.
-        let begun = until(|| Ok(folder.pid()?.is_some() || !folder.is_alive()?))?;
+        let begun = until(SOON, || Ok(folder.pid()?.is_some() || !folder.is_alive()?))?;
         let pid = folder.pid()?.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
         let Some(group) = pid else {
             return if begun { Ok(()) } else { Err(io::Error::other("its process does not begin")) };
         };
         signal(group, Signal::TERM)?;
-        if !until(|| Ok(!folder.is_alive()?))? {
+        if !until(GRACE, || Ok(!folder.is_alive()?))? {
             signal(group, Signal::KILL)?;
-            if !until(|| Ok(!folder.is_alive()?))? {
+            if !until(SOON, || Ok(!folder.is_alive()?))? {
                 return Err(io::Error::other("its process does not end"));
             }
         }
@@ -256,9 +259,9 @@ impl Held<'_> {
     }
 }
 
-/// Looks for at most [`GRACE`].
-fn until(mut is_so: impl FnMut() -> io::Result<bool>) -> io::Result<bool> {
-    let looks = GRACE.as_millis() / POLL.as_millis();
+/// Looks for about so long.
+fn until(time: Duration, mut is_so: impl FnMut() -> io::Result<bool>) -> io::Result<bool> {
+    let looks = time.as_millis() / POLL.as_millis();
     for _ in 0..looks {
         if is_so()? {
             return Ok(true);
