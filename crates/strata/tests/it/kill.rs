@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, future::try_join_all};
 use serde_json::json;
 use testbed::{
-    fault::{ApiRequest, Calls, Fault, Injected, Verb},
+    fault::{ApiRequest, Calls, Fault, Injected, Seen, Verb},
     process::Child,
 };
 use tokio_util::task::AbortOnDropHandle;
@@ -166,12 +166,19 @@ impl Campaign {
             Flow::Upgrade => self.until_recorded(&name, "PodReady", 2).await?,
             Flow::Delete => self.until_recorded(&name, "Deleted", 1).await?,
         }
+        let seen = self.scene.proxy.requests().split_off(before);
+        let writes: Vec<_> = seen
+            .into_iter()
+            .filter(|seen| Verb::WRITES.contains(&seen.request.verb) && is_about(&seen.request, &name))
+            .collect();
         let mut points: Vec<Point> = Vec::new();
-        for seen in &self.scene.proxy.requests()[before..] {
-            let request = &seen.request;
-            // A write that a busy server refused is none that the flow always has. The last one may have no answer yet.
-            let is_refused = seen.code.is_some_and(|code| code >= 300);
-            if !Verb::WRITES.contains(&request.verb) || !is_about(request, &name) || is_refused {
+        for (index, Seen { request, code, .. }) in writes.iter().enumerate() {
+            let is_done = |code: &Option<u16>| code.is_some_and(|code| code < 300);
+            // What a busy server refused, or did not answer before it was written again, is none that the flow always has.
+            // The last one may have no answer yet.
+            let is_done_later =
+                || writes[index + 1..].iter().any(|late| late.request == *request && is_done(&late.code));
+            if !is_done(code) && (code.is_some() || is_done_later()) {
                 continue;
             }
             let pattern = match &request.subresource {
