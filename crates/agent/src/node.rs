@@ -122,10 +122,11 @@ pub async fn leave(node: &NodeOptions) {
             tokio::time::sleep(RETRY).await;
         }
     };
-    match tokio::time::timeout(LEAVE, remove).await {
-        Ok(()) => tracing::info!("no Node is left"),
+    if tokio::time::timeout(LEAVE, remove).await.is_ok() {
+        tracing::info!("no Node is left");
+    } else {
         // It is NotReady soon, and whoever manages the cluster's machines removes it.
-        Err(_) => tracing::warn!("the Node is not removed"),
+        tracing::warn!("the Node is not removed");
     }
 }
 
