@@ -1,6 +1,14 @@
 //! The node's etcd member: how it starts, joins, leaves and is asked.
 
-use std::{fs, net::Ipv4Addr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs::{self, Permissions},
+    io,
+    net::Ipv4Addr,
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::Stream;
 use talos::{
@@ -8,6 +16,7 @@ use talos::{
     certificate::Subject,
     protocol::machine::{EtcdMember, EtcdMemberAlarm, EtcdMemberStatus, etcd_member_alarm::AlarmType},
 };
+use tempfile::NamedTempFile;
 use tonic::{Code, Status};
 
 use super::{
@@ -41,6 +50,12 @@ impl Node {
     /// Where an uploaded snapshot waits for `Bootstrap`.
     pub(super) fn recovery_file(&self) -> PathBuf {
         self.directory.join(SNAPSHOT)
+    }
+
+    /// A file for an upload that is not whole yet. etcd reads it as another user.
+    pub(super) fn recovery_part(&self) -> io::Result<NamedTempFile> {
+        let mut file = tempfile::Builder::new();
+        file.suffix(".part").permissions(Permissions::from_mode(0o644)).tempfile_in(&self.directory)
     }
 
     pub(super) fn has_etcd_data(&self) -> bool {

@@ -271,8 +271,9 @@ async fn store_snapshot(target: &StreamTarget, mut pieces: Streaming<Data>) -> R
     if node.etcd_child().is_some() {
         return Err(Status::failed_precondition("etcd service is not ready for recovery yet"));
     }
-    let (whole, part) = (node.recovery_file(), node.recovery_file().with_extension("part"));
-    let mut file = tokio::fs::File::create(&part).await.map_err(|error| io_failed(&error))?;
+    // Of this upload alone: one that its caller gave up may still be under way when the next begins.
+    let part = node.recovery_part().map_err(|error| io_failed(&error))?;
+    let mut file = tokio::fs::File::from_std(part.reopen().map_err(|error| io_failed(&error))?);
     let mut left = target.limit();
     while let Some(piece) = pieces.next().await {
         let bytes = piece?.bytes;
@@ -281,5 +282,8 @@ async fn store_snapshot(target: &StreamTarget, mut pieces: Streaming<Data>) -> R
         file.write_all(bytes).await.map_err(|error| io_failed(&error))?;
     }
     file.flush().await.map_err(|error| io_failed(&error))?;
-    tokio::fs::rename(part, whole).await.map_err(|error| io_failed(&error))
+    // To tonic an upload that was given up ends as a whole one does; hyper drops its call once that waits.
+    tokio::task::yield_now().await;
+    part.persist(node.recovery_file()).map_err(|error| io_failed(&error.error))?;
+    Ok(())
 }
