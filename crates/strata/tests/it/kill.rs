@@ -166,14 +166,12 @@ impl Campaign {
             Flow::Upgrade => self.until_recorded(&name, "PodReady", 2).await?,
             Flow::Delete => self.until_recorded(&name, "Deleted", 1).await?,
         }
-        let seen = self.scene.proxy.requests().split_off(before);
-        let writes: Vec<_> = seen
-            .into_iter()
-            .filter(|seen| Verb::WRITES.contains(&seen.request.verb) && is_about(&seen.request, &name))
-            .collect();
+        let seen = self.scene.proxy.requests().into_iter().skip(before);
+        let writes: Vec<_> =
+            seen.filter(|seen| Verb::WRITES.contains(&seen.request.verb) && is_about(&seen.request, &name)).collect();
+        let is_done = |code: &Option<u16>| code.is_some_and(|code| code < 300);
         let mut points: Vec<Point> = Vec::new();
         for (index, Seen { request, code, .. }) in writes.iter().enumerate() {
-            let is_done = |code: &Option<u16>| code.is_some_and(|code| code < 300);
             // What a busy server refused, or did not answer before it was written again, is none that the flow always has.
             // The last one may have no answer yet.
             let is_done_later =

@@ -1,18 +1,16 @@
 //! Members of etcd that come and go, through the machine API.
 
-use std::{
-    fs,
-    pin::Pin,
-    task::{self, Poll},
-};
+use std::{fs, io};
 
 use anyhow::{Context, Result, bail, ensure};
+use futures::stream;
 use talos::{Client, Error, client::Stage, protocol::machine::EtcdMember};
 use testbed::{
     process::{Child, Program},
     talos::{CallFault, eventually, reaches_stage},
 };
-use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
+use tokio::io::AsyncReadExt;
+use tokio_util::io::StreamReader;
 use tonic::Code;
 
 use super::{Node, Person};
@@ -138,19 +136,6 @@ pub async fn a_graceful_reset_leaves_etcd(person: &Person<'_>, first: &Node, lea
     Ok(())
 }
 
-/// A source that fails when this is over.
-struct Broken<F>(F);
-
-impl<F: Future<Output = ()> + Unpin> AsyncRead for Broken<F> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut task::Context<'_>,
-        _: &mut ReadBuf<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll(context).map(|()| Err(std::io::Error::other("it broke")))
-    }
-}
-
 /// Until the node stores what is sent to it. A fault that is asked for from then on is not of this call.
 async fn is_stored(first: &Node) {
     let is_there = || async {
@@ -183,7 +168,11 @@ pub async fn a_lost_cluster_is_recovered_from_the_snapshot(
         Ok(())
     };
     nothing_is_uploaded().await?;
-    let broken = client.etcd_recover(snapshot[..snapshot.len() / 2].chain(Broken(Box::pin(is_stored(first))))).await;
+    let breaks = Box::pin(stream::once(async {
+        is_stored(first).await;
+        Err::<&[u8], _>(io::Error::other("it broke"))
+    }));
+    let broken = client.etcd_recover(snapshot[..snapshot.len() / 2].chain(StreamReader::new(breaks))).await;
     ensure!(matches!(broken, Err(Error::Read(_))), "{broken:?}");
     nothing_is_uploaded().await?;
     first.machine.fail("EtcdRecover", CallFault::LostReply, 1);
