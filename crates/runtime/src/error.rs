@@ -184,9 +184,13 @@ pub(crate) fn refusal(head: &http::response::Parts, body: &[u8]) -> (Box<Status>
         let reason = head.status.canonical_reason().unwrap_or_default();
         Status::failure(String::from_utf8_lossy(body).trim(), reason)
     });
-    let header = head.headers.get(http::header::RETRY_AFTER);
-    let retry_after = header.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
-    (status.with_code(head.status.as_u16()).boxed(), retry_after)
+    (status.with_code(head.status.as_u16()).boxed(), retry_after(&head.headers))
+}
+
+/// How long an answer asks to wait before the request is sent again.
+pub(crate) fn retry_after(headers: &http::HeaderMap) -> Option<Duration> {
+    let header = headers.get(http::header::RETRY_AFTER)?;
+    header.to_str().ok()?.parse().ok().map(Duration::from_secs)
 }
 
 /// Where an answer could not be decoded, without what stands there.

@@ -46,7 +46,7 @@ mod watch;
 mod writer;
 
 pub use alone::{Alone, alone};
-pub use client::connect;
+pub use client::{connect, connect_command};
 pub use cluster::{Cluster, Following, Freshness};
 pub use clusters::Clusters;
 pub use controller::{Controller, InputsOf, RoundOf, Turn};

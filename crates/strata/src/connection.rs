@@ -34,7 +34,7 @@ impl ConnectionFlags {
         let mut config = client_config(self.kubeconfig.as_deref(), self.context.as_deref()).await?;
         config.read_timeout = Some(ANSWER_PATIENCE);
         let namespace = self.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client = runtime::connect(config)
+        let client = runtime::connect_command(config)
             .map_err(|error| Failure::new(format!("cannot make a client for the API server: {error}")))?;
         Ok((client, namespace))
     }

@@ -1,7 +1,11 @@
 //! What a command says when it cannot do its work.
 
 use anyhow::Result;
-use testbed::{ControlPlane, Options, User};
+use kube::config::Kubeconfig;
+use testbed::{
+    ControlPlane, Options, User,
+    fault::{Calls, Fault, FaultProxy, Verb},
+};
 
 use super::place::{Place, chart, ready, run, strata};
 
@@ -55,6 +59,24 @@ async fn a_cluster_without_the_definitions_is_told_apart() -> Result<()> {
     command.arg(&path);
     let refusal = run(command).await?.refusal(1)?;
     assert!(refusal.contains("cannot list HelmReleases") && refusal.contains("hint: is the cluster"), "{refusal}");
+    Ok(())
+}
+
+/// So an API server answers while it reads in a kind that was just installed.
+#[tokio::test]
+async fn a_server_that_asks_for_a_moment_is_asked_again() -> Result<()> {
+    let place = Place::new().await?;
+    let proxy = FaultProxy::start(Kubeconfig::read_from(&place.kubeconfig)?, 1).await?;
+    let later = Fault::TooManyRequests { retry_after_seconds: 1 };
+    let read = proxy.inject(Calls::of(Verb::List, "workspaces").in_namespace(&place.namespace).at_most(2), later);
+    let created = proxy.inject(Calls::of(Verb::Create, "workspaces").in_namespace(&place.namespace).at_most(1), later);
+    for args in [&["workspace", "list"][..], &["workspace", "create", "a", "--domain", "d.example"]] {
+        let mut command = strata(args);
+        command.args(["-n", &place.namespace, "--kubeconfig"]).arg(proxy.kubeconfig_path());
+        run(command).await?.data()?;
+    }
+    assert_eq!((read.hits(), created.hits()), (2, 1));
+    place.workspaces.get("a").await?;
     Ok(())
 }
 
