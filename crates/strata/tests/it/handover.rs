@@ -6,12 +6,14 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use api::performer::Performer;
 use futures::StreamExt;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api,
     api::{ListParams, PostParams},
+    runtime::wait::await_condition,
 };
 use rustix::process::Signal;
 use testbed::{
@@ -178,8 +180,9 @@ async fn p43_exactly_one_of_two_replicas_acts_and_the_other_takes_over() -> Resu
     Ok(())
 }
 
-/// Keeps the leader busy: a Performer every now and then, until dropped.
+/// Keeps the leader busy until dropped: a Performer every now and then, as long as not too many wait for it.
 fn busy(space: &Space, prefix: &'static str) -> AbortOnDropHandle<()> {
+    const WAITING: u32 = 20;
     let performers = space.performers.clone();
     let template = space.performer("template", &spec());
     AbortOnDropHandle::new(tokio::spawn(async move {
@@ -189,6 +192,13 @@ fn busy(space: &Space, prefix: &'static str) -> AbortOnDropHandle<()> {
             let mut performer = template.clone();
             performer.metadata.name = Some(format!("{prefix}-{number}"));
             let _ = performers.create(&PostParams::default(), &performer).await;
+            let earlier = u32::checked_sub(number, WAITING).map(|earlier| format!("{prefix}-{earlier}"));
+            if let Some(earlier) = earlier {
+                let is_ready = |performer: Option<&Performer>| {
+                    performer.and_then(|performer| performer.status.as_ref()).is_some_and(|status| status.ready)
+                };
+                let _ = await_condition(performers.clone(), &earlier, is_ready).await;
+            }
         }
     }))
 }

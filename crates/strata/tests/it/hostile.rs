@@ -34,7 +34,7 @@ use crate::{
 const OPERATOR_MEMORY: u64 = 256 << 20;
 
 /// For one object of a tenant.
-const PATIENCE: Duration = Duration::from_mins(5);
+const PATIENCE: Duration = Duration::from_mins(15);
 
 /// `strata operator` as it runs by default, but for the lease: the API server has two processors here and other tests beside
 /// it, so heavy objects keep it from answering for longer than a renewal of a short lease may take.
