@@ -13,7 +13,6 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api,
     api::{ListParams, PostParams},
-    runtime::wait::await_condition,
 };
 use rustix::process::Signal;
 use testbed::{
@@ -192,12 +191,9 @@ fn busy(space: &Space, prefix: &'static str) -> AbortOnDropHandle<()> {
             let mut performer = template.clone();
             performer.metadata.name = Some(format!("{prefix}-{number}"));
             let _ = performers.create(&PostParams::default(), &performer).await;
-            let earlier = u32::checked_sub(number, WAITING).map(|earlier| format!("{prefix}-{earlier}"));
-            if let Some(earlier) = earlier {
-                let is_ready = |performer: Option<&Performer>| {
-                    performer.and_then(|performer| performer.status.as_ref()).is_some_and(|status| status.ready)
-                };
-                let _ = await_condition(performers.clone(), &earlier, is_ready).await;
+            if let Some(earlier) = u32::checked_sub(number, WAITING) {
+                let is_ready = |performer: &Performer| performer.status.as_ref().is_some_and(|status| status.ready);
+                let _ = until(&performers, &format!("{prefix}-{earlier}"), "ready", is_ready).await;
             }
         }
     }))
